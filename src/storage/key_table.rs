@@ -1,4 +1,4 @@
-//! A table of keys with a bounded size, for wrappers that remember keys.
+//! A hash table with a bounded number of keys, for wrappers that keep data per key.
 
 use std::hash::{BuildHasher, Hasher};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -7,35 +7,38 @@ use foldhash::quality::RandomState;
 
 use crate::{Key, Policy};
 
-/// The number of rows per bucket, approximately. Each bucket has one lock.
+/// The approximate maximum number of rows in a bucket. Each bucket has one lock.
 const WAYS: usize = 16;
 
-/// The largest size of a table. An empty table takes two bytes of memory per key.
-const MOST: usize = 100_000_000;
+/// The largest `max_keys` of a table. An empty table takes two bytes of memory for each of
+/// `max_keys`.
+const MAX_KEYS: usize = 100_000_000;
 
 /// Panics if `max_keys` is out of range. The message contains `example`, a valid number, and
 /// `alternative`, the advice for callers that want zero keys.
 #[track_caller]
 pub(super) fn assert_max_keys(max_keys: usize, example: &str, alternative: &str) {
     assert!(
-        (1..=MOST).contains(&max_keys),
+        (1..=MAX_KEYS).contains(&max_keys),
         "max_keys must be at least 1 and at most 100 million, for example {example}; {alternative}"
     );
 }
 
-/// A hash table whose rows belong to a policy and a key.
+/// A hash table with a row for each policy and key.
 ///
-/// Each key belongs to one bucket. Callers limit the number of rows in each bucket, so no counter
-/// is needed to bound the size of the table.
+/// A row's hash selects its bucket. The table itself does not limit the rows. Its callers keep at
+/// most [`ways`](Bucket::ways) rows in each bucket, so the table needs no counter that all threads
+/// share.
 #[derive(Debug)]
 pub(super) struct Table<T> {
     buckets: Box<[Mutex<Vec<Row<T>>>]>,
+    /// The maximum number of rows that callers may keep in a bucket.
     ways: usize,
     secrets: [RandomState; 2],
 }
 
-/// Identifies a row: a keyed hash of policy and key, 128 bits. Each table has its own random
-/// secret.
+/// Identifies a row: a hash of 128 bits of the policy, the kind and the key. Each table has its own
+/// random secrets, so clients cannot construct keys that collide.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct TableKey([u64; 2]);
 
@@ -54,7 +57,7 @@ pub(super) struct Bucket<'a, T> {
 }
 
 impl<T> Table<T> {
-    /// Creates a table for up to `max_keys` keys, which must be between 1 and [`MOST`].
+    /// Creates a table for up to `max_keys` keys, which must be between 1 and [`MAX_KEYS`].
     pub(super) fn new(max_keys: usize) -> Self {
         let buckets = (max_keys / WAYS).max(1);
         Self {
@@ -64,7 +67,8 @@ impl<T> Table<T> {
         }
     }
 
-    /// Returns the key of a row. Rows of the same policy and key differ by `kind`.
+    /// Returns the table key of a row. With another `kind`, the same policy and key have another
+    /// row.
     pub(super) fn place(&self, policy: &Policy, kind: u32, key: &Key) -> TableKey {
         let [first, second] = self.secrets.each_ref().map(|secret| {
             let mut hasher = secret.build_hasher();
@@ -76,6 +80,7 @@ impl<T> Table<T> {
         TableKey([first, second])
     }
 
+    /// Locks the bucket of a row.
     pub(super) fn lock(&self, key: TableKey) -> Bucket<'_, T> {
         #[allow(clippy::cast_possible_truncation)] // less than the number of buckets
         let number = ((u128::from(key.0[1]) * self.buckets.len() as u128) >> u64::BITS) as usize;
@@ -83,7 +88,7 @@ impl<T> Table<T> {
         Bucket { rows, key, ways: self.ways }
     }
 
-    /// Counts the rows that match. Locks one bucket at a time.
+    /// Returns the number of rows for which `counts` returns `true`. Locks one bucket at a time.
     pub(super) fn count(&self, counts: impl Fn(&T) -> bool) -> usize {
         let mut count = 0;
         self.visit_all(|row| count += usize::from(counts(row)));
@@ -98,8 +103,8 @@ impl<T> Table<T> {
         }
     }
 
-    /// Calls `visit` for each row of one bucket. Buckets are numbered from 0. Returns `false` if
-    /// there is no such bucket.
+    /// Calls `visit` for each row of the bucket with this index. Returns `false` if there is no
+    /// such bucket.
     pub(super) fn visit(&self, bucket: usize, mut visit: impl FnMut(&mut T)) -> bool {
         let Some(bucket) = self.buckets.get(bucket) else { return false };
         let mut rows = bucket.lock().unwrap_or_else(PoisonError::into_inner);
@@ -123,7 +128,8 @@ impl<T> Bucket<'_, T> {
         &mut self.rows[at].value
     }
 
-    /// Returns all rows except the row of the key. They may belong to other policies.
+    /// Returns all rows of the bucket except the one that was looked up. They may belong to other
+    /// policies.
     pub(super) fn others(&mut self) -> impl Iterator<Item = &mut T> {
         let key = self.key;
         self.rows.iter_mut().filter(move |row| row.key != key).map(|row| &mut row.value)
@@ -160,7 +166,7 @@ mod tests {
     }
 
     #[test]
-    fn table_holds_at_most_max_keys_and_nearly_as_many() {
+    fn table_holds_nearly_max_keys_and_never_more() {
         for max_keys in [1, 2, 15, 16, 17, 31, 32, 33, 1_000, 1_000_000] {
             let table = Table::<()>::new(max_keys);
             assert!(table.ways >= 1 && table.ways * table.buckets.len() <= max_keys, "{max_keys}");

@@ -11,18 +11,30 @@ use crate::storage::deadline::checked;
 use crate::storage::{Storage, StorageError, StorageErrorKind, StorageRequest, Summary};
 use crate::{BoxError, ConfigError, Decision, Key, Op, Policy};
 
-/// A wrapper that adds a timeout to a storage. The storages of this crate that use a server already
-/// have one.
+/// Adds a timeout to a storage of your own. All storages of this crate that use a server, a file or
+/// [`Cas`](super::Cas) already have one.
 ///
-/// A call that takes longer fails with the kind [`Timeout`](StorageErrorKind::Timeout), and its
-/// future is dropped. The time is counted from the first poll of the future. The storage may
-/// execute the call after the timeout, so the hit may have been counted.
+/// The time of a call is counted from the first poll of its future.
+/// [`clear_all`](Storage::clear_all) has no timeout. Neither has
+/// [`try_admit`](Storage::try_admit), which cannot wait.
 ///
-/// A call that is not ready at the first poll needs a tokio runtime, and fails without one.
+/// # Errors
+///
+/// A call fails with the error of the inner storage, or with one of these kinds:
+///
+/// | kind | cause |
+/// |---|---|
+/// | [`Timeout`](StorageErrorKind::Timeout) | The call took longer than the timeout. |
+/// | [`Cancelled`](StorageErrorKind::Cancelled) | The call was not ready at its first poll, and there is no tokio runtime. |
+///
+/// In both cases, the inner storage may have executed the call, or may still execute it. So
+/// [`may_have_counted`](StorageError::may_have_counted) returns `true` for a call that can change
+/// states.
 ///
 /// # Panics
 ///
-/// A call panics if it has to wait in a tokio runtime whose time driver is disabled.
+/// A call panics if it is not ready at its first poll, and the time driver of the tokio runtime is
+/// disabled.
 ///
 /// # Examples
 ///
@@ -42,8 +54,7 @@ pub struct Timeout<St> {
 }
 
 impl<St: Storage> Timeout<St> {
-    /// Wraps `storage`. Each call except [`clear_all`](Storage::clear_all) may take at most
-    /// `within`.
+    /// Wraps `storage`. A call that takes longer than `within` fails.
     ///
     /// # Panics
     ///
@@ -108,14 +119,15 @@ impl<St: Storage> Storage for Timeout<St> {
     }
 }
 
-/// The future of a [`Timeout`].
+/// The future of a call on a [`Timeout`].
 #[must_use = "futures do nothing unless they are polled"]
 pub struct InTime<A> {
     future: A,
     within: Duration,
     /// Created at the first poll, if the call is not ready then.
     timer: Option<Pin<Box<Sleep>>>,
-    /// `true` if the call changes states.
+    /// `true` if the call can change states. Then the hit may have been counted in spite of an
+    /// error.
     changes: bool,
 }
 

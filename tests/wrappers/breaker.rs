@@ -737,7 +737,7 @@ async fn ratelimit_policy_field_shows_the_window_of_the_divided_policy() {
 }
 
 #[test]
-fn invalid_options_suggest_valid_ones() {
+fn panics_on_invalid_options_suggest_valid_values() {
     let breaker = || Breaker::new(MemoryStorage::new());
     assert!(panic_message(|| breaker().fallback(MemoryStorage::new(), 0)).contains("at least 1"));
     assert!(panic_message(|| breaker().failures(0)).contains("for example 5"));

@@ -17,8 +17,9 @@ use crate::time::micros;
 #[cfg(all(test, tower_ratelimit_loom))]
 mod loom;
 
-/// A handle to the state of a [`Breaker`](super::Breaker) that does not depend on the types of the
-/// storages.
+/// A handle to the state of a [`Breaker`](super::Breaker), returned by
+/// [`Breaker::circuit`](super::Breaker::circuit). Clones refer to the same breaker. Unlike
+/// [`Breaker`](super::Breaker), it has no type parameters.
 #[derive(Clone)]
 pub struct Circuit(Arc<Inner>);
 
@@ -27,9 +28,9 @@ pub struct Circuit(Arc<Inner>);
 pub(super) struct Settings {
     /// The consecutive failures that open the circuit.
     pub(super) failures: u32,
-    /// The time between opening and the first probe.
+    /// The time from opening to the first probe, before jitter.
     pub(super) shortest: Duration,
-    /// The longest time between two probes.
+    /// The longest time between two probes, before jitter.
     pub(super) longest: Duration,
 }
 
@@ -52,11 +53,11 @@ struct Inner {
 struct ProbeState {
     /// The current time between two probes, before jitter.
     wait: Duration,
-    /// The number of the probe that is in flight.
+    /// The probe in flight. Probes are numbered from 1.
     probe: Option<u64>,
     /// The number of probes that were started.
     probes: u64,
-    /// The latest error of the primary.
+    /// The latest error of the primary since its latest success.
     error: Option<StorageError>,
 }
 
@@ -66,6 +67,7 @@ struct ProbeState {
 pub(super) struct Permit {
     circuit: Circuit,
     epoch: u64,
+    /// The number of the probe, if the call is one.
     probe: Option<u64>,
     /// `true` if the call changes a state in the primary, so that its success proves that the
     /// primary accepts writes.
@@ -93,7 +95,7 @@ impl Circuit {
         }))
     }
 
-    /// Returns a snapshot of the state.
+    /// Returns a snapshot of the breaker's state.
     pub fn state(&self) -> CircuitState {
         let (probe_state, now) = (self.lock(), self.now());
         let phase = match probe_state.probe {
@@ -131,8 +133,8 @@ impl Circuit {
         self.now() >= self.0.not_before.load(Ordering::Relaxed)
     }
 
-    /// Returns the time until the primary may be called again, in microseconds, at least 1. If the
-    /// circuit is closed, this is the shortest time between probes.
+    /// Returns the time in microseconds until the primary may be called again, at least 1. If the
+    /// circuit is closed, returns the time from opening to the first probe instead.
     pub(super) fn until_probe(&self) -> u64 {
         if self.is_closed() {
             return micros(self.0.settings.shortest);
@@ -140,16 +142,17 @@ impl Circuit {
         self.0.not_before.load(Ordering::Relaxed).saturating_sub(self.now()).max(1)
     }
 
-    /// Returns the error of a call while the circuit is open. Its source is the last error of the
-    /// primary.
+    /// Returns the error of a call while the circuit is open. The source of the error is the last
+    /// error of the primary.
     pub(super) fn open_error(&self) -> StorageError {
         let message = "rate limit storage is not called while the circuit breaker is open";
         let (error, last) = (StorageError::new(StorageErrorKind::CircuitOpen, message), self.lock().error.clone());
         if let Some(last) = last { error.with_source(last) } else { error }
     }
 
-    /// Returns a permit to call the primary, unless the circuit is open. Only a call that changes a
-    /// state can be a probe, because a server that accepts reads may still reject writes.
+    /// Returns a permit to call the primary if the circuit is closed, or if the call is the next
+    /// probe. Only a call that changes a state can be a probe, because a server that accepts reads
+    /// may still reject writes.
     #[inline]
     pub(super) fn try_acquire(&self, is_write: bool) -> Option<Permit> {
         let epoch = self.0.epoch.load(Ordering::Acquire);
@@ -172,7 +175,7 @@ impl Circuit {
         }
         probe_state.probes += 1;
         probe_state.probe = Some(probe_state.probes);
-        // A probe without a result must not block the next one forever.
+        // If this probe never ends, the next one can start after this time.
         self.delay_probe(self.0.settings.longest);
         Some(Permit { circuit: self.clone(), epoch, probe: probe_state.probe, is_write: true })
     }

@@ -15,10 +15,11 @@ use crate::{ConfigError, Decision, Key, Policy};
 /// The maximum number of divided policies in the cache. A full cache is cleared.
 const MAX_CACHED: usize = 1_024;
 
+/// The fallback storage, with a cache of the policies that were divided for it.
 pub(super) struct Fallback<F> {
     pub(super) storage: F,
     pub(super) replicas: NonZeroU32,
-    /// Policies and their divided policies, by a hash of the policy's name and quotas.
+    /// Pairs of an original policy and its divided policy, by the `hash` of the original.
     divided: RwLock<HashMap<u64, Vec<(Policy, Policy)>>>,
 }
 
@@ -27,7 +28,7 @@ impl<F> Fallback<F> {
         Self { storage, replicas, divided: RwLock::default() }
     }
 
-    /// Returns the policy divided by the number of replicas. Results are cached.
+    /// Returns the policy divided by the number of replicas, from the cache if possible.
     pub(super) fn divide(&self, policy: &Policy) -> Result<Policy, ConfigError> {
         if self.replicas == NonZeroU32::MIN {
             return Ok(policy.clone());
@@ -50,8 +51,9 @@ impl<F> Fallback<F> {
     }
 }
 
-/// Hashes the digest, the quotas and the capacities of a policy. Many tenants can have policies
-/// with the same name, and comparing policies is slow, so the quotas are part of the hash.
+/// Hashes the digest, the quotas and the capacities of a policy. Quotas and capacities are part of
+/// the hash because many tenants can have policies with the same name, and comparing policies is
+/// slow.
 fn hash(policy: &Policy) -> u64 {
     let mut hasher = DefaultHasher::new();
     policy.digest().hash(&mut hasher);
@@ -92,7 +94,7 @@ impl<F: fmt::Debug> fmt::Debug for Fallback<F> {
     }
 }
 
-/// Marks a [`Breaker`](super::Breaker) without a fallback.
+/// The type parameter of a [`Breaker`](super::Breaker) without a fallback. It has no values.
 #[derive(Clone, Copy, Debug)]
 #[expect(clippy::exhaustive_enums, reason = "the type has no values")]
 pub enum NoFallback {}

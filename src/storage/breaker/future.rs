@@ -47,8 +47,9 @@ impl<P: Storage, F: Storage> Deciding<P, F> {
 }
 
 impl<P: Storage, F: Storage> Stage<P, F> {
-    /// Sends the request to the fallback. Fails if there is none, with `error` or, if the primary
-    /// was not called, with an error for the open circuit.
+    /// Sends the request to the fallback. If there is none, fails with `error`, the primary's
+    /// error. If the primary was not called, `error` is `None`, and an error for the open circuit
+    /// replaces it.
     fn fall_back(parts: &Parts<P, F>, request: StorageRequest<'_>, error: Option<StorageError>) -> Self {
         let circuit = &parts.circuit;
         let failed = |error| {
@@ -120,7 +121,7 @@ impl<P: Storage, F: Storage> Future for Deciding<P, F> {
     }
 }
 
-/// The future that a [`Breaker`](super::Breaker) returns for clearing a key or settling a hit.
+/// The future of a clear or settlement by a [`Breaker`](super::Breaker).
 #[must_use = "futures do nothing unless they are polled"]
 pub struct Changing<P: Storage, F: Storage> {
     primary: Option<(P::UpdateFuture, Permit)>,
@@ -129,7 +130,7 @@ pub struct Changing<P: Storage, F: Storage> {
 }
 
 impl<P: Storage, F: Storage> Changing<P, F> {
-    /// Returns a future that is immediately ready.
+    /// Returns a future without changes, which is immediately ready.
     pub(super) fn empty() -> Self {
         Self { primary: None, fallback: None, failed: None }
     }

@@ -36,30 +36,42 @@ use crate::{ConfigError, Decision, DecisionSource, Key, Policy};
 /// assert_eq!(circuit.state().failures, 0);
 /// ```
 ///
-/// The breaker opens after 5 consecutive failures ([`failures`](Self::failures)). After 100
-/// milliseconds, the next hit, refund or clear probes the primary. The time between probes doubles
-/// with each failed probe, up to 1 second, with jitter ([`probe_after`](Self::probe_after)). The
-/// first successful probe closes the breaker.
+/// The breaker has three [phases](Phase):
 ///
-/// The fallback decides while the breaker is open, and each time the primary fails to decide. It
-/// applies each policy [divided](Policy::divide) by the number of replicas. After a timeout of the
-/// primary, both storages may have counted the hit.
+/// | phase | calls of the primary | next phase |
+/// |---|---|---|
+/// | closed | all | open, after 5 consecutive [`failures`](Self::failures) |
+/// | open | none | probing, by the first hit, charge, settlement or clear after 100 milliseconds ([`probe_after`](Self::probe_after)) |
+/// | probing | the call that started this phase | closed if the call succeeds, open if it fails |
 ///
-/// Without a fallback, a decision fails if the primary fails, and immediately while the breaker is
-/// open. Then [`OnError`](crate::OnError) applies. Clones share one state.
+/// The time between probes doubles with each failed probe, up to 1 second, with jitter. A refusal
+/// is not a failure. Neither is the error for a policy that the primary does not
+/// [support](Storage::validate).
 ///
-/// The primary needs a timeout. The storages of this crate have one, and
+/// | the primary | with a fallback | without a fallback |
+/// |---|---|---|
+/// | is called and fails | the fallback decides | the decision fails |
+/// | is not called | the fallback decides | the decision fails immediately |
+///
+/// The fallback applies each policy [divided](Policy::divide) by the number of replicas. After an
+/// error of the primary that [may have counted](StorageError::may_have_counted), such as a timeout,
+/// both storages may have counted the hit. [`OnError`](crate::OnError) applies to decisions that
+/// fail.
+///
+/// The primary needs a timeout. The storages of this crate that can fail have one, and
 /// [`Timeout`](super::Timeout) adds one to other storages.
 ///
-/// The guide on [outages](crate::guide::outages#the-circuit-breaker) has the details and the
-/// bounds.
+/// Clones share one state. The guide on [outages](crate::guide::outages#the-circuit-breaker) has
+/// the details and the bounds.
 ///
 /// # Errors
 ///
-/// - A decision fails with [`StorageError`] if neither storage decides.
-/// - A refund fails if the storage that made the decision fails, or if that storage is the primary
-///   and the breaker is open.
-/// - A clear fails if the primary or the fallback is not cleared.
+/// Returns a [`StorageError`] in these cases:
+///
+/// - Neither storage makes a decision.
+/// - The storage that made a decision fails to [settle](Storage::settle) the hit. If that storage
+///   is the primary, the settlement also fails while the breaker is open.
+/// - One of the storages fails to [clear](Storage::clear) a key, or the breaker is open.
 #[derive(Clone, Debug)]
 pub struct Breaker<P, F = NoFallback>(Arc<Parts<P, F>>);
 
@@ -70,12 +82,12 @@ struct Parts<P, F> {
     circuit: Circuit,
 }
 
-/// The default settings.
+/// The defaults of [`Breaker::failures`] and [`Breaker::probe_after`].
 const DEFAULTS: Settings =
     Settings { failures: 5, shortest: Duration::from_millis(100), longest: Duration::from_secs(1) };
 
 impl<P: Storage> Breaker<P> {
-    /// Wraps `primary`.
+    /// Creates a closed breaker around `primary`, without a fallback.
     ///
     /// # Panics
     ///
@@ -102,9 +114,12 @@ impl<P: Storage, F: Storage> Breaker<P, F> {
         Self(Arc::new(Parts { primary, fallback, circuit: Circuit::new(settings) }))
     }
 
-    /// Sets the storage that decides while the primary fails. The fallback applies each policy
-    /// [divided](Policy::divide) by `replicas`, the number of processes that share the primary. Use
-    /// a storage that cannot fail, such as [`MemoryStorage`](crate::MemoryStorage).
+    /// Sets the storage that decides while the breaker is open, and each time the primary fails.
+    /// Defaults to none.
+    ///
+    /// The fallback applies each policy [divided](Policy::divide) by `replicas`, the number of
+    /// processes that share the primary. Use a storage that cannot fail, such as
+    /// [`MemoryStorage`](crate::MemoryStorage).
     ///
     /// The returned breaker is closed, and independent of clones of this one.
     ///
@@ -121,7 +136,7 @@ impl<P: Storage, F: Storage> Breaker<P, F> {
         Breaker::with(primary.clone(), Some(Fallback::new(fallback, replicas)), circuit.settings())
     }
 
-    /// Sets the number of consecutive failures that open the breaker. Defaults to 5.
+    /// Sets the number of consecutive failures of the primary that open the breaker. Defaults to 5.
     ///
     /// The returned breaker is closed, and independent of clones of this one.
     ///
@@ -135,9 +150,11 @@ impl<P: Storage, F: Storage> Breaker<P, F> {
         self.with_settings(Settings { failures, ..self.0.circuit.settings() })
     }
 
-    /// Sets the time between probes. The first probe is `shortest` after the breaker opens. The
-    /// time doubles with each failed probe, up to `longest`. Up to 50 % of jitter is subtracted.
-    /// Defaults to 100 milliseconds and 1 second.
+    /// Sets the time between probes. Defaults to 100 milliseconds and 1 second.
+    ///
+    /// A probe is due `shortest` after the breaker opens. The time doubles with each failed probe,
+    /// up to `longest`. Up to 50 % of jitter is subtracted. The next hit, charge, settlement or
+    /// clear is then the probe. If a probe has no result after `longest`, another one can start.
     ///
     /// The returned breaker is closed, and independent of clones of this one.
     ///
@@ -162,12 +179,13 @@ impl<P: Storage, F: Storage> Breaker<P, F> {
         Self::with(primary.clone(), fallback, settings)
     }
 
-    /// Returns a handle to the breaker's state that does not depend on the types of the storages.
+    /// Returns a handle to the state of this breaker and its clones, for example for a health
+    /// endpoint.
     pub fn circuit(&self) -> &Circuit {
         &self.0.circuit
     }
 
-    /// Returns the primary.
+    /// Returns the primary storage.
     pub fn primary(&self) -> &P {
         &self.0.primary
     }
@@ -219,14 +237,19 @@ impl<P: Storage, F: Storage> Storage for Breaker<P, F> {
         }
     }
 
-    /// Checks the primary. It calls the primary even if the breaker is open, and does not change
-    /// the breaker's state.
+    /// Checks the primary, even while the breaker is open. The result does not change the breaker's
+    /// state.
     fn check(&self) -> impl Future<Output = Result<(), StorageError>> + Send + 'static {
         self.0.primary.check()
     }
 
-    /// Clears the primary and the fallback. Returns the number of keys that were removed from the
-    /// primary. If the fallback fails, returns its error instead.
+    /// Clears the primary and then the fallback, even if the breaker is open or the primary fails.
+    /// The result does not change the breaker's state. Returns the number of keys that were removed
+    /// from the primary.
+    ///
+    /// # Errors
+    ///
+    /// Returns the error of the fallback, or else that of the primary.
     fn clear_all(&self) -> impl Future<Output = Result<u64, StorageError>> + Send + 'static {
         let primary = self.0.primary.clear_all();
         let fallback = self.0.fallback.as_ref().map(|fallback| fallback.storage.clear_all());
@@ -239,7 +262,8 @@ impl<P: Storage, F: Storage> Storage for Breaker<P, F> {
         }
     }
 
-    /// Returns the smaller number of the two storages, with the divided policy for the fallback.
+    /// Returns the number of the primary or of the fallback, whichever is smaller. The fallback
+    /// applies the divided policy.
     fn clients_to_fill(&self, policy: &Policy) -> Option<u64> {
         let fallback = self.0.fallback.as_ref().and_then(|fallback| {
             let policy = policy.divide(fallback.replicas).ok()?;

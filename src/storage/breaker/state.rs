@@ -1,3 +1,5 @@
+//! The snapshot of a breaker's state, and the counts of its decisions.
+
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
@@ -7,11 +9,12 @@ use super::telemetry;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Phase {
-    /// The primary decides.
+    /// The primary is called.
     Closed,
-    /// The primary is not called.
+    /// The primary is not called. The fallback decides, or decisions fail if there is none.
     Open,
-    /// One hit, refund or clear is probing the primary.
+    /// One hit, charge, settlement or clear is probing the primary. Other calls are handled as in
+    /// the phase [`Open`](Self::Open).
     Probing,
 }
 
@@ -22,17 +25,23 @@ pub enum Phase {
 pub struct CircuitState {
     /// The phase.
     pub phase: Phase,
-    /// The number of consecutive failures of the primary. It is reset to 0 when the primary admits
-    /// a hit, refunds a hit or clears a key, and when the breaker closes.
+    /// The number of consecutive failures of the primary, including failed probes.
+    ///
+    /// It is reset to 0 when the primary admits a hit, charges units, settles a hit or clears a
+    /// key, and when the breaker closes. Refusals, peeks and hits of cost 0 do not reset it,
+    /// because the primary may have decided them without a write.
     pub failures: u32,
-    /// The time until the next probe, or `None` if the breaker is not [open](Phase::Open). Zero
-    /// means that the next hit, refund or clear probes the primary.
+    /// The time until the next probe is due, or `None` if the breaker is not [open](Phase::Open).
+    /// If it is zero, the next hit, charge, settlement or clear probes the primary.
     pub probe_in: Option<Duration>,
-    /// The number of decisions by the primary, including peeks.
+    /// The number of decisions by the primary since the breaker was created. Hits, peeks and
+    /// charges count.
     pub by_primary: u64,
-    /// The number of decisions by the fallback, including peeks.
+    /// The number of decisions by the fallback since the breaker was created. Hits, peeks and
+    /// charges count.
     pub by_fallback: u64,
-    /// The number of hits and peeks that neither storage decided.
+    /// The number of decisions that failed since the breaker was created, because neither storage
+    /// made them. Hits, peeks and charges count.
     pub by_none: u64,
 }
 

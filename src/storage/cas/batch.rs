@@ -47,7 +47,8 @@ impl<'a> Batch<'a> {
         Self { loaded, is_moved, now, text, until: now, parsed: None, changed: is_moved, cleared: false }
     }
 
-    /// Executes one command. Returns the decision if the command is a hit or a charge.
+    /// Executes one command. Returns the decision if the command is a hit or a charge, and `None`
+    /// for a settlement or a clear.
     pub(in crate::storage) fn execute(&mut self, policy: &Policy, command: &Command) -> Option<Decision> {
         let now = self.now;
         self.cleared |= matches!(command, Command::Clear);
@@ -81,9 +82,10 @@ impl<'a> Batch<'a> {
 
     /// Returns the text to store and the time to keep it, or `None` if nothing has changed.
     ///
-    /// The text begins with the instant of the decision, unless `max_skew` is zero. Without this
-    /// instant, a node whose clock is behind could decide at an earlier time. After a refund of all
-    /// units, the text is only the instant. Clearing a key removes the instant.
+    /// The text begins with the instant of the decision. Without this instant, a node whose clock
+    /// is behind could decide at an earlier time. After a refund of all units, the text is only the
+    /// instant. The text has no instant if `max_skew` is zero, or if a clear has removed all
+    /// states.
     pub(in crate::storage) fn finish(mut self, max_skew: Duration) -> Option<(String, Duration)> {
         self.write_back();
         if !self.changed || self.text == self.loaded {
@@ -94,6 +96,7 @@ impl<'a> Batch<'a> {
         Some((if is_bare { self.text } else { text::with_instant(self.now, &self.text) }, keep))
     }
 
+    /// Returns the states of this policy. Writes back those of the previous policy.
     fn parse(&mut self, policy: &Policy) -> &mut Parsed {
         if self.parsed.as_ref().is_none_or(|parsed| parsed.policy != *policy) {
             self.write_back();

@@ -2,7 +2,8 @@
 
 use crate::storage::{StorageError, StorageErrorKind};
 
-/// Creates the error of a timeout. `sent` is `true` if a swap was sent.
+/// Creates the error of a timeout. `sent` is `true` if a swap was sent, which the store may have
+/// executed.
 pub(super) fn late(sent: bool) -> StorageError {
     let message = if sent {
         "the store did not confirm a swap within the deadline: the call may have been executed"

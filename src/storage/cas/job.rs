@@ -1,7 +1,7 @@
 //! A job on the states of a key, and the caller that waits for it.
 //!
-//! A hit is refused as contended only if no swap that contains it may still be executed. Otherwise
-//! its caller gets an error for which `may_have_counted` is `true`.
+//! A hit is refused as contended only if the store cannot execute it anymore. If a swap with the
+//! hit was sent and has no result, its caller gets an error for which `may_have_counted` is `true`.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -17,7 +17,7 @@ use crate::{Decision, Policy, Timestamp};
 const RETRY_AFTER: u64 = 20_000;
 
 /// The number of lost swaps after which a job is answered as contended.
-const ATTEMPTS: u32 = 24;
+const MAX_LOST_SWAPS: u32 = 24;
 
 /// The result of a job. Only hits and charges have a decision.
 pub(super) type Answer = Result<Option<Decision>, StorageError>;
@@ -63,11 +63,11 @@ struct Progress(Mutex<Stage>);
 
 #[derive(Debug, Default)]
 struct Stage {
-    /// The last time at which other jobs or processes were known to delay this one.
+    /// The last time at which other jobs or processes were known to delay this job, if any.
     contended: Option<Timestamp>,
     /// `true` if the job is part of a swap that was sent, or that is about to be sent.
     sent: bool,
-    /// `true` if the caller has left. A job that was not sent before is never sent.
+    /// `true` if the caller has left. Then the job is not sent anymore.
     left: bool,
 }
 
@@ -121,7 +121,7 @@ impl Job {
         }
         // The extra eighth keeps a slow reply from turning a refusal into an error.
         let least = if stage.contended.is_some() { 2 * trip + self.timeout / 8 } else { Duration::ZERO };
-        if self.lost < ATTEMPTS && Instant::now() + least < self.deadline {
+        if self.lost < MAX_LOST_SWAPS && Instant::now() + least < self.deadline {
             drop(stage);
             return Some(self);
         }

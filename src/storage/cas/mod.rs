@@ -22,17 +22,18 @@ pub(super) use self::job::Command;
 pub use self::storage::Cas;
 use crate::{BoxError, Timestamp};
 
-/// A store with compare-and-swap, which can load the text of a key, and replace the text only if
-/// its version has not changed.
+/// A store of texts with compare-and-swap: it replaces the text of a key only if the version of the
+/// text has not changed.
 ///
-/// [`Cas`] is the [`Storage`](crate::Storage) over such a store. It writes and parses the texts.
-/// The store only keeps them.
+/// Implement this trait for a store of your own. [`Cas`] then makes it a
+/// [`Storage`](crate::Storage). `Cas` writes and parses the texts. The store only keeps them.
 ///
-/// The comparison and the replacement must be one atomic step. Otherwise a text that another
-/// process stores in between is lost. `testing::CasLaws` (feature `testing`) tests that.
+/// A [`swap`](Self::swap) must compare and replace in one atomic step. Otherwise a text that
+/// another process stores in between is lost. `testing::CasLaws` (feature `testing`) tests an
+/// implementation.
 ///
-/// [`Cas`] drops the futures of [`load`](Self::load) and [`swap`](Self::swap) when they exceed its
-/// timeout.
+/// [`Cas`] drops the future of a [`load`](Self::load), [`swap`](Self::swap) or
+/// [`check`](Self::check) that exceeds its timeout.
 ///
 /// # Examples
 ///
@@ -76,32 +77,36 @@ use crate::{BoxError, Timestamp};
 /// # }
 /// ```
 pub trait CasStorage: Clone + fmt::Debug + Send + Sync + 'static {
-    /// The error of the store.
+    /// The error of the store. [`Cas`] converts it with
+    /// [`StorageError::from_boxed`](super::StorageError::from_boxed).
     type Error: Into<BoxError> + Send + 'static;
-    /// The version of the text of a key, for example a number that changes with each write, or the
-    /// text itself. A missing key has a version too.
+    /// The version of a key's text, for example a number that changes with each write, or the text
+    /// itself. A missing key has a version too.
     ///
-    /// If the version is a counter, a key must never have the same value twice, even if the key is
+    /// If the version is a number, a key must never have the same number twice, even if the key is
     /// removed and written again.
     type Version: Send + Sync + 'static;
 
-    /// Returns the text of a key, and its version.
+    /// Returns the text of a key and the text's version.
     ///
-    /// A key is printable ASCII of any length, and can contain spaces. If the store limits the
-    /// length or forbids spaces, use a hash of the key.
+    /// A key is printable ASCII and can contain spaces. [`Cas`] uses keys of at most 200 bytes, and
+    /// `testing::CasLaws` also longer ones. If the store limits the length further or forbids
+    /// spaces, use a hash of the key.
     ///
     /// # Errors
     ///
     /// Returns an error if the store cannot be read.
     fn load(&self, key: &str) -> impl Future<Output = Result<Loaded<Self::Version>, Self::Error>> + Send;
 
-    /// Stores `text` if the version of the key is still `version`. An empty text removes the key.
-    /// The store must keep the text at least for `keep`, and should remove it soon afterwards.
+    /// Stores `text` if the version of the key's text is still `version`. An empty text removes the
+    /// key. The store must keep the text for at least `keep`, and should remove it soon afterwards.
+    ///
+    /// Returns [`Swapped::Stored`], or [`Swapped::Lost`] if the version has changed.
     ///
     /// # Errors
     ///
-    /// Returns an error if the store fails. The text may have been stored nevertheless, so the
-    /// caller does not retry: a retry could count twice.
+    /// Returns an error if the store fails. The text may have been stored nevertheless, so [`Cas`]
+    /// does not retry: a retry could count a hit twice.
     fn swap(
         &self,
         key: &str,
@@ -110,7 +115,8 @@ pub trait CasStorage: Clone + fmt::Debug + Send + Sync + 'static {
         keep: Duration,
     ) -> impl Future<Output = Result<Swapped<Self::Version>, Self::Error>> + Send;
 
-    /// Checks that the store is reachable. The default implementation never fails.
+    /// Checks that the store is reachable. [`Storage::check`](crate::Storage::check) of [`Cas`]
+    /// calls this. The default implementation never fails.
     ///
     /// # Errors
     ///
@@ -119,39 +125,43 @@ pub trait CasStorage: Clone + fmt::Debug + Send + Sync + 'static {
         ready(Ok(()))
     }
 
-    /// Returns the latest text of a key that the store knows without a round trip. Defaults to
-    /// `None`.
+    /// Returns the latest text of a key that the store knows without a round trip, or `None` if it
+    /// knows none. The default implementation returns `None`.
     ///
     /// [`Cas`] decides on this text and swaps immediately, which saves the round trip of
-    /// [`load`](Self::load). The text may be outdated, because the swap compares its version. A
-    /// decision that would not change the text is made again on a loaded one.
+    /// [`load`](Self::load). The text may be outdated, because the swap compares its version.
+    /// Before a swap has confirmed the text, `Cas` returns no decision on it. A decision that
+    /// changes nothing needs no swap, so `Cas` makes it again on a loaded text.
     ///
-    /// After a lost swap, the recalled text is outdated. Return a newer text or `None` from then
-    /// on.
+    /// A lost swap shows that the recalled text is outdated. Return a newer text or `None` from
+    /// then on.
     fn recall(&self, key: &str) -> Option<Loaded<Self::Version>> {
         let _ = key;
         None
     }
 
-    /// Returns the largest length of a text in bytes, or `None` if it is unlimited. Defaults to
-    /// `None`.
+    /// Returns the largest length of a text in bytes, or `None` if it is unlimited. The default
+    /// implementation returns `None`.
     ///
-    /// Policies that can need more are rejected when the limiter or layer is built.
+    /// A policy that can need longer texts is rejected when its limiter or layer is built. If the
+    /// policy is chosen per request, the decision fails with the kind
+    /// [`Unsupported`](super::StorageErrorKind::Unsupported) instead.
     fn longest(&self) -> Option<usize> {
         None
     }
 }
 
-/// The text of a key, with its version. Returned by [`load`](CasStorage::load) and
+/// The text of a key and the text's version. Returned by [`load`](CasStorage::load) and
 /// [`recall`](CasStorage::recall), and contained in [`Swapped::Lost`].
 #[derive(Clone, Debug)]
 #[expect(clippy::exhaustive_structs, reason = "a storage fills in every field")]
 pub struct Loaded<V> {
-    /// The text, empty if the key does not exist.
+    /// The text, or an empty text if the key does not exist.
     pub text: String,
-    /// The version that [`swap`](CasStorage::swap) compares with.
+    /// The version of the text, for a later [`swap`](CasStorage::swap).
     pub version: V,
-    /// The store's time, if it has a clock that all processes share.
+    /// The store's time if it has a clock that all processes share, or else `None`. Then [`Cas`]
+    /// uses this machine's clock.
     pub now: Option<Timestamp>,
 }
 
@@ -161,7 +171,7 @@ pub struct Loaded<V> {
 pub enum Swapped<V> {
     /// The text was stored.
     Stored,
-    /// The version has changed, so nothing was stored. Contains the current text if the store
-    /// returns it in the same round trip.
+    /// The version has changed, so nothing was stored. Contains the current text if the swap
+    /// returned it. Otherwise [`Cas`] loads it.
     Lost(Option<Loaded<V>>),
 }

@@ -9,8 +9,8 @@ use tokio::runtime::Id;
 use super::job::Job;
 use crate::Timestamp;
 
-/// A key and a runtime. Each runtime has its own workers, because a worker in another runtime may
-/// stop while its callers still wait.
+/// Identifies a worker by its runtime and its key. Each runtime has its own workers, because a
+/// worker in another runtime may stop while its callers still wait.
 pub(super) type Place = (Id, Arc<str>);
 
 /// The waiting jobs of each key that has a worker. The lock is never held during a call to the
@@ -55,13 +55,14 @@ impl Queues {
         drop(jobs);
     }
 
-    /// Marks all waiting jobs of the key as contended: they wait for other jobs, not for the store.
+    /// Records at `at` that other jobs delay all waiting jobs of the key.
     pub(super) fn set_contended(&self, place: &Place, at: Timestamp) {
         for job in self.lock().get(place).into_iter().flatten() {
             job.set_contended(at);
         }
     }
 
+    /// Returns the number of workers.
     pub(super) fn len(&self) -> usize {
         self.lock().len()
     }

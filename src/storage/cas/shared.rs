@@ -9,6 +9,7 @@ use super::skew::{Skew, View};
 use crate::Timestamp;
 use crate::storage::Clock;
 
+/// The store, the queues and the settings.
 pub(super) struct CasShared<S> {
     pub(super) store: S,
     pub(super) queues: Queues,
@@ -16,6 +17,7 @@ pub(super) struct CasShared<S> {
     time: Time,
 }
 
+/// The source of the time of decisions.
 #[derive(Clone)]
 pub(super) enum Time {
     /// The store's time, or the wall clock if the store reports none.
@@ -29,7 +31,8 @@ impl<S> CasShared<S> {
         Self { store, queues: Queues::default(), skew, time }
     }
 
-    /// Returns a new handle to the same store, with empty queues.
+    /// Returns a new handle to the same store, with empty queues. If `time` is `None`, keeps the
+    /// source of the time.
     pub(super) fn with(&self, time: Option<Time>, max_skew: Duration) -> Self
     where
         S: Clone,

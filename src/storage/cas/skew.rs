@@ -86,6 +86,7 @@ pub(in crate::storage) struct View<'a> {
     pub(in crate::storage) is_moved: bool,
 }
 
+/// Returns `max`, or an error if it is more than a day.
 pub(in crate::storage) fn checked(max: Duration) -> Result<Duration, ConfigError> {
     if max <= LONGEST {
         return Ok(max);

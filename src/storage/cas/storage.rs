@@ -19,21 +19,27 @@ use crate::storage::deadline::{self, DEADLINE};
 use crate::storage::{Clock, Storage, StorageError, StorageRequest, names, text};
 use crate::{ConfigError, Decision, Key, Op, Policy};
 
-/// The largest number of log entries of a key, unless long logs are allowed. They take up to 19 kB.
+/// The largest number of log entries of a key, unless long logs are allowed. This many entries take
+/// up to 19 kB.
 #[cfg(any(feature = "memcached", feature = "etcd", feature = "postgres"))]
 const LONGEST_LOG: u32 = 1_000;
 
 /// A storage over any store with compare-and-swap. The page of [`CasStorage`] has an example.
 ///
-/// It runs every strategy and every policy. A hit loads the state of its key, decides, and stores
-/// the new state if no other process has stored one meanwhile. Otherwise it tries again. Concurrent
-/// hits of this process on the same key share one round trip. Clones are handles to the same store.
+/// It runs every strategy, and every policy whose states fit into the
+/// [longest](CasStorage::longest) text of the store.
 ///
-/// - A hit that loses every race is refused as [contended](Decision::is_contended). It has spent
-///   nothing, and retrying can succeed.
+/// A hit loads the state of its key, decides, and stores the new state if no other process has
+/// stored one meanwhile. Otherwise it loses the race, and tries again.
+///
+/// - A hit that loses every race until its timeout, or 24 races, is refused as
+///   [contended](Decision::is_contended). It has spent nothing, and retrying can succeed.
+/// - Concurrent hits on the same key share round trips, if they are made through clones in one
+///   tokio runtime.
 /// - A hit may be executed as soon as its future has been polled. Dropping the future later does
 ///   not undo the hit.
 /// - A call takes at most 100 milliseconds by default: see [`deadline`](Self::deadline).
+/// - [`clear_all`](Storage::clear_all) is not supported, because the store cannot list its keys.
 /// - Calls need a tokio runtime with time enabled. The storage can be created outside of a runtime.
 ///
 /// The guide on [several processes](crate::guide::several_processes#your-own-store) has the
@@ -41,17 +47,25 @@ const LONGEST_LOG: u32 = 1_000;
 ///
 /// # Clocks
 ///
-/// A decision is made at the store's time, or at this machine's time if the store reports none. The
-/// instant of the newest decision is stored with the key. No decision is made at an earlier
+/// A decision is made at the store's time, or at this machine's time if the store reports none: see
+/// [`clock`](Self::clock).
+///
+/// The instant of the newest decision is stored with the key. No decision is made at an earlier
 /// instant, even if the clock of the next process is behind. A stored instant that is more than 5
 /// seconds ahead of the clock is ignored: see [`max_skew`](Self::max_skew). The guide has the
 /// [guarantees](crate::guide::several_processes#clocks).
 ///
 /// # Errors
 ///
-/// Decisions, refunds and clears fail with [`StorageError`] if the store fails or does not reply in
-/// time. A swap without a reply is not retried, because a retry could count twice. A refund or a
-/// clear also fails if it loses every race.
+/// Calls fail with [`StorageError`]:
+///
+/// | kind | cause |
+/// |---|---|
+/// | [`Timeout`](crate::storage::StorageErrorKind::Timeout) | The store does not reply in time. A swap without a reply is not retried, because a retry could count a hit twice. |
+/// | [`Contended`](crate::storage::StorageErrorKind::Contended) | A settlement or a clear loses every race. |
+/// | [`Unsupported`](crate::storage::StorageErrorKind::Unsupported) | The states of the policy can exceed the longest text of the store. |
+/// | [`Cancelled`](crate::storage::StorageErrorKind::Cancelled) | There is no tokio runtime, or it shuts down. |
+/// | any other | The store fails. |
 #[derive(Clone)]
 pub struct Cas<S> {
     shared: Arc<CasShared<S>>,
@@ -64,7 +78,7 @@ pub struct Cas<S> {
 }
 
 impl<S: CasStorage> Cas<S> {
-    /// Creates a storage over `store`.
+    /// Creates a storage over `store`, with the default settings.
     pub fn new(store: S) -> Self {
         let shared = CasShared::new(store, Time::Store, Skew::new(MAX_SKEW));
         Self { shared: Arc::new(shared), deadline: DEADLINE, label: "cas", longest_log: None }
@@ -102,27 +116,32 @@ impl<S: CasStorage> Cas<S> {
         Self { deadline, ..self }
     }
 
-    /// Sets the clock. Defaults to the store's clock, or this machine's clock if the store reports
-    /// no time. Useful in tests, and on machines with an unreliable clock.
+    /// Sets the clock, for example in tests, or on machines with an unreliable clock. Defaults to
+    /// the store's clock, or to this machine's clock if the store reports [no
+    /// time](super::Loaded::now).
     #[must_use]
     pub fn clock(self, clock: impl Clock) -> Self {
         let shared = self.shared.with(Some(Time::Clock(Arc::new(clock))), self.shared.skew.max());
         Self { shared: Arc::new(shared), ..self }
     }
 
-    /// Sets the time by which the newest decision on a key may be ahead of the clock. If the
-    /// decision is further ahead, the node decides at the clock's time, moves the key's states back
-    /// to that time, and logs a warning (feature `tracing`). Defaults to 5 seconds.
+    /// Sets the longest time by which the newest decision on a key may be ahead of the
+    /// [clock](Self::clock). Defaults to 5 seconds.
     ///
-    /// The clock is the one set with [`clock`](Self::clock). Without it, the clock is the store's,
-    /// or this node's if the store reports no time: see [clocks](Self#clocks).
+    /// | newest decision | the next decision |
+    /// |---|---|
+    /// | behind the clock | is made at the clock's time |
+    /// | ahead by at most `max_skew` | is made at the instant of the newest decision |
+    /// | further ahead | is made at the clock's time, after the key's states were moved back to it |
+    ///
+    /// In the last case, a warning is logged at most once per minute (feature `tracing`).
     ///
     /// The store keeps each state for `max_skew` after it expires, and for at least 500
     /// milliseconds.
     ///
-    /// With zero, the instant of the newest decision is not compared with the clock. Each node
-    /// decides by the clock and never moves states back, so a node whose clock is years ahead can
-    /// block a key for years.
+    /// With zero, the instant of the newest decision is neither stored nor compared with the clock.
+    /// Each decision is made at the clock's time, and states are never moved back. So a node whose
+    /// clock is years ahead can block a key for years.
     ///
     /// # Panics
     ///
@@ -134,7 +153,7 @@ impl<S: CasStorage> Cas<S> {
         Self { shared: Arc::new(shared), ..self }
     }
 
-    /// Returns the store.
+    /// Returns the store that [`new`](Self::new) was called with.
     pub fn store(&self) -> &S {
         &self.shared.store
     }
@@ -223,7 +242,7 @@ impl<S: CasStorage> Storage for Cas<S> {
     }
 }
 
-/// Shows the number of busy keys.
+/// Prints the store, the timeout and the number of keys with calls in progress.
 impl<S: fmt::Debug> fmt::Debug for Cas<S> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Cas")

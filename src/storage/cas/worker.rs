@@ -57,7 +57,7 @@ impl<S: CasStorage> Worker<S> {
     async fn run_batch(&mut self, jobs: Vec<Job>) {
         let mut jobs = self.in_time(jobs);
         let mut newest = None;
-        // A recalled text saves the first load.
+        // If the store recalls a text, the first load is not needed.
         if let Some(recalled) = self.shared.store.recall(&self.place.1) {
             match self.attempt(jobs, &recalled, true).await {
                 Ok(()) => return,
@@ -87,8 +87,8 @@ impl<S: CasStorage> Worker<S> {
             for job in &mut jobs {
                 job.set_lost(now);
             }
-            // The first retries use the state that the lost swap returned. Later ones back off and
-            // load again.
+            // The first retries use the state that the lost swap returned, if there is one. All
+            // other retries back off and load again.
             if newest.is_none() || attempt >= IMMEDIATE_RETRIES {
                 newest = None;
                 sleep(pause::before(attempt)).await;
@@ -101,7 +101,8 @@ impl<S: CasStorage> Worker<S> {
     /// jobs that have to be executed again, and the newer state if the store returned it.
     ///
     /// A recalled state may be outdated, so no job is answered before a swap has confirmed it. If
-    /// nothing has changed, all jobs have to be executed again on a loaded state.
+    /// the jobs change nothing, there is no swap, and all of them have to be executed again on a
+    /// loaded state.
     #[allow(clippy::type_complexity, reason = "private, with one caller")]
     async fn attempt(
         &mut self,

@@ -19,8 +19,8 @@ pub(super) struct Taken<St: Storage> {
 }
 
 impl<St: Storage> LeaseTable<St> {
-    /// Charges units to the key's slice, as many as the slice has. If that is only a part of the
-    /// charge, also returns the units that were taken.
+    /// Charges units to the key's slice, as many as the slice has. If they are only a part of the
+    /// charge, also returns them as [`Taken`]. A key without a slice pays nothing.
     pub(super) fn charge(self: &Arc<Self>, request: &StorageRequest<'_>) -> (Charged, Option<Taken<St>>) {
         let (place, now) = (self.place(request.policy, request.key), self.clock.now());
         let mut bucket = self.table.lock(place);
@@ -41,7 +41,7 @@ impl<St: Storage> LeaseTable<St> {
         (charged, taken)
     }
 
-    /// Takes up to `units` of the key's slice for a charge.
+    /// Takes up to `units` of the key's slice for a charge. Returns `None` if the key has no slice.
     pub(super) fn take_for_charge(self: &Arc<Self>, policy: &Policy, key: &Key, units: u32) -> Option<Taken<St>> {
         let (place, now) = (self.place(policy, key), self.clock.now());
         let mut bucket = self.table.lock(place);

@@ -28,8 +28,8 @@ impl<St: Storage> LeaseTable<St> {
     /// Refunds all leases, and waits for the workers of this runtime. Each worker refunds the units
     /// that it still receives.
     pub(super) async fn close(&self) -> Result<(), StorageError> {
-        // The flag is set before the loop below takes the buckets' locks. A worker starts under its
-        // bucket's lock, so later workers see the flag.
+        // The flag is set before `visit` takes the lock of a bucket. A worker starts under the same
+        // lock, so a worker that starts after the visit finds the flag set.
         self.closed.store(true, Ordering::SeqCst);
         let runtime = Handle::try_current().ok().map(|runtime| runtime.id());
         let (mut bucket, mut taken, mut worker) = (0, Vec::new(), Vec::new());
@@ -68,8 +68,8 @@ impl<St: Storage> LeaseTable<St> {
     }
 }
 
-/// Refunds all leases in a background task when the last handle and all workers have been dropped.
-/// Outside of a tokio runtime, the leases are not refunded.
+/// Refunds all leases in a background task. Outside of a tokio runtime, does not refund them. This
+/// runs when the last handle and all workers have been dropped.
 impl<St: Storage> Drop for LeaseTable<St> {
     fn drop(&mut self) {
         let Ok(runtime) = Handle::try_current() else { return };
@@ -82,7 +82,8 @@ impl<St: Storage> Drop for LeaseTable<St> {
     }
 }
 
-/// Refunds the slices, a few at a time. Continues after a failure, and returns the first one.
+/// Refunds the slices, up to [`IN_FLIGHT`] at a time. Continues after a failure, and returns the
+/// first error.
 async fn refund_all<St: Storage>(inner: &St, mut slices: impl Iterator<Item = Unspent>) -> Result<(), StorageError> {
     let mut in_flight = Vec::<St::UpdateFuture>::new();
     let mut refunded = Ok(());

@@ -20,7 +20,8 @@ pub(super) struct LeaseEntry {
     pub(super) worker: WorkerState,
     /// The time of the latest use, for eviction.
     pub(super) used: Timestamp,
-    /// The number of clears. A slice that was requested before a clear is discarded.
+    /// The number of clears. A slice that was requested before a clear serves only the hits that
+    /// already wait for it.
     pub(super) changes: u64,
     /// `true` if the latest request for units failed. The storage may have counted it.
     pub(super) is_uncertain: bool,
@@ -32,9 +33,10 @@ pub(super) struct LeaseEntry {
 /// The state of a key's worker.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum WorkerState {
+    /// There is no worker.
     Idle,
-    /// The worker runs in this runtime. Callers in another runtime do not wait for it, because its
-    /// runtime may have stopped.
+    /// The worker runs in this runtime, or outside of a runtime (`None`). Callers in another
+    /// runtime do not wait for it, because its runtime may have stopped.
     Running(Option<Id>),
 }
 
@@ -52,7 +54,8 @@ impl LeaseEntry {
         }
     }
 
-    /// Spends units of the lease, if it has enough.
+    /// Decides a hit by spending units of the lease. Returns `None` for another operation, or if
+    /// the lease has too few units.
     pub(super) fn take(&mut self, request: &StorageRequest<'_>, now: Timestamp) -> Option<Decision> {
         if request.op != Op::Hit || request.cost == 0 {
             return None;
@@ -79,6 +82,7 @@ impl LeaseEntry {
         jobs
     }
 
+    /// Records that the worker has ended, and wakes the calls of `close` that wait for it.
     pub(super) fn end_worker(&mut self) {
         self.worker = WorkerState::Idle;
         self.when_idle.clear();
@@ -93,9 +97,13 @@ impl LeaseEntry {
 /// The error of a bucket in which all entries have a worker.
 pub(super) struct NoRoom;
 
-/// Makes room for one more key. Removes all leases of ended windows. If the bucket is still full,
-/// evicts the least recently used key, preferably one without a lease, and returns its lease. Never
-/// evicts a key with a worker.
+/// Makes room for one more key in a bucket:
+///
+/// 1. Removes all leases of ended windows.
+/// 2. If the bucket is still full, evicts the least recently used key, preferably one without a
+///    lease, and returns its lease.
+///
+/// Never evicts a key with a worker.
 pub(super) fn make_room(bucket: &mut Bucket<'_, LeaseEntry>, now: Timestamp) -> Result<Option<(Key, Lease)>, NoRoom> {
     bucket.retain(|entry| {
         if entry.worker == WorkerState::Idle {

@@ -20,8 +20,8 @@ pub struct Deciding<St: Storage> {
     /// The cost of the request. The slice may have paid a part of a charge, so the storage decides
     /// on less.
     cost: u32,
-    /// The units of the part that the slice has paid. They go back to the slice if the storage does
-    /// not charge the rest.
+    /// The units that the slice has paid. They are put back into the slice unless the storage
+    /// charges the rest.
     taken: Option<Taken<St>>,
 }
 
@@ -107,11 +107,11 @@ pub struct Change<St: Storage>(pub(super) ChangeState<St>);
 pub(super) enum ChangeState<St: Storage> {
     Local,
     Wait(oneshot::Receiver<Answer>),
-    /// The guard is set for a clear that does not wait for the worker. It is dropped when the clear
-    /// ends.
+    /// A change in the storage that does not wait for the worker. A clear has a guard, which is
+    /// dropped when the clear ends.
     Inner(St::UpdateFuture, Option<InvalidateOnDrop<St>>),
-    /// A charge to the storage of the units that the slice does not have. If the storage fails, the
-    /// units that the slice has paid go back to the slice.
+    /// Charges the storage for the units that the slice lacks. If that fails or is dropped, the
+    /// units taken from the slice are put back.
     Charge(St::UpdateFuture, Option<Taken<St>>),
 }
 

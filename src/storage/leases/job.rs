@@ -58,8 +58,10 @@ impl Job {
     }
 }
 
-/// Takes back the units of a decision that no caller claims. The table of leases implements this
+/// Takes back the units of an admitted hit whose caller has gone. [`LeaseTable`] implements this
 /// trait, so that jobs do not depend on the type of the storage.
+///
+/// [`LeaseTable`]: super::shared::LeaseTable
 pub(super) trait TakeBack: Send + Sync {
     fn take_back(self: Arc<Self>, policy: &Policy, key: &Key, decision: &Decision);
 }
@@ -78,7 +80,8 @@ impl Reply {
         Self { decision: Some(decision), refund_to }
     }
 
-    /// Creates a reply with a decision that spent no units, so that it needs no refund.
+    /// Creates a reply with a decision that is not refunded if the caller has gone: a refusal, or a
+    /// decision that the storage made for this caller.
     pub(super) fn without_units(decision: Decision) -> Self {
         Self { decision: Some(decision), refund_to: None }
     }

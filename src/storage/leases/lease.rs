@@ -1,4 +1,4 @@
-//! A slice of a window that is spent locally.
+//! The units of a window that a node has taken from the storage and spends locally.
 
 use crate::strategy::Status;
 use crate::{Decision, Policy, Timestamp};
@@ -105,8 +105,10 @@ impl Lease {
     /// refund the hit to the storage instead:
     ///
     /// - The hit is of another window.
-    /// - Units of the window were charged to the storage, or the window cannot have that many
-    ///   unspent units. Then `in_storage` includes the refund.
+    /// - Units of the window were charged to the storage, so a refund pays off the charge first.
+    /// - The lease and the storage together would have more units than the window.
+    ///
+    /// In the last two cases, this method adds the refund to `in_storage`.
     pub(super) fn put_back(&mut self, window: (Timestamp, u32), units: u32) -> bool {
         if window != self.window {
             return false;
@@ -141,8 +143,8 @@ impl Lease {
     }
 }
 
-/// Derives the refusal of a hit with this cost from the refusal of another hit. If the costs
-/// differ, returns `None` if this cost may still fit, or if it exceeds the capacity.
+/// Derives the refusal of a hit with this cost from the refusal of another hit. Returns `None` if
+/// the costs differ, and this cost may still fit or exceeds the capacity.
 pub(super) fn derive_refusal(refusal: &Decision, cost: u32) -> Option<Decision> {
     let status = refusal.shown();
     let (capacity, remaining, reset) = (status.capacity(), status.remaining(), status.reset_after_micros());

@@ -1,4 +1,4 @@
-//! Leases: slices of a window, which a node takes in one round trip and spends locally.
+//! Leases: units of a window that a node takes in one round trip and spends locally.
 
 mod charge;
 mod close;
@@ -26,8 +26,8 @@ use crate::storage::key_table::assert_max_keys;
 use crate::storage::{Clock, Storage, StorageError, StorageRequest, Summary, SystemClock};
 use crate::{ConfigError, Decision, Key, Op, Policy};
 
-/// Leases units of a fixed window from the storage, a slice at a time, and spends them locally. Use
-/// it for a few keys that several nodes hit more often than the server can answer.
+/// Takes units of a fixed window from the storage in advance, and spends them locally. Use it for a
+/// few keys that several nodes hit more often than the server can answer.
 ///
 /// ```
 /// use tower_ratelimit::storage::Leases;
@@ -49,31 +49,50 @@ use crate::{ConfigError, Decision, Key, Op, Policy};
 /// # }
 /// ```
 ///
-/// The storage counts leased units as spent, so all nodes together never admit more than the limit.
-/// Units that a node has leased and not spent are not available to other nodes. Choose a slice of
-/// about one percent of the limit. As the window runs out, slices shrink: a slice is at most one
-/// sixteenth of the remaining units, unless the hits that wait for it need more. A slice expires
-/// with its window.
+/// The units that one request takes are a *slice*. The unspent units of a key are its *lease*.
+///
+/// - The storage counts leased units as spent, so all nodes together never admit more than the
+///   limit. Unspent units of a lease are not available to other nodes. Choose a slice of about one
+///   percent of the limit.
+/// - Slices shrink as the window runs out: a slice is at most one sixteenth of the remaining units,
+///   unless the hits that wait for it need more. After a failed request, each request takes the
+///   units of a single hit, until one succeeds.
+/// - A lease ends with its window. A clear drops the lease of this node, but other nodes keep
+///   theirs.
+/// - An admitted hit can report too many remaining units, because other nodes spend units too.
 ///
 /// The policy must be a single [`FixedWindow`](crate::FixedWindow), anchored or aligned. Other
-/// policies fail [validation](Storage::validate). Shadow limits, and policies chosen per request
-/// that are not a single fixed window, are sent to the storage unchanged.
+/// policies fail [validation](Storage::validate). Two kinds of hits are sent to the storage
+/// unchanged: those of shadow limits, and those of a policy that was chosen for the request and is
+/// not a single fixed window.
 ///
-/// At most 10,000 keys have a lease ([`max_keys`](Self::max_keys)). A new lease beyond that evicts
-/// one that was not used recently, and refunds it. Call [`close`](Self::close) at shutdown, or
-/// unspent units are lost until their window ends. Dropping the last handle inside a tokio runtime
-/// spawns a task that refunds them. Outside a runtime, nothing is refunded.
+/// At most 10,000 keys have a lease ([`max_keys`](Self::max_keys)). Beyond that, a new lease evicts
+/// one that was not used recently. The evicted lease is refunded.
 ///
 /// Make `Leases` the outermost wrapper of a storage. A storage with round trips needs a tokio
-/// runtime. The guide on [several
+/// runtime. Clones share their leases. The guide on [several
 /// processes](crate::guide::several_processes#fewer-requests-to-the-storage) has the details and
 /// the bounds.
 ///
+/// # Shutdown
+///
+/// | event | unspent units |
+/// |---|---|
+/// | [`close`](Self::close) | are refunded |
+/// | the last handle is dropped inside a tokio runtime | a task refunds them, if the runtime runs long enough |
+/// | the last handle is dropped outside a runtime | are lost until their window ends |
+/// | the process ends without any of these | are lost until their window ends |
+///
 /// # Errors
 ///
-/// If the storage fails, all hits that wait for the request fail with the same [`StorageError`]. A
-/// hit can wait for two timeouts of the storage: for the request in flight, and for its own. If the
-/// storage contains a breaker with a fallback, a hit can wait for a third timeout.
+/// If the storage fails, all hits that wait for the request fail with the same [`StorageError`].
+///
+/// A call fails with the kind [`Cancelled`](crate::storage::StorageErrorKind::Cancelled) if its
+/// runtime shuts down, or if it waits for a storage with round trips outside a runtime.
+///
+/// A hit can wait for two timeouts of the storage: for the request in flight, and for its own. If
+/// the storage contains a [`Breaker`](super::Breaker) with a fallback, a hit can wait for a third
+/// timeout.
 #[derive(Clone)]
 pub struct Leases<St: Storage>(Arc<LeaseTable<St>>);
 
@@ -81,8 +100,10 @@ pub struct Leases<St: Storage>(Arc<LeaseTable<St>>);
 const MAX_KEYS: usize = 10_000;
 
 impl<St: Storage> Leases<St> {
-    /// Wraps `storage`. A request to it leases `slice` units: fewer if few units remain, and more
-    /// if the hits that wait for them need more.
+    /// Wraps `storage`. `slice` is the number of units that one request takes from it.
+    ///
+    /// A request takes less if that would be more than a sixteenth of the remaining units, and more
+    /// if the hits that wait for it need more.
     ///
     /// # Panics
     ///
@@ -93,14 +114,15 @@ impl<St: Storage> Leases<St> {
         Self(Arc::new(LeaseTable::new(storage, slice, MAX_KEYS, Arc::new(SystemClock::new()))))
     }
 
-    /// Returns a copy with these settings and without leases.
+    /// Returns a handle to the same storage, with these settings and without leases.
     fn with(self, max_keys: usize, clock: Arc<dyn Clock>) -> Self {
         Self(Arc::new(LeaseTable::new(self.0.inner.clone(), self.0.slice, max_keys, clock)))
     }
 
-    /// Sets the maximum number of keys that have a lease at the same time. Defaults to 10,000.
+    /// Sets the maximum number of keys that have a lease at the same time. Defaults to 10,000. A
+    /// key counts once for each policy.
     ///
-    /// Call this before the first hit, because the returned storage starts without leases.
+    /// The returned storage has no leases, and is independent of clones of this one.
     ///
     /// # Panics
     ///
@@ -113,10 +135,10 @@ impl<St: Storage> Leases<St> {
         self.with(max_keys, clock)
     }
 
-    /// Sets the clock that measures the validity of slices, for example in tests. It need not agree
-    /// with the storage's clock. Defaults to [`SystemClock`].
+    /// Sets the clock that measures the time until a lease ends, for example in tests. Defaults to
+    /// [`SystemClock`]. The clock of the inner storage may show another time.
     ///
-    /// Call this before the first hit, because the returned storage starts without leases.
+    /// The returned storage has no leases, and is independent of clones of this one.
     #[must_use]
     pub fn clock(self, clock: impl Clock) -> Self {
         let max_keys = self.0.max_keys;
@@ -128,22 +150,25 @@ impl<St: Storage> Leases<St> {
         &self.0.inner
     }
 
-    /// Returns the number of hits that were decided locally, without a request to the storage.
+    /// Returns the number of hits that were admitted from a lease, without a request of their own.
     pub fn hits(&self) -> u64 {
         self.0.counters.counted().0
     }
 
-    /// Returns the number of requests for units to the inner storage.
+    /// Returns the number of times that units were requested from the inner storage. Several
+    /// waiting hits can share one request. Hits, peeks and charges that are sent to the storage
+    /// unchanged are not counted.
     pub fn misses(&self) -> u64 {
         self.0.counters.counted().1
     }
 
-    /// Returns the number of keys that have a lease whose window has not ended.
+    /// Returns the number of keys that have a lease whose window has not ended, even if all its
+    /// units are spent. A key counts once for each policy.
     pub fn len(&self) -> usize {
         self.0.len()
     }
 
-    /// Returns `true` if no key has a lease whose window has not ended.
+    /// Returns `true` if [`len`](Self::len) is 0.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
@@ -151,13 +176,16 @@ impl<St: Storage> Leases<St> {
     /// Refunds the unspent units of all leases to the storage, and takes no more slices. Call it at
     /// shutdown, after the last request.
     ///
-    /// It applies to all clones of this handle. Later hits go to the storage, each with its own
-    /// cost. Slices in flight are refunded when they arrive. The future waits for them, unless
-    /// another runtime requested them. Slices whose windows have ended are dropped.
+    /// `close` applies to all clones of this handle, from the first poll of the future:
     ///
-    /// Nothing happens before the future is polled. If it is dropped before it is ready, the units
-    /// of refunds in flight can be lost. All other units stay leased until `close` is called again
-    /// or the last handle is dropped.
+    /// - Later hits go to the storage, each with its own cost.
+    /// - A slice in flight serves the hits that wait for it. The rest is refunded. The future waits
+    ///   for that, unless the slice was requested in another runtime.
+    /// - A lease whose window has ended is dropped.
+    ///
+    /// If the future is dropped early, the leases of fewer than 100 keys can be lost until their
+    /// windows end. The other leases stay until `close` is called again or the last handle is
+    /// dropped.
     ///
     /// # Errors
     ///
@@ -168,6 +196,8 @@ impl<St: Storage> Leases<St> {
         async move { shared.close().await }
     }
 
+    /// Returns the future of a change that takes this route. `inside` makes the change in the inner
+    /// storage.
     fn change(&self, route: Route, inside: impl FnOnce(&St) -> St::UpdateFuture) -> Change<St> {
         Change(match route {
             Route::Local(_) => ChangeState::Local,
@@ -188,6 +218,7 @@ fn check(policy: &Policy) -> Result<(), ConfigError> {
     )))
 }
 
+/// Returns `true` for a policy whose hits are served from leases.
 fn is_leased(policy: &Policy) -> bool {
     match policy.limits() {
         [limit] if !policy.is_shadow() => matches!(limit.strategy().name(), "fixed-window" | "fixed-window-aligned"),
@@ -239,9 +270,13 @@ impl<St: Storage> Storage for Leases<St> {
         change
     }
 
-    /// Refunds units to the slice if the hit is of the same window, and to the storage otherwise.
-    /// Takes units that the hit cost in addition from the slice. If the slice has too few, charges
-    /// the rest to the storage.
+    /// Corrects the cost of a hit, from the lease if possible:
+    ///
+    /// - If `actual` is less than the cost, refunds the difference to the lease. The refund goes to
+    ///   the storage instead if the key has no lease of the same window, or if units of that window
+    ///   were charged to the storage.
+    /// - If `actual` is more, takes the difference from the lease. If the lease has too few units,
+    ///   charges the rest to the storage.
     fn settle(&self, policy: &Policy, key: &Key, decision: &Decision, actual: u32) -> Self::UpdateFuture {
         if !decision.has_spent() || actual == decision.cost() {
             return Change(ChangeState::Local);
@@ -265,7 +300,8 @@ impl<St: Storage> Storage for Leases<St> {
         self.0.inner.check()
     }
 
-    /// Clears the inner storage, and drops all leases.
+    /// Clears the inner storage, and then drops all leases of this node, even if the inner storage
+    /// fails.
     fn clear_all(&self) -> impl Future<Output = Result<u64, StorageError>> + Send + 'static {
         let forget = ForgetOnDrop(Arc::clone(&self.0));
         let cleared = self.0.inner.clear_all();
@@ -290,7 +326,7 @@ impl<St: Storage> Storage for Leases<St> {
     }
 }
 
-/// Prints the settings and counts, without keys and leases.
+/// Prints the inner storage, the settings and the counts, but no keys and no leases.
 impl<St: Storage> fmt::Debug for Leases<St> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (hits, misses) = self.0.counters.counted();
@@ -305,8 +341,8 @@ impl<St: Storage> fmt::Debug for Leases<St> {
     }
 }
 
-/// Forgets all leases when it is dropped. A [`clear_all`](Storage::clear_all) holds it until the
-/// clear completes or is dropped, because the leases may be older than the clear.
+/// Drops all leases when it is dropped. The future of a [`clear_all`](Storage::clear_all) holds it
+/// until it completes or is dropped, because leases of that time may be older than the clear.
 struct ForgetOnDrop<St: Storage>(Arc<LeaseTable<St>>);
 
 impl<St: Storage> Drop for ForgetOnDrop<St> {

@@ -1,4 +1,4 @@
-//! Detects that the storage has stopped answering this node.
+//! Detects that the storage no longer answers this node.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 

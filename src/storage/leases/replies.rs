@@ -10,9 +10,9 @@ use crate::time::micros;
 use crate::{Decision, Policy, Storage};
 
 impl<St: Storage> LeaseWorker<St> {
-    /// Serves waiting hits from the lease, in order, while it has enough units. Serves at most
-    /// `most` hits. If `open` is `true`, the lease's window must still be open. Returns the number
-    /// of served hits.
+    /// Serves up to `most` waiting hits from the lease, in order, while it has enough units.
+    /// Returns the number of served hits. If `open` is `true`, serves none after the lease's window
+    /// has ended.
     pub(super) fn serve_from_lease(&mut self, policy: &Policy, most: usize, open: bool) -> usize {
         let now = self.shared.clock.now();
         let mut served = Vec::new();
@@ -39,8 +39,8 @@ impl<St: Storage> LeaseWorker<St> {
         count
     }
 
-    /// Refuses the waiting hits that cost more than the units that remain in the storage and in the
-    /// lease together.
+    /// Refuses those of the first `waiting` hits that cost more than the units in the storage and
+    /// in the lease together.
     pub(super) fn refuse(&mut self, policy: &Policy, refusal: &Decision, waiting: usize) {
         let local = self.unspent(self.shared.clock.now());
         self.with_entry(|entry| {
@@ -55,8 +55,8 @@ impl<St: Storage> LeaseWorker<St> {
         });
     }
 
-    /// Refuses the waiting hits, because the storage was full or contended. Each hit gets the
-    /// `retry_after` of `refusal`.
+    /// Refuses the first `waiting` hits, because the storage was full or contended. Each hit gets
+    /// the `retry_after` of `refusal`.
     pub(super) fn refuse_undecided(&mut self, policy: &Policy, refusal: &Decision, waiting: usize) {
         let wait = refusal.shown().retry_after().map_or(0, micros);
         self.reply_to(policy, waiting, |cost| {
@@ -94,9 +94,11 @@ impl<St: Storage> LeaseWorker<St> {
         hits
     }
 
-    /// Handles a decision by a fallback, whose windows are not leased. The decision serves all
-    /// waiting hits, and the unused units are refunded. The callers of the hits that the decision
-    /// cannot serve send them to the storage.
+    /// Handles a decision by a fallback, from which nothing is leased.
+    ///
+    /// - An admission serves the waiting hits as long as its units last. The rest is refunded.
+    /// - A refusal serves the waiting hits of a cost that it excludes.
+    /// - The callers of the other hits send them to the storage.
     pub(super) async fn decided_by_fallback(&mut self, policy: &Policy, decision: &Decision) {
         let now = self.shared.clock.now();
         let mut slice = Lease::of(policy, decision, now, now);

@@ -35,7 +35,7 @@ impl<St: Storage> LeaseTable<St> {
         Some(decision)
     }
 
-    /// Returns `true` if the key has an entry. Its requests must then go through the worker.
+    /// Returns `true` if the key has an entry. Then its requests must go through the worker.
     pub(super) fn knows(&self, policy: &Policy, key: &Key) -> bool {
         self.table.lock(self.place(policy, key)).find().is_some()
     }
@@ -72,6 +72,9 @@ impl<St: Storage> LeaseTable<St> {
         self.push_job(bucket, place, policy, key, command)
     }
 
+    /// Adds a job to the queue of the key's worker, and starts a worker if there is none. Returns
+    /// [`Route::Inner`] if the key's worker runs in another runtime, or if the table has no room
+    /// for the key.
     fn push_job(
         self: &Arc<Self>,
         mut bucket: Bucket<'_, LeaseEntry>,

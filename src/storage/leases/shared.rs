@@ -38,8 +38,8 @@ impl<St: Storage> LeaseTable<St> {
         }
     }
 
-    /// Returns the table key. Policies of the same name share a lease if their first limits share
-    /// states.
+    /// Returns the table key. Policies with the same identity share an entry if their first limits
+    /// share states.
     pub(super) fn place(&self, policy: &Policy, key: &Key) -> TableKey {
         self.table.place(policy, policy.limit_digests().first().copied().unwrap_or_default(), key)
     }
@@ -54,8 +54,9 @@ impl<St: Storage> LeaseTable<St> {
         self.closed.load(Ordering::SeqCst)
     }
 
-    /// Ends a cancelled worker. Its callers get an error, because their jobs are dropped here. If a
-    /// request for units was in flight (`is_requesting`), the storage may have counted it.
+    /// Cleans up after a worker that was dropped before it ended. Its callers get an error, because
+    /// their jobs are dropped here. If a request for units was in flight (`is_requesting`), the
+    /// storage may have counted it.
     pub(super) fn abandon(&self, place: TableKey, is_requesting: bool) {
         if is_requesting {
             self.outage.failed();
@@ -71,8 +72,9 @@ impl<St: Storage> LeaseTable<St> {
     }
 }
 
-/// Forgets the key's lease when it is dropped. A clear that does not wait for the worker holds it
-/// until the clear completes or is dropped, because the lease may be older than the clear.
+/// Drops the key's lease when it is dropped. The future of a clear that does not wait for the
+/// worker holds it until it completes or is dropped, because a lease of that time may be older than
+/// the clear.
 pub(super) struct InvalidateOnDrop<St: Storage> {
     shared: Arc<LeaseTable<St>>,
     place: TableKey,

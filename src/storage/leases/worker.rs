@@ -14,9 +14,9 @@ use crate::storage::key_table::TableKey;
 use crate::storage::{StorageError, StorageRequest};
 use crate::{Decision, Key, Op, Policy, Storage, Timestamp};
 
-/// The largest slice is the remaining units divided by this number. If the remaining units are
-/// unknown, it is the limit divided by this number. So 16 nodes can take a slice at the start of a
-/// window, and few units stay on one node while others refuse hits.
+/// A slice is at most the remaining units divided by this number. If the remaining units are
+/// unknown, the capacity replaces them. So 16 nodes can take a slice at the start of a window, and
+/// few units stay on one node while others refuse hits.
 const SLICES_PER_WINDOW: u32 = 16;
 
 /// The maximum number of attempts with a smaller slice after a refusal. The next attempts request
@@ -28,8 +28,8 @@ const MAX_SMALLER_SLICES: u32 = 2;
 /// storage.
 const MAX_IDLE_REQUESTS: u32 = 5;
 
-/// The number of rounds before the worker yields to other tasks. It yields because its first poll
-/// runs in the task of a caller.
+/// The number of rounds after which the worker yields to other tasks. Its first poll runs in the
+/// task of a caller, which would otherwise execute the jobs of all others.
 const ROUNDS_PER_YIELD: u32 = 16;
 
 /// Sends requests for one key to the storage. If it is dropped before it ends, its callers get an
@@ -39,7 +39,7 @@ pub(super) struct LeaseWorker<St: Storage> {
     pub(super) place: TableKey,
     pub(super) key: Key,
     pub(super) jobs: VecDeque<Job>,
-    /// `true` when the worker has ended normally.
+    /// `true` after the worker has ended normally.
     has_ended: bool,
     /// `true` while a request for units is in flight.
     is_requesting: bool,
@@ -212,7 +212,7 @@ impl<St: Storage> LeaseWorker<St> {
         let decided = shared.inner.decide(StorageRequest::new(policy, &self.key, Op::Hit, units)).await;
         self.is_requesting = false;
         match &decided {
-            // The primary did not answer, and may have counted the hit.
+            // The breaker's primary did not answer, and may have counted the hit.
             Ok(decision) if decision.is_from_fallback() => self.failed(),
             Err(_) => self.failed(),
             // The storage counted nothing, which does not prove that it has recovered.

@@ -9,19 +9,21 @@ use crate::BoxError;
 use crate::storage::credentials::{Credentials, LoginSource};
 
 impl RedisStorage {
-    /// Sets a provider of credentials, which is called for each new connection. Overrides the user
-    /// and the password in the URL.
+    /// Sets a provider of credentials, which is called to open a connection. Use it for passwords
+    /// and tokens that rotate. Overrides the user and the password in the URL, but not the login
+    /// for sentinels.
     ///
-    /// Use it for passwords and tokens that rotate. A connection stays open when the password
-    /// changes. When the server closes it, or replies that a login is required, the storage
-    /// reconnects with new credentials. The program need not restart. If the provider fails, so does
-    /// the attempt to connect, and the storage tries again.
+    /// | event | effect |
+    /// |---|---|
+    /// | the password changes | open connections stay open |
+    /// | the server closes the connection, or replies that a login is required | the storage reconnects with new credentials |
+    /// | the provider fails | calls fail, and the storage tries again after a backoff of up to 200 ms |
     ///
-    /// Connecting takes at most one second, including the provider. The guide on
-    /// [operating](crate::guide::operating#logins-that-rotate) has more details. The login for
-    /// sentinels stays the one in the URL.
+    /// Connecting takes at most one second, including the provider. If it takes longer than 250
+    /// milliseconds, more attempts start, so the provider can be called up to four times at once.
+    /// The guide on [operating](crate::guide::operating#logins-that-rotate) has more details.
     ///
-    /// Call this method before the first decision, because the returned storage opens new connections.
+    /// The returned storage opens new connections, which it does not share with earlier clones.
     ///
     /// ```
     /// use tower_ratelimit::storage::{Credentials, RedisStorage};
@@ -42,9 +44,10 @@ impl RedisStorage {
         self.with_access(access)
     }
 
-    /// Sets the certificates for TLS. Overrides the options `ca`, `cert` and `key` of the URL.
+    /// Sets the certificates and the private key for TLS. Replaces all of the options `ca`, `cert`
+    /// and `key` of the URL, also those that `config` does not set.
     ///
-    /// Call this method before the first decision, because the returned storage opens new connections.
+    /// The returned storage opens new connections, which it does not share with earlier clones.
     ///
     /// # Errors
     ///
@@ -60,6 +63,7 @@ impl RedisStorage {
         Ok(self.with_access(access))
     }
 
+    /// Replaces the logins and certificates, and opens new connections on the next call.
     fn with_access(self, access: Access) -> Self {
         let servers = self.target.0.clone();
         let link = Link::new(servers.clone(), &access);

@@ -69,14 +69,20 @@ impl Storage for RedisStorage {
         Box::pin(measured(LABEL, settled))
     }
 
-    /// Runs every command of the scripts on a temporary key, as [`ready`](RedisStorage::ready) does.
+    /// Makes one check within the [timeout](RedisStorage::deadline), like those of
+    /// [`ready`](RedisStorage::ready).
     fn check(&self) -> impl Future<Output = Result<(), StorageError>> + Send + 'static {
         let storage = self.clone();
         async move { storage.probe(Instant::now() + storage.deadline).await.map_err(StorageError::uncounted) }
     }
 
-    /// Visits every key on every server with `SCAN`, in steps. Each step has its own
-    /// [timeout](RedisStorage::deadline). Keys that were deleted before an error stay deleted.
+    /// Deletes all keys with the [prefix](RedisStorage::prefix), and returns their number. Visits
+    /// every key on every server with `SCAN`, in steps. Each step has its own
+    /// [timeout](RedisStorage::deadline).
+    ///
+    /// # Errors
+    ///
+    /// Returns the error of the first step that fails. Keys that were deleted before stay deleted.
     fn clear_all(&self) -> impl Future<Output = Result<u64, StorageError>> + Send + 'static {
         let storage = self.clone();
         async move { storage.delete_all().await }

@@ -7,7 +7,8 @@ use super::RedisStorage;
 use super::link::Node;
 use crate::storage::StorageError;
 
-/// The number of keys that one `SCAN` visits. The server runs other commands between two scans.
+/// The approximate number of keys that one `SCAN` visits. The server runs other commands between
+/// two scans.
 const SCAN_COUNT: u32 = 500;
 
 impl RedisStorage {
@@ -34,7 +35,7 @@ impl RedisStorage {
 
     /// Runs one `SCAN`. Returns the next cursor and the names of the keys found.
     async fn scan(&self, node: &Node, cursor: &str) -> Result<(String, Vec<Vec<u8>>), StorageError> {
-        // The prefix may contain characters with a meaning in patterns, so they are escaped.
+        // Escapes the characters of the prefix that have a meaning in patterns.
         let prefix = self.prefix.chars().fold(String::new(), |mut text, c| {
             if matches!(c, '*' | '?' | '[' | ']' | '\\') {
                 text.push('\\');

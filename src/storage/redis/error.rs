@@ -24,7 +24,7 @@ pub(super) enum Redirect<'a> {
     TryAgain,
 }
 
-/// Converts an error of the `redis` crate: an error reply of `server` means that it refused the
+/// Converts an error of the `redis` crate. An error reply of `server` means that it refused the
 /// command. Any other error means that the connection was lost after the command was sent.
 pub(super) fn from_redis(server: &str, error: RedisError) -> StorageError {
     let cause = RedisCause(without_arguments(error));
@@ -110,7 +110,8 @@ impl fmt::Display for RedisCause {
 
 impl Error for RedisCause {
     fn source(&self) -> Option<&(dyn Error + 'static)> {
-        // The message of a `RedisError` includes its source, so the chain continues after that.
+        // The message of a `RedisError` includes its source, so the chain continues after the
+        // source.
         self.0.source().and_then(Error::source)
     }
 }

@@ -12,18 +12,22 @@ impl RedisStorage {
     /// Returns the stored states of a key as text, with one line per limit. Use it to inspect a key
     /// by hand.
     ///
-    /// A line begins with the limit's position, strategy and period in microseconds, as in
-    /// `1.fixed-window/60000000`. The instant at which the state expires follows, in microseconds
-    /// of Unix time, and then the numbers that the [guide] describes. For a limit that is not in
-    /// `policy`, the line begins with the limit's digest in hexadecimal.
+    /// A line begins with the limit, as in `1.fixed-window/60000000`, and continues with numbers:
     ///
-    /// The result is empty if the server has no states of the key. It does not include the states
-    /// of a policy with a strategy without a [script](crate::strategy::Strategy::script).
+    /// - The limit is written as its position, its strategy, and its period in microseconds. A
+    ///   limit that is not in `policy` is written as its digest in hexadecimal.
+    /// - The first number is the instant at which the state expires, in microseconds of Unix time.
+    ///   The state may have expired already.
+    /// - The [guide] describes the other numbers.
+    ///
+    /// The result is empty if the server has no states of the key. If a strategy of `policy` has no
+    /// [script](crate::strategy::Strategy::script), the states are stored under another key, and
+    /// are not in the result.
     ///
     /// # Errors
     ///
     /// Returns an error if the server is unreachable, refuses `GET`, or does not reply within the
-    /// timeout.
+    /// [timeout](Self::deadline).
     ///
     /// [guide]: crate::guide::operating#keys-on-redis
     pub async fn stored_states(&self, policy: &Policy, key: &Key) -> Result<Vec<String>, StorageError> {

@@ -15,7 +15,7 @@ pub(super) fn log(states: &str, tag: &str) -> String {
     format!("{states}:{tag}")
 }
 
-/// Returns the key for compare-and-swap. Its value contains all states, including logs.
+/// Returns the key for compare-and-swap. The value of this key contains all states, including logs.
 pub(super) fn cas(states: &str) -> String {
     format!("{states}:all")
 }

@@ -1,3 +1,5 @@
+//! A storage on Redis or Valkey.
+
 mod access;
 mod combine;
 mod decide;
@@ -47,30 +49,28 @@ use crate::storage::{Cas, Clock, StorageError, deadline};
 /// # Ok::<(), tower_ratelimit::ConfigError>(())
 /// ```
 ///
-/// One Lua script checks and updates all limits of a policy in one round trip. It uses the server's
+/// One Lua script checks and updates all limits of a policy in one round trip, by the server's
 /// clock. All processes together admit exactly as many hits as the limit allows.
 ///
-/// Under load, up to 16 hits that wait at the same time share a call, if their policies have the
-/// same strategies, without a [`MovingWindow`](crate::MovingWindow). Each hit keeps its own
-/// timeout, result and error. In a cluster, each hit has a call of its own. Turn sharing off with
-/// [`combine`](Self::combine) behind a proxy that selects the server by the first key of a call,
-/// such as Envoy or twemproxy.
+/// Under load, up to 16 hits share a call to the server: see [`combine`](Self::combine).
 ///
-/// A strategy without a [script](crate::strategy::Strategy::script) uses compare-and-swap. That
-/// takes two round trips or more, and a hit that loses every race is refused as
+/// If a strategy of a policy has no [script](crate::strategy::Strategy::script), the storage uses
+/// compare-and-swap for that policy, as [`Cas`] does. A hit then takes two round trips or more. If
+/// other processes change the key before each swap, the hit is refused as
 /// [contended](crate::Decision::is_contended).
 ///
 /// | option of the URL | default | meaning |
 /// |---|---|---|
 /// | `prefix` | `rl` | the prefix of all keys |
 /// | `deadline` | `100ms` | the timeout of a call |
-/// | `combine` | `true` | `false` sends each hit in a call of its own |
+/// | `combine` | `true` | `true` lets several hits share a call |
 /// | `ca` | the system's roots | for TLS, a PEM file with the certificates to trust |
 /// | `cert`, `key` | none | for TLS, PEM files with a client certificate and its private key |
 /// | `sentinel-user`, `sentinel-password` | no login | the login for the sentinels |
 ///
 /// Clones share one connection per server. Calls need a tokio runtime with time and I/O enabled.
-/// The storage can be created outside of a runtime.
+/// The storage can be created outside of a runtime. It connects on first use, and reconnects after
+/// a failure.
 ///
 /// | question | guide |
 /// |---|---|
@@ -83,8 +83,12 @@ use crate::storage::{Cas, Clock, StorageError, deadline};
 ///
 /// # Errors
 ///
-/// Calls fail with [`StorageError`] if the server is unreachable, refuses the command, or does
-/// not reply within the timeout. A call that the server may have executed is not retried: see
+/// Calls fail with [`StorageError`] if the server is unreachable, refuses the command, sends an
+/// unexpected reply, or does not reply within the timeout. They also fail if too many calls are in
+/// flight, or if the storage does not support the policy. The [kind](StorageError::kind) of the
+/// error names the cause.
+///
+/// A call that the server may have executed is not retried: see
 /// [`may_have_counted`](StorageError::may_have_counted).
 #[derive(Clone)]
 pub struct RedisStorage {
@@ -103,14 +107,19 @@ pub struct RedisStorage {
 }
 
 impl RedisStorage {
-    /// Creates a storage for the servers in `url`. It connects on first use, but with TLS it loads
-    /// the certificates and the private key immediately.
+    /// Creates a storage for the servers in `url`. The guide lists the
+    /// [forms of the URL](crate::guide::several_processes#redis-and-valkey).
+    ///
+    /// This does not connect. With TLS, it loads the certificates and the private key.
     ///
     /// # Errors
     ///
-    /// Returns an error if the URL cannot be parsed, if it needs a feature that is not enabled or
-    /// that the system lacks, or if a certificate or the private key cannot be loaded. The error
-    /// quotes the URL without its login.
+    /// Returns an error in these cases. The error quotes the URL without its login.
+    ///
+    /// - The URL cannot be parsed.
+    /// - The URL needs a feature of this crate that is not enabled, or Unix sockets on a system
+    ///   without them.
+    /// - A certificate or the private key cannot be loaded.
     pub fn new(url: &str) -> Result<Self, ConfigError> {
         let Target { servers, access, prefix, deadline, combine } = Target::parse(url)?;
         let (link, target) = (Link::new(servers.clone(), &access), Arc::new((servers, access)));
@@ -120,19 +129,21 @@ impl RedisStorage {
         Ok(Self { link, target, prefix, deadline, combine, scripts, combiner, cas, clock: None })
     }
 
-    /// Rebuilds compare-and-swap and the combiner, with the current prefix, timeout and clock.
+    /// Creates the compare-and-swap storage and the combiner again, with the current settings.
     fn with_new_cas(self) -> Self {
         let cas = swap::cas(&self.link, &self.prefix, self.deadline, self.clock.clone());
         Self { cas, combiner: Combiner::new(self.combine), ..self }
     }
 
-    /// Sets the prefix of all keys. Overrides the URL. Defaults to `rl`.
+    /// Sets the prefix of all keys on the server. Overrides the option `prefix` of the URL.
+    /// Defaults to `rl`.
     ///
-    /// Use a different prefix for each program that shares a server and must not share counts.
+    /// Programs with the same prefix on the same server share their counts.
     ///
     /// # Panics
     ///
-    /// Panics if `prefix` is not 1 to 64 ASCII characters, or contains white space, `{` or `}`.
+    /// Panics if `prefix` is not 1 to 64 printable ASCII characters, or contains a space, `{` or
+    /// `}`.
     #[must_use]
     #[track_caller]
     pub fn prefix(self, prefix: &str) -> Self {
@@ -140,7 +151,11 @@ impl RedisStorage {
         Self { prefix: prefix.into(), ..self }.with_new_cas()
     }
 
-    /// Sets the timeout of a call. Overrides the URL. Defaults to 100 milliseconds.
+    /// Sets the timeout of a call. Overrides the option `deadline` of the URL. Defaults to 100
+    /// milliseconds.
+    ///
+    /// [`ready`](Self::ready) has its own timeout. [`clear_all`](crate::Storage::clear_all) applies
+    /// this timeout to each of its steps.
     ///
     /// # Panics
     ///
@@ -152,23 +167,29 @@ impl RedisStorage {
         Self { deadline, ..self }.with_new_cas()
     }
 
-    /// Enables or disables calls that several waiting hits share. Overrides the URL. Defaults to
-    /// `true`.
+    /// Enables or disables calls that several hits share. Overrides the option `combine` of the
+    /// URL. Defaults to `true`.
+    ///
+    /// While at least four hits are in flight, further hits wait for a moment and then share a
+    /// call, up to 16 of them. Each hit keeps its own timeout, result and error. Hits share a call
+    /// only if their policies have the same strategies, at most eight limits, and no
+    /// [`MovingWindow`](crate::MovingWindow). Peeks, charges, settlements and clears share no call.
     ///
     /// Set it to `false` behind a proxy that distributes keys to several servers, such as Envoy or
-    /// twemproxy. A call with several hits has several keys. Such a proxy sends the call to the
-    /// server of the first key. So hits of the other keys count on the wrong server, and more hits
-    /// than the limit are admitted.
+    /// twemproxy. Such a proxy sends a call with several keys to the server of its first key. The
+    /// hits of the other keys then count on the wrong server, and more hits than the limit are
+    /// admitted.
     ///
-    /// With a cluster URL, hits never share a call. With the URL of a single server that belongs to
-    /// a cluster, the server refuses a call whose keys are in several slots. From then on, the
-    /// storage sends each hit in a call of its own.
+    /// With the URL of a cluster, hits never share a call. A single server that belongs to a
+    /// cluster refuses a call whose keys are in several slots of the cluster. The storage then
+    /// sends these hits again, and from then on each hit in a call of its own.
     #[must_use]
     pub fn combine(self, combine: bool) -> Self {
         Self { combine, ..self }.with_new_cas()
     }
 
-    /// Replaces the server's clock in tests. Requires the feature `testing`.
+    /// Sets a clock for decisions, for tests. Requires the feature `testing`. Defaults to the
+    /// server's clock, by which keys still expire.
     #[cfg(feature = "testing")]
     #[must_use]
     pub fn clock(self, clock: impl Clock) -> Self {
@@ -177,17 +198,20 @@ impl RedisStorage {
 
     /// Waits until the server is ready. In a cluster, waits for every node that holds keys.
     ///
-    /// Call it before the program accepts traffic. It retries until `timeout` has passed.
+    /// Call this method before the program accepts traffic. It repeats a check until the check
+    /// succeeds, or until `timeout` has passed. One check takes at most a second.
     ///
-    /// It runs every command of the scripts on a temporary key under the [prefix](Self::prefix).
-    /// This detects a missing [right](crate::guide::operating#redis-rights), a renamed command, a
-    /// read-only replica and a server without memory. It does not check `SCAN`, which only
+    /// The check runs every command of the scripts on a temporary key under the
+    /// [prefix](Self::prefix). So it detects a missing
+    /// [right](crate::guide::operating#redis-rights), a renamed command, a read-only replica and a
+    /// server without memory. It does not run `SCAN`, which only
     /// [`clear_all`](crate::Storage::clear_all) needs.
     ///
     /// # Errors
     ///
-    /// Returns the last error when `timeout` has passed. An attempt that timed out does not replace
-    /// an earlier error. If the user has no right to run a command, the error names the command.
+    /// When `timeout` has passed, returns the error of the last check that did not time out. If all
+    /// checks timed out, returns that timeout. If the user has no right to run a command, the error
+    /// names the command.
     pub async fn ready(&self, timeout: Duration) -> Result<(), StorageError> {
         until_ready(Instant::now() + timeout.min(LONGEST_WAIT), |deadline| self.probe(deadline)).await
     }

@@ -1,5 +1,5 @@
-//! The binary format of the small states. These are all states except the entries of a moving
-//! window's log, which has a key of its own.
+//! The binary format of the small states. These are all states except the entries in the log of a
+//! moving window. The log has a key of its own.
 //!
 //! The value of a key is a sequence of records, one per limit, in the order of the limits. All
 //! numbers are unsigned and big-endian, and all instants are microseconds of Unix time.
@@ -63,8 +63,8 @@ fn distinct(hash: u32, is_log: bool, used: &[u32]) -> u32 {
     digest
 }
 
-/// Returns the state for each digest: [`State::Fresh`] if its record is missing or invalid, and for
-/// a log, because the value does not contain the log's entries.
+/// Returns the state for each digest. It is [`State::Fresh`] if the record is missing or invalid,
+/// or if it belongs to a log, because the value does not contain the log's entries.
 pub(super) fn read(digests: &[u32], stored: &[u8]) -> Vec<State> {
     digests.iter().map(|&digest| find(digest, stored).and_then(state).unwrap_or_default()).collect()
 }
@@ -84,6 +84,7 @@ fn records(mut stored: &[u8]) -> impl Iterator<Item = (u32, &[u8])> {
     })
 }
 
+/// Parses a record of two amounts.
 fn state(record: &[u8]) -> Option<State> {
     if record.len() != SIZE {
         return None;

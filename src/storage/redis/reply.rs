@@ -47,7 +47,8 @@ pub(super) fn decision(request: StorageRequest<'_>, call: &Call, reply: &Value) 
         });
     }
     let decision = Decision::of_limits(at, request.cost, statuses.into_iter()).of_policy(request.policy.digest());
-    // If the script and the states disagree, the reply is not usable.
+    // If the script's answer differs from the one computed from the states, the reply is not
+    // usable.
     let is_consistent = !spends || decision.is_admitted() == (admitted == 1);
     is_consistent.then_some(decision)
 }

@@ -9,11 +9,11 @@ pub(super) const LONGEST_STRING: usize = 512 << 20;
 /// The limit up to which Lua, whose numbers are doubles, represents integers exactly.
 const MAX_EXACT: u64 = 1 << 53;
 
-/// Checks that all timestamps in the states of the policy are exact in Lua.
+/// Checks that the instants in the states of the policy are exact in Lua.
 ///
 /// # Errors
 ///
-/// Returns an error that names the limit with too long a period.
+/// Returns an error that names the first limit whose period is too long.
 pub(super) fn check(policy: &Policy) -> Result<(), ConfigError> {
     policy.limits().iter().try_for_each(|limit| {
         if exceeds_lua(limit) {

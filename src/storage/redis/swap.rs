@@ -12,11 +12,16 @@ use super::{keys, size};
 use crate::Timestamp;
 use crate::storage::{Cas, CasStorage, Clock, Loaded, StorageError, Swapped};
 
-/// Replaces the value if it equals the first argument, and returns it otherwise.
+/// Replaces the value of a key if it equals the first argument, and otherwise returns the value.
 ///
-/// The second argument is the new value, or empty to delete the key. The third is the time to live
-/// in milliseconds. Without arguments, the script only returns the value. The reply is
-/// `{ 1, 0, '' }` after a swap, else 0, the server's time in microseconds, and the value.
+/// | argument | meaning |
+/// |---|---|
+/// | 1 | the expected value; without arguments, the script only returns the value |
+/// | 2 | the new value, or empty to delete the key |
+/// | 3 | the time to live in milliseconds |
+///
+/// The reply is `{ 1, 0, '' }` after a swap. Otherwise it is `{ 0, TIME, VALUE }`, with the
+/// server's time in microseconds.
 const SCRIPT: &str = concat!(
     include_str!("script/forgive.lua"),
     "\
@@ -39,7 +44,7 @@ pub(super) struct SwapStore {
 
 /// Creates the compare-and-swap storage on these servers.
 pub(super) fn cas(link: &Link, prefix: &Arc<str>, deadline: Duration, clock: Option<Arc<dyn Clock>>) -> Cas<SwapStore> {
-    // A command must time out shortly before `Cas` does. Then the connection counts the missing
+    // A command must time out shortly before `Cas` does, so that the connection counts the missing
     // reply, and the error names the server.
     let store = SwapStore { link: link.clone(), prefix: Arc::clone(prefix), deadline: deadline * 15 / 16 };
     let cas = Cas::new(store).metrics_label(super::LABEL).deadline(deadline);

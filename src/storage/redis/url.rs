@@ -18,6 +18,7 @@ pub(super) struct Target {
     pub(super) combine: bool,
 }
 
+/// The servers in a URL.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Servers {
     Single(Address),
@@ -39,7 +40,7 @@ pub(super) struct Access {
     pub(super) tls: Option<Tls>,
 }
 
-/// Examples of all kinds of URLs, for error messages.
+/// An example of each kind of URL, for error messages.
 const EXAMPLES: &str = "write redis://host:6379, rediss://host:6379, redis+unix:///path/to.sock, \
      redis+cluster://host:6379,host:6379 or redis+sentinel://host:26379,host:26379/service";
 
@@ -175,6 +176,7 @@ impl Segments {
         Some(self.trimmed()).filter(|text| !text.is_empty())
     }
 
+    /// Returns the first segment, if it is not empty, and the text after the next slash.
     fn first_and_rest(&self) -> (Option<String>, Option<&str>) {
         let (first, rest) =
             self.trimmed().split_once('/').map_or((self.trimmed(), None), |(first, rest)| (first, Some(rest)));

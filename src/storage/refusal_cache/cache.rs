@@ -25,7 +25,7 @@ pub(super) struct Cache {
     pub(super) ttl: u64,
 }
 
-/// The refusals of one key under one policy name.
+/// The refusals of one key by policies with the same identity.
 #[derive(Debug, Default)]
 struct KeyEntry {
     refusals: Vec<CachedRefusal>,
@@ -33,8 +33,8 @@ struct KeyEntry {
     in_flight: u32,
     /// The largest cost of a hit in flight.
     max_cost: u32,
-    /// The number of times that the refusals became invalid. A hit that started before the latest
-    /// change does not add a refusal.
+    /// The number of times that the refusals became invalid. The refusal of a hit that was sent
+    /// before the latest change is not added.
     changes: u64,
 }
 
@@ -56,6 +56,7 @@ impl Cache {
         self.keys.load(Ordering::Relaxed)
     }
 
+    /// Returns the table key.
     fn place(&self, policy: &Policy, key: &Key) -> TableKey {
         // A shadow policy has the same digest as the policy that contains it, but its own states.
         // `kind` keeps their refusals apart.
@@ -119,6 +120,7 @@ impl Cache {
         }
     }
 
+    /// Removes all expired refusals from a bucket.
     fn sweep(&self, bucket: &mut Bucket<'_, KeyEntry>, now: Timestamp) {
         bucket.retain(|entry| {
             self.keep_only(entry, |refusal| !refusal.is_expired(now));
@@ -163,10 +165,10 @@ impl KeyEntry {
 
     /// Returns the refusal that answers a hit.
     ///
-    /// For some costs, the cached refusals give only a lower bound of the wait. Such a hit is a
-    /// miss, so that the storage returns the exact wait. A lower bound is used only if the key has
-    /// no room for another refusal or a hit is already in flight. So a client that varies its costs
-    /// does not reach the storage with every hit.
+    /// For some costs, the cached refusals give only a lower bound of the wait. A hit of such a
+    /// cost is a miss, so that the storage returns the exact wait. There are two exceptions, in
+    /// which the lower bound is used: the key has no room for another refusal, or another hit is in
+    /// flight. So a client that varies its costs does not reach the storage with every hit.
     fn find(&self, request: &StorageRequest<'_>, now: Timestamp) -> Option<&CachedRefusal> {
         let answers = || self.refusals.iter().filter(|refusal| refusal.answers(request.policy, request.cost, now));
         // The last refusal is the newest.
@@ -197,7 +199,9 @@ pub(super) struct InFlight {
     cost: u32,
     /// A time just before the request was sent.
     sent: Timestamp,
+    /// The value of [`KeyEntry::changes`] when the request was sent.
     changes: u64,
+    /// `true` until the storage has decided.
     is_undecided: bool,
 }
 
@@ -206,7 +210,7 @@ impl InFlight {
     pub(super) fn decided(mut self, decision: &Decision) {
         self.is_undecided = false;
         if decision.is_admitted() {
-            // Units were spent or came back after the cached refusals.
+            // The hit has spent units, and the key's state is not the one that was refused.
             return self.cache.invalidate_at(self.place);
         }
         let cache = &self.cache;
@@ -224,8 +228,9 @@ impl Drop for InFlight {
         let mut bucket = self.cache.table.lock(self.place);
         let Some(entry) = bucket.find() else { return };
         entry.in_flight -= 1;
-        // A hit without a decision may have spent units. Then only refusals by the same policy of
-        // at most the hit's cost are still valid.
+        // A hit without a decision may have spent units, which makes the cached waits too short.
+        // But it has spent nothing if a refusal of the same or a smaller cost held. So the refusals
+        // of these costs by the same policy are kept.
         if self.is_undecided {
             entry.changes += u64::from(entry.max_cost > self.cost);
             self.cache.keep_only(entry, |refusal| refusal.cost() <= self.cost && *refusal.policy() == self.policy);
@@ -245,8 +250,8 @@ mod tests {
     use crate::strategy::Status;
     use crate::{Op, Quota};
 
-    /// Hits in flight do not count towards the maximum number of keys, so they must be removed when
-    /// they end.
+    /// A hit in flight has an entry in the table, but does not count towards the maximum number of
+    /// keys. So its entry must be removed when it ends.
     #[test]
     fn hits_in_flight_are_removed_when_they_end() {
         let cache = Arc::new(Cache::new(1, 1_000, Arc::new(ManualClock::default())));

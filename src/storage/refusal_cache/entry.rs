@@ -20,12 +20,13 @@ pub(super) struct CachedRefusal {
     /// The time until which the refusal may be served stale while a hit is in flight: one more
     /// `ttl`, unless `retry_after` ends earlier.
     stale_end: Timestamp,
+    /// `true` while a hit that this entry refuses is in flight.
     serves_stale: bool,
 }
 
 impl CachedRefusal {
-    /// Returns an entry that lives for at most `ttl` microseconds, or `None` if the decision cannot
-    /// be cached.
+    /// Returns an entry that lives for at most `ttl` microseconds. Returns `None` if the decision
+    /// is not a refusal, or is one that cannot be cached.
     pub(super) fn of(
         policy: &Policy,
         decision: &Decision,
@@ -91,8 +92,8 @@ impl CachedRefusal {
         self.sent.plus(waits.max().unwrap_or(0))
     }
 
-    /// Returns `true` if the derived answer equals the storage's. Otherwise its wait is a lower
-    /// bound.
+    /// Returns `true` if the answer to a hit of this cost equals that of the storage. Otherwise the
+    /// wait in the answer is a lower bound.
     pub(super) fn is_exact(&self, cost: u32) -> bool {
         self.answers_to(cost).all(|answer| answer.is_exact)
     }
@@ -130,8 +131,8 @@ impl Answer {
         if cost > capacity {
             return Self { status: Status::refused(capacity, remaining, reset, None), is_exact: true };
         }
-        // A cost of one more than `remaining` fits after `reset`. A larger cost fits no earlier
-        // than a smaller one.
+        // `reset` is the time until one more unit remains, so a cost of `remaining + 1` then fits.
+        // A larger cost fits no earlier than a smaller one.
         let (fits, wait) = if cost > known_cost && known_cost > remaining {
             (known_cost, status.retry_micros())
         } else {

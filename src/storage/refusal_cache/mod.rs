@@ -39,18 +39,33 @@ use crate::{ConfigError, Decision, Key, Op, Policy};
 /// ```
 ///
 /// A refusal is cached until its `retry_after` has passed, for at most 1 second
-/// ([`ttl`](Self::ttl)). It answers later hits of the same policy and key if they have the same or
-/// a larger cost, or if their cost exceeds the remaining units. While it is cached, its
-/// `retry_after` counts down. Peeks always go to the storage, and so do hits of policies with an
-/// elastic window or a leaky bucket.
+/// ([`ttl`](Self::ttl)). Meanwhile the cache answers later hits of the same policy and key, and
+/// `retry_after` counts down:
 ///
-/// A [`clear`](Storage::clear) or [`settle`](Storage::settle) through this cache removes the key's
-/// refusals. A change by another process takes effect after at most one `ttl`. While a hit of the
-/// key is then in flight to the storage, the expired refusal still answers other hits, for at most
-/// one more `ttl`.
+/// | cost of a later hit | answer |
+/// |---|---|
+/// | the same | from the cache |
+/// | different, and may fit | from the storage |
+/// | different, and cannot fit yet | from the storage once for each cost, then from the cache |
 ///
-/// The cache holds refusals of up to 100,000 keys ([`max_keys`](Self::max_keys)) and of up to four
-/// costs per key. A refusal takes about 300 bytes.
+/// The last row has three exceptions, in which the cache answers at once:
+///
+/// - The cache can compute the exact `retry_after`, as for a fixed window.
+/// - The cache already has refusals of four costs of the key. Then `retry_after` can be too short.
+/// - Another hit of the key is in flight to the storage. Then `retry_after` can be too short.
+///
+/// Peeks, charges and hits of cost 0 always go to the storage. So do hits of policies with an
+/// [`ElasticWindow`](crate::ElasticWindow) or a [`LeakyBucket`](crate::LeakyBucket). A refusal is
+/// not cached if it is [storage full](Decision::is_storage_full),
+/// [contended](Decision::is_contended) or from a [fallback](Decision::is_from_fallback).
+///
+/// A [`clear`](Storage::clear), a [`settle`](Storage::settle) or a charge through this cache
+/// removes the refusals of the key. A change by another process takes effect after at most one
+/// `ttl`. There is one exception: while a hit is in flight to the storage, an expired refusal of
+/// the same key answers the other hits, for at most one more `ttl`.
+///
+/// The cache holds refusals of up to 100,000 keys ([`max_keys`](Self::max_keys)), and of up to four
+/// costs per key. A refusal takes about 300 bytes. Clones share one cache.
 ///
 /// With a [`Breaker`](super::Breaker), wrap the breaker in the cache. A cache around a
 /// [`MemoryStorage`](crate::MemoryStorage) has no benefit. The guide on [several
@@ -58,7 +73,7 @@ use crate::{ConfigError, Decision, Key, Op, Policy};
 ///
 /// # Errors
 ///
-/// Returns the errors of the inner storage.
+/// Calls fail with the errors of the inner storage. A hit that the cache refuses does not fail.
 #[derive(Clone)]
 pub struct RefusalCache<St> {
     inner: St,
@@ -72,19 +87,19 @@ const MAX_KEYS: usize = 100_000;
 const TTL: u64 = 1_000_000;
 
 impl<St: Storage> RefusalCache<St> {
-    /// Wraps `storage`.
+    /// Creates an empty cache in front of `storage`.
     pub fn new(storage: St) -> Self {
         Self { inner: storage, cache: Arc::new(Cache::new(MAX_KEYS, TTL, Arc::new(SystemClock::new()))) }
     }
 
-    /// Returns a copy with these settings and an empty cache.
+    /// Returns a handle to the same storage, with these settings and an empty cache.
     fn with(self, max_keys: usize, ttl: u64, clock: Arc<dyn Clock>) -> Self {
         Self { cache: Arc::new(Cache::new(max_keys, ttl, clock)), ..self }
     }
 
     /// Sets the longest time for which a refusal is cached. Defaults to 1 second.
     ///
-    /// Call this before the first hit, because the returned cache is empty.
+    /// The returned cache is empty, and independent of clones of this one.
     ///
     /// # Panics
     ///
@@ -102,7 +117,10 @@ impl<St: Storage> RefusalCache<St> {
 
     /// Sets the maximum number of keys whose refusals are cached. Defaults to 100,000.
     ///
-    /// Call this before the first hit, because the returned cache is empty.
+    /// A key counts once for each policy that refuses it. If the cache is full, the refusals that
+    /// expire last are kept.
+    ///
+    /// The returned cache is empty, and independent of clones of this one.
     ///
     /// # Panics
     ///
@@ -115,10 +133,10 @@ impl<St: Storage> RefusalCache<St> {
         self.with(max_keys, ttl, clock)
     }
 
-    /// Sets the clock that measures the age of refusals, for example in tests. It need not agree
-    /// with the storage's clock. Defaults to [`SystemClock`].
+    /// Sets the clock that measures the age of refusals, for example in tests. Defaults to
+    /// [`SystemClock`]. The clock of the storage may show another time.
     ///
-    /// Call this before the first hit, because the returned cache is empty.
+    /// The returned cache is empty, and independent of clones of this one.
     #[must_use]
     pub fn clock(self, clock: impl Clock) -> Self {
         let (max_keys, ttl) = (self.cache.max_keys, self.cache.ttl);
@@ -135,22 +153,24 @@ impl<St: Storage> RefusalCache<St> {
         self.cache.counters.counted().0
     }
 
-    /// Returns the number of hits that were sent to the inner storage.
+    /// Returns the number of hits that were sent to the inner storage. Peeks, charges and hits of
+    /// cost 0 are not counted.
     pub fn misses(&self) -> u64 {
         self.cache.counters.counted().1
     }
 
-    /// Returns the number of keys with cached refusals, including expired refusals that no hit has
-    /// removed yet.
+    /// Returns the number of keys with cached refusals. A key counts once for each policy that
+    /// refuses it. An expired refusal counts until a later miss or an eviction removes it.
     pub fn len(&self) -> usize {
         self.cache.len()
     }
 
-    /// Returns `true` if no refusals are cached.
+    /// Returns `true` if [`len`](Self::len) is 0.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
+    /// Makes a change in the inner storage, and removes the refusals of the key.
     fn change(
         &self,
         policy: &Policy,
@@ -206,7 +226,7 @@ impl<St: Storage> Storage for RefusalCache<St> {
         self.inner.check()
     }
 
-    /// Clears the inner storage, and removes all cached refusals.
+    /// Clears the inner storage, and removes all cached refusals, even if the inner storage fails.
     fn clear_all(&self) -> impl Future<Output = Result<u64, StorageError>> + Send + 'static {
         let invalidate = InvalidateAllOnDrop(Arc::clone(&self.cache));
         let cleared = self.inner.clear_all();
@@ -231,7 +251,7 @@ impl<St: Storage> Storage for RefusalCache<St> {
     }
 }
 
-/// Prints the settings and counts, without keys and refusals.
+/// Prints the inner storage, the settings and the counts, but no keys and no refusals.
 impl<St: fmt::Debug> fmt::Debug for RefusalCache<St> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (hits, misses) = self.cache.counters.counted();
@@ -256,7 +276,7 @@ pub struct Answer<F>(Progress<F>);
 enum Progress<F> {
     Cached(Option<Decision>),
     Inner(F, Option<InFlight>),
-    /// A charge, which makes the cached waits too short.
+    /// A charge. The cached refusals are removed, because their waits become too short.
     Charge(F, InvalidateOnDrop),
 }
 
@@ -303,8 +323,8 @@ impl<F: Future + Unpin> Future for Change<F> {
     }
 }
 
-/// Removes a key's refusals when a change completes or is dropped, because they may be older than
-/// the change.
+/// Removes a key's refusals when the future of a change completes or is dropped. Refusals that were
+/// cached while the change was in flight may be older than the change.
 #[derive(Debug)]
 struct InvalidateOnDrop {
     cache: Arc<Cache>,
@@ -314,19 +334,21 @@ struct InvalidateOnDrop {
 
 impl InvalidateOnDrop {
     /// Removes the key's refusals now, and again when the guard is dropped. Call this after the
-    /// inner storage has returned its future, which may apply the change at once or at any later
-    /// poll.
+    /// inner storage has returned its future. The storage may have made the change by then, or may
+    /// make it at any later poll.
     fn new(cache: &Arc<Cache>, policy: &Policy, key: &Key) -> Self {
         cache.invalidate(policy, key);
         Self { cache: Arc::clone(cache), policy: policy.clone(), key: key.clone() }
     }
 
+    /// Removes the key's refusals now.
     fn now(&self) {
         self.cache.invalidate(&self.policy, &self.key);
     }
 }
 
-/// Removes all refusals when a [`clear_all`](Storage::clear_all) completes or is dropped.
+/// Removes all refusals when the future of a [`clear_all`](Storage::clear_all) completes or is
+/// dropped.
 struct InvalidateAllOnDrop(Arc<Cache>);
 
 impl Drop for InvalidateAllOnDrop {

@@ -9,11 +9,11 @@ use tokio::time::Instant;
 use super::super::script::Call;
 use crate::storage::StorageError;
 
-/// The hits of one call, until they are sent. A hit that is still here has not counted.
+/// The hits of one call that have not been sent yet.
 #[derive(Debug, Default)]
 pub(super) struct Group(Mutex<Vec<Hit>>);
 
-/// A hit that waits.
+/// A hit that waits to be sent with others.
 #[derive(Debug)]
 pub(super) struct Hit {
     pub(super) call: Arc<Call>,
@@ -24,7 +24,8 @@ pub(super) struct Hit {
 /// The result of a hit, or `None` if the hit has not counted and must be sent in a call of its own.
 pub(super) type Outcome = Option<Result<Value, StorageError>>;
 
-/// The place of a caller in a group. If it is dropped before the hit is sent, the hit is not sent.
+/// The membership of a caller in a group. If it is dropped before the hit is sent, the hit is not
+/// sent.
 #[derive(Debug)]
 pub(super) struct Member {
     pub(super) group: Arc<Group>,

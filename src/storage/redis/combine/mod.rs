@@ -1,12 +1,12 @@
 //! Combines hits that wait at the same time into one call of a script.
 //!
 //! A script call costs the server a few microseconds besides the decision, for example to read the
-//! clock, and the client a reply. One call for several hits divides these costs between them.
+//! clock. It costs the client a reply. Hits that share a call share these costs.
 //!
 //! A hit is sent at once if fewer than four other hits of the storage are in flight. Otherwise it
 //! joins a [`Group`]. A task of the group yields to the runtime once, and then sends all hits that
-//! have joined in the meantime. A full group is sent without the yield. The hits of a call are
-//! decided in order, each as by a call of its own.
+//! have joined in the meantime. A full group is sent without the yield. The script decides the hits
+//! of a call in order, with the same results as in calls of their own.
 //!
 //! A task sends the group, because the future of a hit may not be polled for a while. Each runtime
 //! has its own groups, because the tasks of another runtime may not run for a while.
@@ -34,10 +34,10 @@ use crate::storage::{StorageError, StorageErrorKind};
 ///
 /// Other clients of the server wait for the whole call, which takes about 4 us per hit. More hits
 /// per call gain little.
-const MOST: usize = 16;
+const MAX_HITS: usize = 16;
 
 /// A hit joins a group only if at least this many other hits are in flight.
-const COMPANY: usize = 4;
+const MIN_IN_FLIGHT: usize = 4;
 
 /// Combines the hits of one storage.
 #[derive(Debug)]
@@ -84,9 +84,9 @@ impl Combiner {
         call: &Arc<Call>,
         deadline: Instant,
     ) -> Result<Value, StorageError> {
-        let company = self.in_flight.fetch_add(1, Ordering::Relaxed);
+        let others = self.in_flight.fetch_add(1, Ordering::Relaxed);
         let _in_flight = InFlight(&self.in_flight);
-        if company >= COMPANY
+        if others >= MIN_IN_FLIGHT
             && self.is_enabled.load(Ordering::Relaxed)
             && call.can_be_combined()
             && let Some(node) = link.single()
@@ -97,7 +97,8 @@ impl Combiner {
         run_alone(link, call, deadline).await
     }
 
-    /// Joins a group, and waits for the outcome.
+    /// Joins a group, and waits for the outcome. Returns `None` if the hit must be sent in a call
+    /// of its own.
     async fn join(self: &Arc<Self>, node: &Node, call: &Arc<Call>, deadline: Instant) -> Outcome {
         let (outcome, received) = oneshot::channel();
         let member = self.enter(node, Hit { call: Arc::clone(call), deadline, outcome });
@@ -120,7 +121,7 @@ impl Combiner {
             Entry::Occupied(entry) => (Arc::clone(entry.get()), false),
             Entry::Vacant(entry) => (Arc::clone(entry.insert(Arc::default())), true),
         };
-        let is_full = group.push(hit) >= MOST;
+        let is_full = group.push(hit) >= MAX_HITS;
         if is_full {
             open.remove(&key);
         }
@@ -192,7 +193,8 @@ impl Sending {
                     hit.complete((reply != Value::Nil).then_some(Ok(reply)));
                 }
             }
-            // The server refused the call, so it executed nothing. One key may be the cause.
+            // The server refused the call, so it executed nothing. The key of one hit may be the
+            // cause, so the other hits can succeed in calls of their own.
             Err(error) if error.kind() == StorageErrorKind::Refused => {
                 if is_cross_slot(&error) {
                     self.combiner.is_enabled.store(false, Ordering::Relaxed);

@@ -1,4 +1,4 @@
-//! The connection to one server, which a [`Route`] finds.
+//! The connection to one server. A [`Route`] finds the server.
 
 use std::fmt;
 use std::future::ready;
@@ -29,8 +29,7 @@ pub(super) trait Route: fmt::Display + Send + Sync + 'static {
     /// Opens a connection to the server. Returns it with the server's address.
     fn connect(self: Arc<Self>) -> BoxFuture<Result<(Connection, Address), StorageError>>;
 
-    /// Returns `true` if a check with [`has_moved`](Self::has_moved) is due, which the caller then
-    /// makes.
+    /// Returns `true` if the caller must now check with [`has_moved`](Self::has_moved).
     fn take_check(&self) -> bool {
         false
     }

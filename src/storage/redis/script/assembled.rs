@@ -24,8 +24,8 @@ const RECORD: (&str, &str) = (">I4I8I4I4", "digest$, till$, first$, second$");
 const LOG_RECORD: (&str, &str) =
     (">I4I8I4I8I4I4I4I4I4", "digest$, till$, units$, oldest$, first$, length$, room$, head$, tail$");
 
-/// The values that a script writes into a record, and into a record of a moving window. A lost log
-/// has no chunks.
+/// The values that a script writes into a record, and into a record of a moving window. A log whose
+/// key is lost has no chunks, so they are written as 0.
 const WRITTEN: &str = "TAG$, till$, first$, second$";
 const LOG_WRITTEN: &str = "TAG$, log$.till, log$.units, log$.oldest, log$.first, log$.length, log$.room, \
                            log$.head or 0, log$.tail or 0";

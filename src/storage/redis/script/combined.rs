@@ -40,7 +40,7 @@ impl<'a> Combined<'a> {
         Self { calls, text: text.expect("the hits can be combined") }
     }
 
-    /// Returns the command that runs a script in the server's cache.
+    /// Returns the command that runs the script from the server's cache.
     pub(in super::super) fn by_hash(&self) -> Cmd {
         self.command("EVALSHA", &self.text.hash)
     }

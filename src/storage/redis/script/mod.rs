@@ -18,7 +18,8 @@ use crate::{Decision, Key, Op, Policy, Timestamp};
 /// The minimum time by which a key outlives its state, in milliseconds.
 pub(super) const GRACE: u32 = 500;
 
-/// The expiry of a key is rounded up to a multiple of this time, in microseconds.
+/// The expiry of a key is rounded up to a multiple of this time, in microseconds. A hit that does
+/// not change the rounded expiry need not set it.
 const STEP: u32 = 500_000;
 
 /// The operation of a script.
@@ -71,7 +72,8 @@ struct Part {
     first: usize,
     /// The number of the arguments of its strategy.
     arguments: usize,
-    /// The number of the values of the hit that follow, which only a refund needs.
+    /// The number of values of the refunded hit (its end and its anchor) that follow these
+    /// arguments. 0 unless the script is a refund.
     hit_values: usize,
     /// The index of its log in `KEYS`.
     key: usize,
@@ -275,8 +277,8 @@ impl Arguments {
 }
 
 impl ReplyPart {
-    /// Returns the bytes of the values, which are big-endian numbers of 8 bytes. `is_spent` is
-    /// `true` after a hit that was admitted.
+    /// Returns the size of the values in bytes. Each is a big-endian number of 8 bytes. `is_spent`
+    /// is `true` after a hit that was admitted.
     pub(super) fn size(self, is_spent: bool) -> usize {
         match self {
             Self::Delay => 8,
@@ -292,12 +294,12 @@ impl Call {
         &self.digests
     }
 
-    /// Returns the values that the reply has for each limit.
+    /// Returns the kind of values that the reply has for each limit.
     pub(super) fn reply_parts(&self) -> &[ReplyPart] {
         &self.reply_parts
     }
 
-    /// Returns the command that runs a script in the server's cache.
+    /// Returns the command that runs the script from the server's cache.
     pub(super) fn by_hash(&self) -> Cmd {
         self.command("EVALSHA", &self.script.single.hash)
     }
