@@ -11,8 +11,9 @@
 //! | [`Cas`] | your own store, by two methods of [`CasStorage`] | |
 //! | [`AnyStorage`] | a storage that is chosen at run time, for example by a URL | |
 //!
-//! Every strategy runs on every storage. Storages on servers reject policies whose logs can become
-//! [too long](crate::guide::several_processes#long-logs), and [`Leases`] accept only fixed windows.
+//! Every strategy runs on every storage, with two exceptions. Storages on servers reject policies
+//! whose logs can become [too long](crate::guide::several_processes#long-logs), and [`Leases`]
+//! accept only a single fixed window.
 //!
 //! A wrapper is a storage around another storage. This table lists them from the inside out:
 //!
@@ -331,8 +332,8 @@ pub trait Storage: Clone + fmt::Debug + Send + Sync + 'static {
     /// # Errors
     ///
     /// Returns an error if the storage does not support the policy. For example, its states can
-    /// grow longer than the storage allows, or it is not a fixed window and the storage is
-    /// [`Leases`]. The default implementation never fails.
+    /// grow longer than the storage allows, or it is not a single fixed window and the storage
+    /// is [`Leases`]. The default implementation never fails.
     fn validate(&self, policy: &Policy) -> Result<(), ConfigError> {
         let _ = policy;
         Ok(())
