@@ -67,7 +67,7 @@ impl Target {
             })?,
         };
         let tls = Self::tls(&mut options, wrong)?;
-        // The other options are those of the client: host, options, target_session_attrs and so on.
+        // `tokio-postgres` parses the other options: host, options, target_session_attrs and so on.
         let rest = options.into_rest();
         let rest: Vec<String> = rest.into_iter().map(|(name, value)| format!("{name}={value}")).collect();
         let config = Config::from_str(&format!("postgres://{authority}{path}?{}", rest.join("&")));
@@ -80,8 +80,9 @@ impl Target {
         if config.get_hosts().is_empty() {
             return Err(wrong(format!("the host is missing: {EXAMPLES}")));
         }
-        // A replica rejects writes. With one host, the check is left out to save its round trip:
-        // the first write to a replica fails.
+        // A replica rejects writes, so with several hosts each new connection checks for this. With
+        // one host, the check is omitted to save its round trip. The first write to a replica fails
+        // then.
         if config.get_target_session_attrs() == TargetSessionAttrs::Any && config.get_hosts().len() > 1 {
             config.target_session_attrs(TargetSessionAttrs::ReadWrite);
         }
@@ -94,8 +95,8 @@ impl Target {
         Ok(Self { config, tls, server, table, connections, migrates, prefix, deadline, long_logs, max_skew })
     }
 
-    /// Reads `sslmode`, and the options of TLS. The client's own mode `prefer` is not accepted,
-    /// because an attacker on the network can turn its TLS off.
+    /// Reads `sslmode`, and the options of TLS. The mode `prefer` of `tokio-postgres` is rejected,
+    /// because an attacker on the network can turn off TLS in this mode.
     fn tls(options: &mut Options<'_>, wrong: &Wrong<'_>) -> Result<Option<Tls>, ConfigError> {
         match options.take("sslmode").as_deref() {
             None | Some("disable") => Ok(None),
