@@ -33,8 +33,8 @@ use crate::{BoxError, ConfigError, Decision, Key, Policy};
 /// | [`decide`](Storage::decide), [`clear`](Storage::clear), [`settle`](Storage::settle) | once, before it returns | only if the future is not ready at that poll |
 /// | [`check`](Storage::check), [`clear_all`](Storage::clear_all) | when its own future is polled | always |
 ///
-/// The futures of a [`MemoryStorage`] are ready at the first poll. If the inner storage needs tokio,
-/// call the methods inside the runtime that awaits the returned futures.
+/// The futures of a [`MemoryStorage`] are ready at the first poll. If the inner storage needs
+/// tokio, call the methods inside the runtime that awaits the returned futures.
 ///
 /// # Errors
 ///

@@ -7,8 +7,8 @@ pub(crate) use self::enabled::{IN_FLIGHT, LATENCY};
 
 use super::StorageError;
 
-/// Returns the result of `call`. With the feature `metrics`, also measures the call. `storage` is the
-/// value of the label `storage`, for example `redis`.
+/// Returns the result of `call`. With the feature `metrics`, also measures the call. `storage` is
+/// the value of the label `storage`, for example `redis`.
 #[cfg(not(feature = "metrics"))]
 #[inline]
 pub(super) fn measured<F, T>(_storage: &'static str, call: F) -> F

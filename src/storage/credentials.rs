@@ -24,7 +24,7 @@ impl Credentials {
 
 type ProviderFuture = Pin<Box<dyn Future<Output = Result<Credentials, BoxError>> + Send>>;
 
-/// The source of the login for each connection. `Debug` hides passwords.
+/// The source of the login for each new connection. `Debug` hides passwords.
 #[derive(Clone)]
 pub(super) enum LoginSource {
     Fixed(Login),

@@ -43,8 +43,8 @@ struct Inner {
 
 /// The kind of a [`StorageError`].
 ///
-/// Use [`StorageError::may_have_counted`] to distinguish a call that was not executed from one whose
-/// outcome is unknown.
+/// Use [`StorageError::may_have_counted`] to distinguish a call that was not executed from one
+/// whose outcome is unknown.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum StorageErrorKind {

@@ -102,7 +102,7 @@ pub use self::timeout::Timeout;
 #[cfg(feature = "_rustls")]
 pub use self::tls::TlsConfig;
 
-/// The argument of [`Storage::decide`]: the operation to decide on.
+/// A request to [`Storage::decide`] or [`Storage::try_admit`]: an operation on the states of a key.
 #[derive(Clone, Copy, Debug)]
 #[non_exhaustive]
 pub struct StorageRequest<'a> {
@@ -186,8 +186,8 @@ impl Default for Summary {
 /// builds of a program. A storage that outlives the process must therefore store those three
 /// instead of the digest.
 ///
-/// The futures are `'static`, so they own the values that they need. `testing::StorageLaws` (feature
-/// `testing`) tests an implementation.
+/// The futures are `'static`, so they own the values that they need. `testing::StorageLaws`
+/// (feature `testing`) tests an implementation.
 ///
 /// # Examples
 ///
@@ -296,8 +296,8 @@ pub trait Storage: Clone + fmt::Debug + Send + Sync + 'static {
     /// Checks that the storage is reachable, for example for a health endpoint. Makes one attempt
     /// and spends nothing.
     ///
-    /// A wrapper checks its inner storage, and a [`Breaker`] checks its primary storage. The default
-    /// implementation never fails.
+    /// A wrapper checks its inner storage, and a [`Breaker`] checks its primary storage. The
+    /// default implementation never fails.
     ///
     /// # Errors
     ///
@@ -306,8 +306,8 @@ pub trait Storage: Clone + fmt::Debug + Send + Sync + 'static {
         ready(Ok(()))
     }
 
-    /// Removes all keys of this storage, and returns their number. A shared storage removes all keys
-    /// with its prefix, including the keys of other processes.
+    /// Removes all keys of this storage, and returns their number. A shared storage removes all
+    /// keys with its prefix, including the keys of other processes.
     ///
     /// Use it in tests and for operations, because it may visit every key. Hits during the call may
     /// stay counted.
@@ -326,8 +326,8 @@ pub trait Storage: Clone + fmt::Debug + Send + Sync + 'static {
     ///
     /// A limiter and a layer call this method when they are built, and when their
     /// [`LivePolicy`](crate::LivePolicy) is set. They do not check a policy that is chosen per
-    /// request. So [`decide`](Self::decide) must handle every policy, and can return an error for an
-    /// unsupported one.
+    /// request. So [`decide`](Self::decide) must handle every policy, and can return an error for
+    /// an unsupported one.
     ///
     /// # Errors
     ///

@@ -25,7 +25,11 @@ use crate::storage::{Cas, StorageError, deadline, names};
 
 /// Shares rate limit states between processes on etcd (3.4 or later).
 ///
-/// The storage tolerates the loss of a minority of the members.
+/// A majority of the members stores each write on disk, so the storage tolerates the loss of a
+/// minority. Use it for limits that must survive the loss of a server, at up to a few hundred hits
+/// per second. For thousands of hits per second, use `RedisStorage`.
+///
+/// # Examples
 ///
 /// ```
 /// use std::time::Duration;
@@ -40,32 +44,40 @@ use crate::storage::{Cas, StorageError, deadline, names};
 /// # Ok::<(), tower_ratelimit::ConfigError>(())
 /// ```
 ///
-/// A majority of the members stores each write on disk. Use this storage for limits that must
-/// survive the loss of a server, at up to a few hundred hits per second. For thousands of hits per
-/// second, use `RedisStorage`.
+/// # Decisions
 ///
 /// A hit loads the state of its key, decides, and stores the new state by compare-and-swap. That
 /// takes two round trips, or one if the state does not change, as after most refusals. All
 /// processes together never admit more than the limit. A hit that loses every race is refused as
 /// [contended](crate::Decision::is_contended). [`Cas`] has the details.
 ///
-/// | option of the URL | default | meaning |
-/// |---|---|---|
-/// | `prefix` | `rl` | the prefix of all keys |
-/// | `deadline` | `100ms` | the timeout of a call |
-/// | `max-skew` | `5s` | the largest clock skew, as [`max_skew`](Self::max_skew) |
-/// | `long-logs` | `refuse` | `allow` has the effect of [`allow_long_logs`](Self::allow_long_logs) |
-/// | `ca` | the system's certificates | for TLS, a PEM file with the certificates to trust |
-/// | `cert`, `key` | none | for TLS, PEM files with a client certificate and its private key |
+/// Decisions use the clock of the machine of each process.
 ///
 /// A policy that can keep more than 1,000 log entries per key is rejected when the limiter or layer
 /// is built: see [long logs](crate::guide::several_processes#long-logs). A policy that can keep
 /// more than 1.5 MB per key, about 75,000 entries, is always rejected.
 ///
+/// # Options
+///
+/// The URL has the scheme `etcd`, or `etcds` for TLS (feature `etcd-rustls`).
+///
+/// | option of the URL | default | meaning |
+/// |---|---|---|
+/// | `prefix` | `rl` | the prefix of all keys |
+/// | `deadline` | `100ms` | the timeout of a call, such as `50ms` or `2s` |
+/// | `max-skew` | `5s` | the largest clock skew, as [`max_skew`](Self::max_skew) |
+/// | `long-logs` | `refuse` | `allow` has the effect of [`allow_long_logs`](Self::allow_long_logs) |
+/// | `ca` | the system's certificates | for TLS, a PEM file with the certificates to trust |
+/// | `cert`, `key` | none | for TLS, PEM files with a client certificate and its private key |
+///
+/// # Connections
+///
 /// Clones share one connection per member. Calls need a tokio runtime with time and I/O enabled.
 /// The storage can be created outside of a runtime.
 ///
-/// | question | guide |
+/// # Guides
+///
+/// | topic | guide |
 /// |---|---|
 /// | URLs for several members, logins and TLS | [several processes](crate::guide::several_processes#etcd) |
 /// | passwords that rotate | [operating](crate::guide::operating#logins-that-rotate) |

@@ -68,9 +68,9 @@ use crate::{ConfigError, Decision, Key, Policy};
 /// # Errors
 ///
 /// Calls fail with [`StorageError`] if the server of the key is unreachable, fails, or does not
-/// reply within the timeout. They also fail if 1,024 calls are in flight on its connection, or fewer
-/// while calls time out. A write that was sent is not retried, because the server may have executed
-/// it: see [`may_have_counted`](StorageError::may_have_counted).
+/// reply within the timeout. They also fail if 1,024 calls are in flight on its connection, or
+/// fewer while calls time out. A write that was sent is not retried, because the server may have
+/// executed it: see [`may_have_counted`](StorageError::may_have_counted).
 #[derive(Clone)]
 pub struct MemcachedStorage {
     client: Client,

@@ -29,8 +29,8 @@ pub(in crate::storage) struct Calls {
     in_flight: AtomicUsize,
     /// The limit of `in_flight`, times `REPLIES_PER_STEP`.
     limit: AtomicUsize,
-    /// `true` from a call without a reply until the next reply. A reply locks `silence` only if this
-    /// is `true`.
+    /// `true` from a call without a reply until the next reply. A reply locks `silence` only if
+    /// this is `true`.
     is_silent: AtomicBool,
     silence: Mutex<Silence>,
 }

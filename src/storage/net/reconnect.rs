@@ -18,7 +18,7 @@ use crate::storage::StorageError;
 const MIN_BACKOFF: Duration = Duration::from_millis(20);
 const MAX_BACKOFF: Duration = Duration::from_millis(200);
 
-/// [`Reconnecting::renew`] does not replace a value that is younger than this, so that many callers
+/// `Reconnecting::renew` does not replace a value that is younger than this, so that many callers
 /// do not each replace it.
 const FRESH: Duration = Duration::from_millis(100);
 

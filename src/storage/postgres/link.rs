@@ -44,7 +44,8 @@ impl Link {
         Self::Own { settings, connections, next: Arc::default() }
     }
 
-    /// Returns a link with another table. It opens new connections, unless they are those of a pool.
+    /// Returns a link with another table. It opens new connections, unless they are those of a
+    /// pool.
     pub(super) fn with_table(&self, table: Table) -> Self {
         match self {
             Self::Own { settings, connections, .. } => {

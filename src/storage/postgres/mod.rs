@@ -159,8 +159,8 @@ pub struct PostgresStorage {
 }
 
 impl PostgresStorage {
-    /// Creates a storage on the server in `url`. It connects on first use, but with TLS it loads the
-    /// certificates and the private key immediately.
+    /// Creates a storage on the server in `url`. It connects on first use, but with TLS it loads
+    /// the certificates and the private key immediately.
     ///
     /// # Errors
     ///
@@ -266,8 +266,8 @@ impl PostgresStorage {
     /// Makes the table unlogged if the storage creates it. A table that exists is not changed.
     /// Overrides the URL. By default, the table is logged.
     ///
-    /// An unlogged table is faster, because PostgreSQL does not write it to its write-ahead log. The
-    /// table is empty after a crash of the server, and on a replica that was promoted.
+    /// An unlogged table is faster, because PostgreSQL does not write it to its write-ahead log.
+    /// The table is empty after a crash of the server, and on a replica that was promoted.
     ///
     /// The returned storage opens new connections, unless it uses your own pool.
     #[must_use]
@@ -282,8 +282,8 @@ impl PostgresStorage {
         self.with_changed_store()
     }
 
-    /// Sets the certificates for [TLS](Self#tls). Replaces the options `ca`, `cert` and `key` of the
-    /// URL, including those that `config` does not set.
+    /// Sets the certificates for [TLS](Self#tls). Replaces the options `ca`, `cert` and `key` of
+    /// the URL, including those that `config` does not set.
     ///
     /// Call this method before the first decision, because the returned storage opens new
     /// connections.
@@ -349,7 +349,8 @@ impl PostgresStorage {
     ///
     /// Several processes can call this method at the same time. It works with `migrate=false` too.
     /// The [`deadline`](Self::deadline) does not apply, so the future may wait for locks without a
-    /// limit. On your own pool, the [statement timeout](Self::from_pool) of its connections applies.
+    /// limit. On your own pool, the [statement timeout](Self::from_pool) of its connections
+    /// applies.
     ///
     /// # Errors
     ///

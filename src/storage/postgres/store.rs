@@ -110,8 +110,8 @@ impl Store {
 
     /// Deletes all keys with the prefix, and returns their number.
     pub(super) async fn delete_all(&self) -> Result<u64, StorageError> {
-        // The range of all keys that begin with the prefix and `:`. In the collation "C", `;` is the
-        // character after `:`.
+        // The range of all keys that begin with the prefix and `:`. In the collation "C", `;` is
+        // the character after `:`.
         let (from, to) = (self.key(""), format!("{};", self.prefix));
         let reply = self.query(Statement::DeleteAll, &[&from, &to], self.deadline()).await?;
         let Some(reply) = reply else {
@@ -144,8 +144,8 @@ impl Store {
         format!("{}:{key}", self.prefix)
     }
 
-    /// Returns the deadline of a call that begins now. It is shortly before the timeout of `Cas`, so
-    /// that the connection notices a missing reply.
+    /// Returns the deadline of a call that begins now. It is shortly before the timeout of `Cas`,
+    /// so that the connection notices a missing reply.
     fn deadline(&self) -> Instant {
         Instant::now() + self.deadline * 15 / 16
     }

@@ -58,9 +58,9 @@ impl Table {
         )
     }
 
-    /// Returns the statements of `migrate`, which run as one transaction. The first one takes a lock,
-    /// so that other processes wait: `IF NOT EXISTS` alone fails if two processes create the table
-    /// at the same time.
+    /// Returns the statements of `migrate`, which run as one transaction. The first one takes a
+    /// lock, so that other processes wait: `IF NOT EXISTS` alone fails if two processes create the
+    /// table at the same time.
     pub(super) fn migration(&self) -> String {
         let schema = self.schema.as_ref().map(|schema| {
             // CREATE SCHEMA IF NOT EXISTS needs the right to create one even if it exists.
@@ -134,8 +134,8 @@ pub(super) enum Statement {
     Update,
     /// Deletes the key `$1` if its text is `$2`.
     Delete,
-    /// Deletes the expired rows of `$2` pages of the table. The first page is `$1` modulo the number
-    /// of pages.
+    /// Deletes the expired rows of `$2` pages of the table. The first page is `$1` modulo the
+    /// number of pages.
     Sweep,
     /// Deletes the keys from `$1` up to, but not including, `$2`.
     DeleteAll,

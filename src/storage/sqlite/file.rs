@@ -108,8 +108,9 @@ impl File {
         Ok(())
     }
 
-    /// Deletes the expired rows among the next rows of the table, in the order of their keys. Checks
-    /// [`SWEPT_PER_WRITE`] rows for each of the `writes` keys that the transaction has written.
+    /// Deletes the expired rows among the next rows of the table, in the order of their keys.
+    /// Checks [`SWEPT_PER_WRITE`] rows for each of the `writes` keys that the transaction has
+    /// written.
     pub(super) fn sweep(&mut self, writes: u32) -> rusqlite::Result<()> {
         let rows = writes.saturating_mul(SWEPT_PER_WRITE);
         let next = "SELECT max(key), count(*), min(gone_at) FROM \
