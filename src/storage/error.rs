@@ -48,7 +48,8 @@ struct Inner {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum StorageErrorKind {
-    /// The connection, or the database file, could not be opened. The call was not sent.
+    /// The server could not be reached, or the database file could not be opened. The call was not
+    /// executed.
     Unreachable,
     /// Too many calls are in flight. The call was not sent.
     Overloaded,

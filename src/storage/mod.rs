@@ -261,14 +261,16 @@ pub trait Storage: Clone + fmt::Debug + Send + Sync + 'static {
     /// Tries to admit a hit without a future, which is faster than [`decide`](Self::decide). The
     /// operation of `request` is [`Op::Hit`].
     ///
-    /// | result | summary, if it is `Some` | meaning |
+    /// The caller passes `None`, or a default summary, which the storage fills in:
+    ///
+    /// | result | summary | meaning |
     /// |---|---|---|
     /// | `true` | the decision | the hit was counted, and does not have to wait |
-    /// | `false` | the default | nothing was counted; the caller calls `decide` |
-    /// | `false` | a refusal | nothing was counted; the caller may refuse the hit without calling `decide` |
+    /// | `false` | a refusal by the only limit of the policy | nothing was counted; the caller may refuse the hit without calling `decide` |
+    /// | `false` | anything else, or `None` | nothing was counted; the caller calls `decide` |
     ///
-    /// A storage may return a refusal in the summary only if the policy has one limit. A wrapper
-    /// whose own `decide` must run for each refusal resets the summary to its default.
+    /// To fill in a refusal is optional. A wrapper whose own `decide` must run for each refusal
+    /// resets the summary to its default.
     ///
     /// The default implementation returns `false`, and does not change the summary.
     #[inline]

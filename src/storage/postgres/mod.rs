@@ -56,8 +56,8 @@ const LABEL: &str = "postgres";
 /// # Decisions
 ///
 /// A hit is one statement. The statement stores the new state if no other process has stored one
-/// meanwhile. For that, each process caches the server's time, and the states of the last 8,192 or
-/// more keys, if they have at most 512 bytes.
+/// meanwhile. To decide before the round trip, each process caches the server's time, and the
+/// states of up to 16,384 keys that it used last. States of more than 512 bytes are not cached.
 ///
 /// | call | round trips |
 /// |---|---|
@@ -118,8 +118,8 @@ const LABEL: &str = "postgres";
 /// | client certificate and private key | `sslcert`, `sslkey` | `cert`, `key` |
 ///
 /// `sslrootcert`, `sslcert` and `sslkey` are rejected as unknown options, and so are `ca`, `cert`
-/// and `key` without TLS. [`try_tls`](Self::try_tls) takes certificates that are not in files. With
-/// TLS, a connection to a Unix socket fails, because PostgreSQL has no TLS there.
+/// and `key` without TLS. The method `try_tls` takes certificates that are not in files. With TLS,
+/// a connection to a Unix socket fails, because PostgreSQL has no TLS there.
 ///
 /// # Connections
 ///
