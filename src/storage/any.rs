@@ -20,20 +20,29 @@ use crate::{BoxError, ConfigError, Decision, Key, Policy};
 /// | `redis+cluster://host,host` | `RedisStorage` | `redis-cluster` |
 /// | `redis+sentinel://host,host/service` | `RedisStorage` | `redis-sentinel` |
 /// | `memcached://host,host`, `memcached+unix://` | `MemcachedStorage` | `memcached` |
-/// | `etcd://host,host`, `etcds://` | `EtcdStorage` | `etcd`, TLS `etcd-rustls` |
+/// | `etcd://host,host`, `etcds://`, `etcd+tls://` | `EtcdStorage` | `etcd`, TLS `etcd-rustls` |
 /// | `postgres://user@host/database`, `postgresql://` | `PostgresStorage` | `postgres`, TLS `postgres-rustls` |
 /// | `sqlite:path` | `SqliteStorage` | `sqlite` |
 ///
-/// A future that is ready at the first poll costs no additional allocation. Any other future costs
-/// one. With `memory://`, all futures are ready at the first poll.
+/// Clones share the inner storage. Each parsed `memory://` is a new storage with its own states.
 ///
-/// Each method polls the inner storage's future once before it returns. If the inner storage needs
+/// # Futures
+///
+/// | method | polls the inner future | allocates |
+/// |---|---|---|
+/// | [`decide`](Storage::decide), [`clear`](Storage::clear), [`settle`](Storage::settle) | once, before it returns | only if the future is not ready at that poll |
+/// | [`check`](Storage::check), [`clear_all`](Storage::clear_all) | when its own future is polled | always |
+///
+/// The futures of a [`MemoryStorage`] are ready at the first poll. If the inner storage needs
 /// tokio, call the methods inside the runtime that awaits the returned futures.
 ///
 /// # Errors
 ///
-/// Parsing fails if the URL is invalid, if its scheme is unknown, or if the scheme needs a feature
-/// that is not enabled. It also fails if a file that the URL names cannot be used.
+/// Parsing fails if
+///
+/// - the URL is invalid, or its scheme is unknown,
+/// - the URL needs a feature that is not enabled,
+/// - a file that the URL names cannot be used.
 ///
 /// Calls return the error of the inner storage, converted by [`StorageError::from_boxed`].
 ///
@@ -61,7 +70,7 @@ use crate::{BoxError, ConfigError, Decision, Key, Policy};
 pub struct AnyStorage(Arc<dyn DynStorage>);
 
 impl AnyStorage {
-    /// Erases the type of `storage`. Clones of the result share `storage`.
+    /// Wraps `storage`, and erases its type.
     pub fn new(storage: impl Storage) -> Self {
         Self(Arc::new(storage))
     }
@@ -220,7 +229,8 @@ impl<St: Storage> DynStorage for St {
     }
 }
 
-/// The future of a decision, clear or settlement of an [`AnyStorage`].
+/// The future that [`decide`](Storage::decide), [`clear`](Storage::clear) and
+/// [`settle`](Storage::settle) of an [`AnyStorage`] return.
 #[must_use = "futures do nothing unless they are polled"]
 pub struct AnyFuture<T>(State<T>);
 

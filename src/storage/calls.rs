@@ -7,8 +7,8 @@ pub(crate) use self::enabled::{IN_FLIGHT, LATENCY};
 
 use super::StorageError;
 
-/// Returns the result of `call`. With the feature `metrics`, it also measures the call. `storage` is
-/// the kind of storage, for example `redis`.
+/// Returns the result of `call`. With the feature `metrics`, also measures the call. `storage` is
+/// the value of the label `storage`, for example `redis`.
 #[cfg(not(feature = "metrics"))]
 #[inline]
 pub(super) fn measured<F, T>(_storage: &'static str, call: F) -> F
@@ -31,6 +31,7 @@ mod enabled {
     /// The name of the gauge of the number of calls in flight.
     pub(crate) const IN_FLIGHT: &str = "ratelimit_storage_in_flight";
 
+    /// Records the latency and the outcome of `call`, and returns its result.
     pub(in crate::storage) async fn measured<F, T>(storage: &'static str, call: F) -> Result<T, StorageError>
     where
         F: Future<Output = Result<T, StorageError>>,
@@ -44,8 +45,8 @@ mod enabled {
         result
     }
 
-    /// A call in flight. Dropping this value records the latency and the outcome, so that a call
-    /// whose future is dropped early is recorded too.
+    /// The measurement of a call in flight. Dropping it records the latency and the outcome, so a
+    /// call whose future is dropped early is recorded too, with the outcome `dropped`.
     struct Measurement {
         storage: &'static str,
         begun: Instant,
@@ -67,7 +68,7 @@ mod enabled {
         }
     }
 
-    /// Returns the value of the label `outcome`.
+    /// Returns the value of the label `outcome` for a failed call.
     fn word(kind: StorageErrorKind) -> &'static str {
         match kind {
             StorageErrorKind::Unreachable => "unreachable",

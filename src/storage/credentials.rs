@@ -7,15 +7,16 @@ use std::sync::Arc;
 use super::url::Login;
 use crate::BoxError;
 
-/// A user and a password for a server. See `RedisStorage::credentials` and
-/// `EtcdStorage::credentials`.
+/// A user and a password for a server. A provider returns them for each new connection: see
+/// `RedisStorage::credentials` and `EtcdStorage::credentials`.
 ///
 /// `Debug` hides the password.
 #[derive(Clone, Debug)]
 pub struct Credentials(Login);
 
 impl Credentials {
-    /// Creates credentials. For a Redis server with `requirepass`, `user` is `default`.
+    /// Creates credentials. For a Redis server that has only a password (`requirepass`), `user` is
+    /// `default`.
     pub fn new(user: impl Into<String>, password: impl Into<String>) -> Self {
         Self(Login { user: Some(user.into()), password: Some(password.into()) })
     }
@@ -23,7 +24,7 @@ impl Credentials {
 
 type ProviderFuture = Pin<Box<dyn Future<Output = Result<Credentials, BoxError>> + Send>>;
 
-/// The source of the login for each connection. `Debug` hides passwords.
+/// The source of the login for each new connection. `Debug` hides passwords.
 #[derive(Clone)]
 pub(super) enum LoginSource {
     Fixed(Login),

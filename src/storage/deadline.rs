@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use crate::ConfigError;
 
-/// The default timeout.
+/// The default timeout of a call.
 pub(super) const DEADLINE: Duration = Duration::from_millis(100);
 
 /// Returns an error if `deadline` is less than a millisecond or more than an hour.

@@ -8,11 +8,18 @@ use std::sync::Arc;
 use crate::error::chain;
 use crate::{BoxError, ConfigError};
 
-/// The error of all storages and wrappers of this crate that can fail.
+/// The error of the storages and wrappers of this crate.
 ///
-/// `{error}` writes only the message of this error. Its cause is the [`source`](Error::source).
-/// `{error:#}` writes the message and all causes in one line, and so does `{error:?}`. No message
-/// contains a password or the key of a client.
+/// There are two exceptions: a [`MemoryStorage`](crate::MemoryStorage) cannot fail, and a
+/// [`RefusalCache`](super::RefusalCache) has the error of its inner storage.
+///
+/// | format | writes |
+/// |---|---|
+/// | `{error}` | the message, without its cause, which is the [`source`](Error::source) |
+/// | `{error:#}` | the message and all causes, in one line |
+/// | `{error:?}` | the [kind](Self::kind), the message and all causes, in one line |
+///
+/// No message of this crate contains a password or the key of a client.
 ///
 /// ```
 /// use tower_ratelimit::storage::{StorageError, StorageErrorKind};
@@ -35,29 +42,37 @@ struct Inner {
 }
 
 /// The kind of a [`StorageError`].
+///
+/// Use [`StorageError::may_have_counted`] to distinguish a call that was not executed from one
+/// whose outcome is unknown.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum StorageErrorKind {
-    /// No connection could be opened. The call was not sent.
+    /// The server could not be reached, or the database file could not be opened. The call was not
+    /// executed.
     Unreachable,
     /// Too many calls are in flight. The call was not sent.
     Overloaded,
-    /// The call took longer than its timeout.
+    /// The call took longer than its timeout. It may have been sent.
     Timeout,
     /// The connection broke after the call was sent.
     ConnectionLost,
-    /// The server refused the call and did not execute it.
+    /// The server rejected the call, for example because a right is missing or the disk is full.
     Refused,
-    /// The reply of the server is not a reply to the call.
+    /// The server returned a reply that does not match the call, or an error after which the call
+    /// may have been executed.
     UnexpectedReply,
-    /// Other processes changed the key before every compare-and-swap. Retrying can succeed.
+    /// Other processes changed the key before every compare-and-swap of a clear, a refund or a
+    /// settlement. Retrying can succeed. A hit is refused as
+    /// [contended](crate::Decision::is_contended) instead.
     Contended,
-    /// The circuit breaker is open, so the storage was not called.
+    /// The [circuit breaker](super::Breaker) is open, so the storage was not called.
     CircuitOpen,
-    /// The storage does not support the policy or the operation.
+    /// The storage does not support the policy or the operation, or the state of the key is too
+    /// long for it.
     Unsupported,
-    /// There is no tokio runtime, or the task of the call ended without a result. Its runtime was
-    /// shut down, or a custom strategy panicked.
+    /// The call ended without a result: there is no tokio runtime, its runtime was shut down, or a
+    /// custom strategy panicked.
     Cancelled,
     /// Any other error, for example of a custom storage.
     Other,
@@ -79,8 +94,10 @@ impl StorageErrorKind {
 }
 
 impl StorageError {
-    /// Creates an error. The message must not repeat the source, and must not contain a password or
-    /// the key of a client.
+    /// Creates an error without a source. [`with_source`](Self::with_source) adds one.
+    ///
+    /// The message must not repeat the source, and must not contain a password or the key of a
+    /// client.
     ///
     /// [`may_have_counted`](Self::may_have_counted) defaults to `true` for the kinds `Timeout`,
     /// `ConnectionLost`, `UnexpectedReply`, `Cancelled` and `Other`, and to `false` for the others.
@@ -94,15 +111,15 @@ impl StorageError {
         Self::new(StorageErrorKind::Other, "storage failed").with_source(source)
     }
 
-    /// Converts any error. A `StorageError` is returned unchanged. An error of another type becomes
-    /// the source of an [`other`](Self::other) error.
+    /// Converts any error to a `StorageError`. A `StorageError` is returned unchanged. An error of
+    /// another type becomes the source of an [`other`](Self::other) error.
     ///
-    /// Use it in a wrapper, for the error of the inner storage.
+    /// Use it in a wrapper to convert the error of the inner storage.
     pub fn from_boxed(error: impl Into<BoxError>) -> Self {
         error.into().downcast::<Self>().map_or_else(Self::other, |error| *error)
     }
 
-    /// Sets the [`source`](Error::source), which is the cause of this error. Defaults to none.
+    /// Sets the cause of this error, which [`source`](Error::source) returns. Defaults to none.
     #[must_use]
     pub fn with_source(self, source: impl Into<BoxError>) -> Self {
         self.with_shared_source(source.into().into())
@@ -116,7 +133,7 @@ impl StorageError {
         self
     }
 
-    /// Returns the kind.
+    /// Returns the kind of this error.
     pub fn kind(&self) -> StorageErrorKind {
         self.0.kind
     }
@@ -126,8 +143,8 @@ impl StorageError {
         self.kind() == StorageErrorKind::Timeout
     }
 
-    /// Returns `true` if a circuit breaker was open. Then the call was not made, and the source is
-    /// the last error of the storage.
+    /// Returns `true` if the storage was not called because a [circuit breaker](super::Breaker) was
+    /// open. The source is the last error of the breaker's primary storage.
     pub fn is_circuit_open(&self) -> bool {
         self.kind() == StorageErrorKind::CircuitOpen
     }
@@ -135,8 +152,9 @@ impl StorageError {
     /// Returns `true` if the storage may have executed the call in spite of the error: counted the
     /// hit, refunded the units, or cleared the key.
     ///
-    /// That is the case if the call was sent and its outcome is unknown. The storages of this crate
-    /// do not retry such a call, because the retry could count the hit twice.
+    /// This is the case if a call that changes states was sent, and its outcome is unknown. The
+    /// storages of this crate do not retry such a hit or refund, because the retry could count
+    /// twice.
     pub fn may_have_counted(&self) -> bool {
         self.0.may_have_counted
     }

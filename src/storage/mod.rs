@@ -11,8 +11,9 @@
 //! | [`Cas`] | your own store, by two methods of [`CasStorage`] | |
 //! | [`AnyStorage`] | a storage that is chosen at run time, for example by a URL | |
 //!
-//! Every strategy runs on every storage. Storages on servers reject policies whose logs can become
-//! [too long](crate::guide::several_processes#long-logs), and [`Leases`] accept only fixed windows.
+//! Every strategy runs on every storage, with two exceptions. Storages on servers reject policies
+//! whose logs can become [too long](crate::guide::several_processes#long-logs), and [`Leases`]
+//! accept only a single fixed window.
 //!
 //! A wrapper is a storage around another storage. This table lists them from the inside out:
 //!
@@ -101,34 +102,35 @@ pub use self::timeout::Timeout;
 #[cfg(any(feature = "redis-rustls", feature = "etcd-rustls", feature = "postgres-rustls"))]
 pub use self::tls::TlsConfig;
 
-/// A request to a storage for one decision.
+/// A request to [`Storage::decide`] or [`Storage::try_admit`]: an operation on the states of a key.
 #[derive(Clone, Copy, Debug)]
 #[non_exhaustive]
 pub struct StorageRequest<'a> {
-    /// The policy, with all its limits.
+    /// The policy whose limits apply.
     pub policy: &'a Policy,
     /// The rate limit key.
     pub key: &'a Key,
-    /// The operation: a hit, a charge or a peek.
+    /// The operation: a hit, a peek or a charge.
     pub op: Op,
-    /// The number of units. A cost of 0 spends nothing and is always admitted.
+    /// The number of units to spend. A cost of 0 spends nothing and is always admitted.
     pub cost: u32,
 }
 
 impl<'a> StorageRequest<'a> {
-    /// Creates a request to decide on `cost` units of `key`.
+    /// Creates a request for the operation `op` on `cost` units of `key`.
     pub fn new(policy: &'a Policy, key: &'a Key, op: Op, cost: u32) -> Self {
         Self { policy, key, op, cost }
     }
 }
 
-/// The result of [`Storage::try_admit`] for response headers: the time and the status of one limit.
+/// A decision reduced to the values that response headers report: its time, and the status of one
+/// limit. [`Storage::try_admit`] fills it in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[expect(clippy::exhaustive_structs, reason = "a storage fills in every field")]
 pub struct Summary {
     /// The time of the decision, by the wall clock.
     pub at: Timestamp,
-    /// The status that [`Decision::shown`] would return.
+    /// The status that [`Decision::shown`] returns for the same decision.
     pub limit: Status,
 }
 
@@ -170,8 +172,9 @@ impl Default for Summary {
 /// 2. calls [`Policy::decide`] with the storage's own time,
 /// 3. saves the changed states.
 ///
-/// No other decision on the same key may happen in between. A clone of a storage is another handle
-/// on the same states.
+/// Nothing else may change the states of the key between these steps. The same applies to
+/// [`clear`](Self::clear) and [`settle`](Self::settle). A clone of a storage is another handle to
+/// the same states.
 ///
 /// A state belongs to
 ///
@@ -183,7 +186,8 @@ impl Default for Summary {
 /// builds of a program. A storage that outlives the process must therefore store those three
 /// instead of the digest.
 ///
-/// The futures are `'static`: they own the values that they need.
+/// The futures are `'static`, so they own the values that they need. `testing::StorageLaws`
+/// (feature `testing`) tests an implementation.
 ///
 /// # Examples
 ///
@@ -234,31 +238,41 @@ impl Default for Summary {
 /// }
 /// ```
 pub trait Storage: Clone + fmt::Debug + Send + Sync + 'static {
-    /// The error of the storage: [`StorageError`], or any other type. It is
-    /// [`Infallible`](std::convert::Infallible) for a storage that cannot fail.
+    /// The error of the storage: [`StorageError`], any other type, or
+    /// [`Infallible`](std::convert::Infallible) if the storage cannot fail.
     type Error: Into<BoxError> + Send + 'static;
     /// The future that [`decide`](Self::decide) returns.
     type DecideFuture: Future<Output = Result<Decision, Self::Error>> + Send + Unpin + 'static;
     /// The future that [`clear`](Self::clear) and [`settle`](Self::settle) return.
     type UpdateFuture: Future<Output = Result<(), Self::Error>> + Send + Unpin + 'static;
 
-    /// Decides on a hit or a peek, or charges units.
+    /// Decides on a hit or a peek, or charges units, as [`Policy::decide`] does.
     ///
     /// A charge is refused only as [storage full](Decision::is_storage_full) or
     /// [contended](Decision::is_contended). A refused charge has spent nothing.
+    ///
+    /// # Errors
+    ///
+    /// The future returns an error if the storage fails. If the error is a [`StorageError`],
+    /// [`may_have_counted`](StorageError::may_have_counted) returns `true` if units may have been
+    /// spent.
     fn decide(&self, request: StorageRequest<'_>) -> Self::DecideFuture;
 
-    /// Tries to admit a hit without a future, faster than [`decide`](Self::decide).
+    /// Tries to admit a hit without a future, which is faster than [`decide`](Self::decide). The
+    /// operation of `request` is [`Op::Hit`].
     ///
-    /// Returns `true` if the hit was admitted and does not have to wait. Then `summary` is filled
-    /// in, if it is `Some`. Returns `false` if the storage cannot admit the hit here. Then it has
-    /// changed and counted nothing, and the caller calls [`decide`](Self::decide).
+    /// The caller passes `None`, or a default summary, which the storage fills in:
     ///
-    /// If the policy has one limit, and that limit refuses the hit, the storage may fill in the
-    /// refusal and return `false`. Then the caller may refuse the hit without calling `decide`. A
-    /// wrapper whose own `decide` must run for each refusal resets the summary to its default.
+    /// | result | summary | meaning |
+    /// |---|---|---|
+    /// | `true` | the decision | the hit was counted, and does not have to wait |
+    /// | `false` | a refusal by the only limit of the policy | nothing was counted; the caller may refuse the hit without calling `decide` |
+    /// | `false` | anything else, or `None` | nothing was counted; the caller calls `decide` |
     ///
-    /// The default implementation returns `false`.
+    /// To fill in a refusal is optional. A wrapper whose own `decide` must run for each refusal
+    /// resets the summary to its default.
+    ///
+    /// The default implementation returns `false`, and does not change the summary.
     #[inline]
     fn try_admit(&self, request: StorageRequest<'_>, summary: Option<&mut Summary>) -> bool {
         let _ = (request, summary);
@@ -266,63 +280,82 @@ pub trait Storage: Clone + fmt::Debug + Send + Sync + 'static {
     }
 
     /// Removes the states of the key in all limits of the policy.
+    ///
+    /// # Errors
+    ///
+    /// The future returns an error if the storage fails.
     fn clear(&self, policy: &Policy, key: &Key) -> Self::UpdateFuture;
 
-    /// Corrects the cost of a hit to `actual` units, according to [`Policy::settle`]. `decision` is
-    /// the decision on that hit. Does nothing if the decision [has not spent](Decision::has_spent)
-    /// units. Call this once per hit, because a second call is not detected.
+    /// Corrects the cost of a hit to `actual` units, as [`Policy::settle`] does. `decision` is the
+    /// decision on that hit. Does nothing if the decision [has not spent](Decision::has_spent)
+    /// units. Call this method once per hit, because a second call is not detected.
+    ///
+    /// # Errors
+    ///
+    /// The future returns an error if the storage fails.
     fn settle(&self, policy: &Policy, key: &Key, decision: &Decision, actual: u32) -> Self::UpdateFuture;
 
-    /// Checks that the storage is reachable and can decide. Makes one attempt and spends nothing.
-    /// Use it for a health endpoint.
+    /// Checks that the storage is reachable, for example for a health endpoint. Makes one attempt
+    /// and spends nothing.
     ///
-    /// The default implementation never fails. A wrapper checks its inner storage, and a
-    /// [`Breaker`] checks its primary storage.
+    /// A wrapper checks its inner storage, and a [`Breaker`] checks its primary storage. The
+    /// default implementation never fails.
+    ///
+    /// # Errors
+    ///
+    /// The future returns an error if the storage is not reachable.
     fn check(&self) -> impl Future<Output = Result<(), StorageError>> + Send + 'static {
         ready(Ok(()))
     }
 
-    /// Removes all keys of this storage, and returns their number. A shared storage removes all keys
-    /// with its prefix, including the keys of other processes.
+    /// Removes all keys of this storage, and returns their number. A shared storage removes all
+    /// keys with its prefix, including the keys of other processes.
     ///
     /// Use it in tests and for operations, because it may visit every key. Hits during the call may
     /// stay counted.
     ///
-    /// The default implementation returns an error of the kind
-    /// [`Unsupported`](StorageErrorKind::Unsupported), and so does `MemcachedStorage`.
+    /// # Errors
+    ///
+    /// The future returns an error if the storage fails. The default implementation, [`Cas`] and
+    /// `MemcachedStorage` always return an error of the kind
+    /// [`Unsupported`](StorageErrorKind::Unsupported).
     fn clear_all(&self) -> impl Future<Output = Result<u64, StorageError>> + Send + 'static {
         let message = "this storage cannot list its keys";
         ready(Err(StorageError::new(StorageErrorKind::Unsupported, message)))
     }
 
-    /// Checks that this storage supports the policy. A limiter and a layer call this when they are
-    /// built, and when their [`LivePolicy`](crate::LivePolicy) is set. They do not check a policy
-    /// that is chosen per request, so [`decide`](Self::decide) must handle every policy: it can
-    /// return an error.
+    /// Checks that this storage supports the policy.
+    ///
+    /// A limiter and a layer call this method when they are built, and when their
+    /// [`LivePolicy`](crate::LivePolicy) is set. They do not check a policy that is chosen per
+    /// request. So [`decide`](Self::decide) must handle every policy, and can return an error for
+    /// an unsupported one.
     ///
     /// # Errors
     ///
-    /// Returns an error if the storage does not support the policy, for example because its states
-    /// can grow longer than the storage allows, or because it does not work with [`Leases`]. The
-    /// default implementation never fails.
+    /// Returns an error if the storage does not support the policy. For example, its states can
+    /// grow longer than the storage allows, or it is not a single fixed window and the storage
+    /// is [`Leases`]. The default implementation never fails.
     fn validate(&self, policy: &Policy) -> Result<(), ConfigError> {
         let _ = policy;
         Ok(())
     }
 
     /// Returns the number of clients that fill this storage if all of them have exhausted a limit
-    /// of `policy`. A full storage refuses new clients. Returns `None` if the storage is unbounded,
-    /// which is the default.
+    /// of `policy`. Returns `None` if the storage is unbounded, which is the default.
     ///
-    /// A layer warns if this is less than 10,000: see
-    /// [`Lint::SmallStorage`](crate::Lint::SmallStorage).
+    /// A full [`MemoryStorage`] refuses new clients by default: see [`OnFull`]. So a layer warns if
+    /// the number is less than 10,000: see [`Lint::SmallStorage`](crate::Lint::SmallStorage).
     fn clients_to_fill(&self, policy: &Policy) -> Option<u64> {
         let _ = policy;
         None
     }
 
-    /// Returns `true` if this storage is or wraps a [`Breaker`], because a breaker cannot contain
-    /// another one. A wrapper returns the result of its inner storage. Defaults to `false`.
+    /// Returns `true` if this storage is a [`Breaker`], or wraps one. [`Breaker::new`] panics for
+    /// such a storage, because a breaker cannot contain another one.
+    ///
+    /// A wrapper returns the result of its inner storage. The default implementation returns
+    /// `false`.
     fn contains_breaker(&self) -> bool {
         false
     }

@@ -4,10 +4,11 @@ use std::str::FromStr;
 use super::AnyStorage;
 use crate::ConfigError;
 
-/// The validated URL of a storage, for configuration types.
+/// The URL of a storage, as a field of a configuration type. It is validated when it is parsed.
 ///
-/// With the feature `serde`, it is serialized as a string, including a password. `Debug` and
-/// `Display` write only the scheme, because the URL may contain a password.
+/// [`AnyStorage`] lists the URLs. `Debug` and `Display` write only the scheme, because the URL may
+/// contain a password. With the feature `serde`, it is serialized as a string that includes the
+/// password.
 ///
 /// ```
 /// use tower_ratelimit::storage::StorageUrl;
@@ -20,23 +21,29 @@ use crate::ConfigError;
 pub struct StorageUrl(Box<str>);
 
 impl StorageUrl {
-    /// Creates the storage. A storage on a server connects on first use.
+    /// Creates a storage for the URL. A storage on a server connects on first use.
+    ///
+    /// Each call creates a new storage. Clone the result to share its connections, or the states of
+    /// `memory://`.
     ///
     /// # Errors
     ///
-    /// Returns an error if a file that the URL names can no longer be used.
+    /// Returns an error if a file that the URL names can no longer be used, for example a
+    /// certificate or an SQLite database.
     pub fn open(&self) -> Result<AnyStorage, ConfigError> {
         self.0.parse()
     }
 
-    /// Returns the URL, which may contain a password.
+    /// Returns the whole URL, including a password.
     pub fn as_str(&self) -> &str {
         &self.0
     }
 }
 
-/// Parses the URLs that [`AnyStorage`] supports. Parsing creates the storage once and drops it, so
-/// it reads the files that the URL names, and `sqlite:path` creates the file.
+/// Parses the URLs of [`AnyStorage`], and returns its errors.
+///
+/// To validate the URL, parsing creates the storage and drops it. It does not connect to a server,
+/// but it reads the certificates that the URL names, and `sqlite:path` creates the file.
 impl FromStr for StorageUrl {
     type Err = ConfigError;
 

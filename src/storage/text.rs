@@ -43,7 +43,7 @@ pub(super) fn states(text: &str) -> &str {
     text.find('[').map_or("", |at| &text[at..])
 }
 
-/// Returns the text of states with the time of a decision in front.
+/// Returns the text of states, preceded by the time of a decision.
 pub(super) fn with_instant(at: Timestamp, states: &str) -> String {
     format!("@{}{states}", at.as_micros())
 }
@@ -76,6 +76,7 @@ pub(super) fn number(text: &str) -> Option<u64> {
     text.parse().ok().filter(|_| is_digits)
 }
 
+/// Parses an instant before [`LATEST`].
 fn instant(text: &str) -> Option<Timestamp> {
     number(text).filter(|&micros| micros < LATEST).map(Timestamp::from_micros)
 }
@@ -84,6 +85,7 @@ fn amount(text: &str) -> Option<u32> {
     number(text).and_then(|number| number.try_into().ok())
 }
 
+/// Parses the numbers of an entry. Returns `None` if they are invalid.
 fn state(numbers: &str) -> Option<State> {
     let (until, rest) = numbers.split_once(',')?;
     let until = instant(until)?;
@@ -121,6 +123,7 @@ pub(super) fn write(policy: &Policy, states: &[State], stored: &str, now: Timest
     (text, latest)
 }
 
+/// Appends the entry of a state.
 fn write_one(text: &mut String, tag: &str, state: &State) -> std::fmt::Result {
     let until = state.until().as_micros();
     match state {

@@ -9,17 +9,18 @@ use crate::BoxError;
 use crate::storage::credentials::{Credentials, LoginSource};
 
 impl EtcdStorage {
-    /// Sets a provider of credentials, which is called for each new connection. Overrides the user
-    /// and the password in the URL.
+    /// Sets a provider of credentials, which the storage calls for each new connection. Overrides
+    /// the user and the password in the URL.
     ///
     /// Use it for passwords that rotate. etcd revokes the tokens of a user whose password changes.
     /// The storage then reconnects with new credentials. If the provider fails, the attempt to
-    /// connect fails too, and the storage retries it for later calls.
+    /// connect fails too, and later calls retry it.
     ///
-    /// Connecting takes at most one second, including the provider. The guide on
+    /// An attempt to connect, including the provider, is aborted after one second. The guide on
     /// [operating](crate::guide::operating#logins-that-rotate) has more details.
     ///
-    /// Call this method before the first decision, because the returned storage opens new connections.
+    /// Call this method before the first decision, because the returned storage opens new
+    /// connections.
     ///
     /// ```
     /// use tower_ratelimit::storage::{Credentials, EtcdStorage};
@@ -40,17 +41,22 @@ impl EtcdStorage {
         self.with_access(access)
     }
 
-    /// Sets the certificates for TLS. Overrides the options `ca`, `cert` and `key` of the URL.
+    /// Sets the certificates for TLS. Replaces the options `ca`, `cert` and `key` of the URL,
+    /// including those that `config` does not set.
     ///
-    /// With `--client-cert-auth`, etcd takes the user from the common name of the client certificate
-    /// if there is no other login.
+    /// With `--client-cert-auth`, etcd takes the user from the common name of the client
+    /// certificate if there is no other login.
     ///
-    /// Call this method before the first decision, because the returned storage opens new connections.
+    /// Call this method before the first decision, because the returned storage opens new
+    /// connections.
     ///
     /// # Errors
     ///
-    /// Returns an error if a certificate or the private key cannot be used, or if the scheme of the
-    /// URL has no TLS.
+    /// Returns an error if
+    ///
+    /// - a certificate or the private key is malformed, or they do not match,
+    /// - `config` has no certificates to trust, and the system has none,
+    /// - the scheme of the URL is `etcd`, which has no TLS.
     #[cfg(feature = "etcd-rustls")]
     pub fn try_tls(self, config: &crate::storage::TlsConfig) -> Result<Self, crate::ConfigError> {
         use crate::ConfigError;

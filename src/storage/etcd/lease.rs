@@ -20,12 +20,12 @@ use crate::storage::net::{Reconnecting, Usable};
 /// of two. A step longer than this one is at most a quarter of the time to live.
 const SHORTEST_STEP: u64 = 4;
 
-/// The longest time to live of a key. After rounding up, it stays below 9,000,000,000 seconds, the
-/// most that etcd grants.
+/// The longest time to live of a key. After rounding up, the lease is still shorter than
+/// 9,000,000,000 seconds, the maximum that etcd grants.
 const LONGEST_TTL: Duration = Duration::from_secs(7_000_000_000);
 
-/// The maximum number of keys per lease. etcd deletes all keys of a lease in one step, and other
-/// calls wait meanwhile.
+/// The maximum number of writes that share a lease. When the lease ends, etcd deletes all its keys
+/// in one step, and other calls wait meanwhile.
 const MAX_KEYS: u32 = 5_000;
 
 /// The leases that this process uses.
@@ -41,7 +41,7 @@ pub(super) struct Leases {
 #[derive(Debug)]
 pub(super) struct Lease {
     id: i64,
-    /// The number of writes that used this lease.
+    /// The number of writes that have used this lease.
     keys: AtomicU32,
 }
 
@@ -77,7 +77,7 @@ impl LeaseEnd {
     }
 }
 
-/// A lease for one key.
+/// The use of a lease by one key.
 pub(super) struct KeyLease {
     source: Arc<Reconnecting<Lease>>,
     lease: Arc<Lease>,
@@ -88,7 +88,7 @@ impl KeyLease {
         self.lease.id
     }
 
-    /// Discards a lease that etcd no longer has. The next key gets a new one.
+    /// Discards the lease, because etcd no longer has it. The next key gets a new one.
     pub(super) fn discard(self) {
         self.source.give_up(&self.lease, None);
     }

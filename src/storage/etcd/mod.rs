@@ -25,7 +25,11 @@ use crate::storage::{Cas, StorageError, deadline, names};
 
 /// Shares rate limit states between processes on etcd (3.4 or later).
 ///
-/// The storage tolerates the loss of a minority of the members.
+/// A majority of the members stores each write on disk, so the storage tolerates the loss of a
+/// minority. Use it for limits that must survive the loss of a server, at up to a few hundred hits
+/// per second. For thousands of hits per second, use `RedisStorage`.
+///
+/// # Examples
 ///
 /// ```
 /// use std::time::Duration;
@@ -40,32 +44,40 @@ use crate::storage::{Cas, StorageError, deadline, names};
 /// # Ok::<(), tower_ratelimit::ConfigError>(())
 /// ```
 ///
-/// A majority of the members stores each write on disk. Use this storage for limits that must
-/// survive the loss of a server, at up to a few hundred hits per second. For thousands of hits per
-/// second, use `RedisStorage`.
+/// # Decisions
 ///
 /// A hit loads the state of its key, decides, and stores the new state by compare-and-swap. That
 /// takes two round trips, or one if the state does not change, as after most refusals. All
 /// processes together never admit more than the limit. A hit that loses every race is refused as
-/// [contended](crate::Decision::is_contended). [`Cas`] explains the details.
+/// [contended](crate::Decision::is_contended). [`Cas`] has the details.
 ///
-/// | option of the URL | default | meaning |
-/// |---|---|---|
-/// | `prefix` | `rl` | the prefix of all keys |
-/// | `deadline` | `100ms` | the timeout of a call |
-/// | `max-skew` | `5s` | the largest clock skew, as [`max_skew`](Self::max_skew) |
-/// | `long-logs` | `refuse` | `allow` has the effect of [`allow_long_logs`](Self::allow_long_logs) |
-/// | `ca` | the system's roots | for TLS, a PEM file with the certificates to trust |
-/// | `cert`, `key` | none | for TLS, PEM files with a client certificate and its private key |
+/// Decisions use the clock of the machine of each process.
 ///
 /// A policy that can keep more than 1,000 log entries per key is rejected when the limiter or layer
 /// is built: see [long logs](crate::guide::several_processes#long-logs). A policy that can keep
 /// more than 1.5 MB per key, about 75,000 entries, is always rejected.
 ///
+/// # Options
+///
+/// The URL has the scheme `etcd`, or `etcds` for TLS (feature `etcd-rustls`).
+///
+/// | option of the URL | default | meaning |
+/// |---|---|---|
+/// | `prefix` | `rl` | the prefix of all keys |
+/// | `deadline` | `100ms` | the timeout of a call, such as `50ms` or `2s` |
+/// | `max-skew` | `5s` | the largest clock skew, as [`max_skew`](Self::max_skew) |
+/// | `long-logs` | `refuse` | `allow` has the effect of [`allow_long_logs`](Self::allow_long_logs) |
+/// | `ca` | the system's certificates | for TLS, a PEM file with the certificates to trust |
+/// | `cert`, `key` | none | for TLS, PEM files with a client certificate and its private key |
+///
+/// # Connections
+///
 /// Clones share one connection per member. Calls need a tokio runtime with time and I/O enabled.
 /// The storage can be created outside of a runtime.
 ///
-/// | question | guide |
+/// # Guides
+///
+/// | topic | guide |
 /// |---|---|
 /// | URLs for several members, logins and TLS | [several processes](crate::guide::several_processes#etcd) |
 /// | passwords that rotate | [operating](crate::guide::operating#logins-that-rotate) |
@@ -75,9 +87,10 @@ use crate::storage::{Cas, StorageError, deadline, names};
 ///
 /// # Errors
 ///
-/// Calls fail with [`StorageError`] if etcd is unreachable, rejects the call, or does not reply
-/// within the timeout. A write that etcd may have executed is not retried: see
-/// [`may_have_counted`](StorageError::may_have_counted).
+/// Calls fail with [`StorageError`] if no member is reachable, if etcd rejects the call, or if it
+/// does not reply within the timeout. They also fail if 1,024 calls are in flight on the connection
+/// to a member, or fewer while calls time out. A write that etcd may have executed is not retried:
+/// see [`may_have_counted`](StorageError::may_have_counted).
 #[derive(Clone)]
 pub struct EtcdStorage {
     store: Store,
@@ -92,7 +105,7 @@ impl EtcdStorage {
     ///
     /// Returns an error if the URL cannot be parsed, if it needs a feature that is not enabled, or
     /// if a certificate or the private key cannot be loaded. The error quotes the URL without its
-    /// login.
+    /// login and its options.
     pub fn new(url: &str) -> Result<Self, ConfigError> {
         let Target { members, access, prefix, deadline, long_logs, max_skew } = Target::parse(url)?;
         let (members, leases) = (Members::new(members, access), Arc::new(Leases::new()));
@@ -111,7 +124,8 @@ impl EtcdStorage {
     ///
     /// # Panics
     ///
-    /// Panics if `prefix` is not 1 to 64 ASCII characters, or contains white space, `{` or `}`.
+    /// Panics if `prefix` is not 1 to 64 printable ASCII characters, or contains a space, `{` or
+    /// `}`.
     #[must_use]
     #[track_caller]
     pub fn prefix(mut self, prefix: &str) -> Self {
@@ -135,22 +149,24 @@ impl EtcdStorage {
     }
 
     /// Allows policies that can keep more than 1,000 log entries per key. Overrides the URL. By
-    /// default, such policies are rejected.
+    /// default, such policies are rejected. Policies that can keep more than 1.5 MB per key, about
+    /// 75,000 entries, are always rejected.
     ///
-    /// Of this crate's strategies, only the moving window keeps a log. Each hit loads and stores
-    /// the whole log, and etcd keeps old versions until it compacts them. In a test, `moving-window
-    /// 5000/day` wrote 41 kB per hit and filled 256 MB in 11,400 hits. Prefer
+    /// Of the built-in strategies, only the moving window keeps a log. Each admitted hit loads and
+    /// stores the whole log, and etcd keeps old versions until it compacts them. In a test,
+    /// `moving-window 5000/day` wrote 41 kB per hit and filled 256 MB in 11,400 hits. Prefer
     /// [`SlidingWindowCounter`](crate::SlidingWindowCounter), which keeps two numbers.
     #[must_use]
     pub fn allow_long_logs(self) -> Self {
         Self { cas: self.cas.long_logs(true), ..self }
     }
 
-    /// Sets the time by which the newest decision on a key may be ahead of this process's clock. If
-    /// the decision is further ahead, the process decides by its own clock and logs a warning.
+    /// Sets the time by which the newest decision on a key may be ahead of this machine's clock.
     /// Overrides the URL. Defaults to 5 seconds.
     ///
-    /// The guide explains [clock skew](crate::guide::several_processes#clocks).
+    /// If the decision is further ahead, the process decides by this machine's clock and logs a
+    /// warning (feature `tracing`). [`Cas::max_skew`] has the details, also for zero. The guide
+    /// explains [clock skew](crate::guide::several_processes#clocks).
     ///
     /// # Panics
     ///
@@ -161,19 +177,20 @@ impl EtcdStorage {
         Self { cas: self.cas.max_skew(max_skew), ..self }
     }
 
-    /// Replaces the system clock, for tests (feature `testing`).
+    /// Decides by `clock` instead of this machine's clock. Use it in tests (feature `testing`).
     #[cfg(feature = "testing")]
     #[must_use]
     pub fn clock(self, clock: impl crate::storage::Clock) -> Self {
         Self { cas: self.cas.clock(clock), ..self }
     }
 
-    /// Waits until etcd is ready, for at most `timeout`. etcd needs a majority of its members for
-    /// that. Call this before the program accepts traffic.
+    /// Waits until etcd can decide, for at most `timeout`: a majority of its members replies, and
+    /// the user may read the keys of the storage. Call this method before the program accepts
+    /// traffic.
     ///
     /// # Errors
     ///
-    /// Returns the last error if etcd is not ready within `timeout`.
+    /// Returns the last error if etcd cannot decide within `timeout`.
     pub async fn ready(&self, timeout: Duration) -> Result<(), StorageError> {
         until_ready(Instant::now() + timeout.min(LONGEST_WAIT), |deadline| self.store.ping(deadline)).await
     }

@@ -21,7 +21,7 @@ impl Call for Range {
     type Response = RangeResponse;
 }
 
-/// Idempotent, because a second deletion changes nothing.
+/// Idempotent, because a second deletion removes nothing that must be kept.
 impl Call for DeleteRange {
     const PATH: &'static str = "/etcdserverpb.KV/DeleteRange";
     const IDEMPOTENT: bool = true;
@@ -166,7 +166,7 @@ pub(super) struct TxnResponse {
     pub(super) responses: Vec<OpResponse>,
 }
 
-/// The response to an operation in a transaction. Only the response to `Range` is used.
+/// The response to one operation of a transaction. Only the response to `Range` is used.
 #[derive(Clone, PartialEq, Message)]
 pub(super) struct OpResponse {
     #[prost(message, optional, tag = "1")]

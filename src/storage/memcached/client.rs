@@ -14,9 +14,9 @@ use crate::storage::net;
 use crate::storage::url::Address;
 use crate::storage::{CasStorage, Clock, Loaded, StorageError, Swapped};
 
-/// The largest text in bytes. By default, a server stores items of up to 1 MiB, including the key
-/// and a header. A server that gets a larger item deletes the old one, so larger texts are not
-/// sent.
+/// The maximum length of a text in bytes. By default, a server stores items of up to 1 MiB,
+/// including the key and a header. Longer texts are not sent, because a server that rejects an item
+/// deletes the old one.
 const LARGEST: usize = (1 << 20) - 1_024;
 
 /// A client for all servers. Clones share the connections.
@@ -90,7 +90,8 @@ impl Client {
         error
     }
 
-    /// Returns the server of the key, even if it is down: another server would start new counts.
+    /// Returns the server of the key, even if it is down, because another server would start to
+    /// count at zero.
     fn node(&self, key: &str) -> &Node {
         let Servers { nodes, ring } = &*self.servers;
         &nodes[ring.index(key)]

@@ -13,8 +13,8 @@ const MAX_RELATIVE: u64 = 30 * 86_400;
 /// own expiry.
 const NEVER: i32 = 0;
 
-/// The margin for the uncertainty of a server's time, in seconds. It is added to an expiry that is an
-/// instant, so that the item does not expire early.
+/// The margin for the uncertainty of a server's time, in seconds. It is added to an expiry that is
+/// an instant, so that the item does not expire early.
 const UNCERTAINTY: u64 = 3;
 
 /// Returns the expiry for a text that is kept for `keep`, on a server whose clock shows `now`.

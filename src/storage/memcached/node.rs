@@ -31,7 +31,7 @@ struct Inner {
 pub(super) struct Open {
     connection: Connection,
     calls: Calls,
-    /// A number that is unique in this process.
+    /// The number of this connection. It is unique in this process.
     pub(super) number: u64,
 }
 
@@ -69,8 +69,8 @@ impl Node {
         &self.0.time
     }
 
-    /// Requests the server's time in a background task, if the last request was a minute ago.
-    /// `within` is the timeout of the request.
+    /// Requests the server's time in a background task, if the last request was at least a minute
+    /// ago. `within` is the timeout of the request.
     pub(super) fn learn_time(&self, open: &Arc<Open>, within: Duration) {
         if self.time().is_due() {
             let (open, time) = (Arc::clone(open), Arc::clone(&self.0.time));
@@ -176,7 +176,7 @@ async fn connect(address: Address, time: Arc<ServerTime>) -> Result<Open, Storag
     connected.unwrap_or_else(late).map_err(|why| StorageError::unreachable(&address.to_string(), why))
 }
 
-/// Requests the server's time. Succeeds without a time, because some proxies do not report one.
+/// Requests the server's time. Also succeeds if the server reports no time, as some proxies do.
 async fn learn(connection: &Connection, time: &ServerTime) -> Result<(), String> {
     let requested_at = time.machine();
     match connection.send(STATS.to_vec()).await {

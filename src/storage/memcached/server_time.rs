@@ -69,8 +69,8 @@ impl ServerTime {
         self.machine.now()
     }
 
-    /// Returns `true` if the last request for the server's time was a minute ago. Then the caller
-    /// must request it, because this call is recorded as a request.
+    /// Returns `true` if the last request for the server's time was at least a minute ago. Then the
+    /// caller must send a request, because this call is recorded as one.
     pub(super) fn is_due(&self) -> bool {
         let (now, requested) = (self.elapsed(), self.requested.load(Ordering::Relaxed));
         let is_due = u128::from(now.saturating_sub(requested)) >= INTERVAL.as_micros();

@@ -16,7 +16,7 @@ use crate::storage::url::checked_prefix;
 use crate::storage::{Cas, Clock, Storage, StorageError, StorageErrorKind, StorageRequest, deadline};
 use crate::{ConfigError, Decision, Key, Policy};
 
-/// A storage that shares states between processes on memcached servers (1.6.10 or later).
+/// Shares rate limit states between processes on memcached (1.6.10 or later).
 ///
 /// # Examples
 ///
@@ -39,14 +39,15 @@ use crate::{ConfigError, Decision, Key, Policy};
 /// [contended](crate::Decision::is_contended). [`Cas`] has the details.
 ///
 /// A policy that can keep more than 1,000 log entries per key is rejected when the limiter or layer
-/// is built: see [long logs](crate::guide::several_processes#long-logs).
+/// is built: see [long logs](crate::guide::several_processes#long-logs). A policy that can keep
+/// more than 1 MB per key, about 55,000 entries, is always rejected.
 ///
 /// # Options
 ///
 /// | option of the URL | default | meaning |
 /// |---|---|---|
 /// | `prefix` | `rl` | the prefix of all keys |
-/// | `deadline` | `100ms` | the timeout of a call |
+/// | `deadline` | `100ms` | the timeout of a call, such as `50ms` or `2s` |
 /// | `max-skew` | `5s` | the largest clock skew, as [`max_skew`](Self::max_skew) |
 /// | `long-logs` | `refuse` | `allow` has the effect of [`allow_long_logs`](Self::allow_long_logs) |
 ///
@@ -66,9 +67,10 @@ use crate::{ConfigError, Decision, Key, Policy};
 ///
 /// # Errors
 ///
-/// Calls fail with [`StorageError`] if a server fails or does not reply within the timeout. A write
-/// that was sent is not retried, because the server may have executed it: see
-/// [`may_have_counted`](StorageError::may_have_counted).
+/// Calls fail with [`StorageError`] if the server of the key is unreachable, fails, or does not
+/// reply within the timeout. They also fail if 1,024 calls are in flight on its connection, or
+/// fewer while calls time out. A write that was sent is not retried, because the server may have
+/// executed it: see [`may_have_counted`](StorageError::may_have_counted).
 #[derive(Clone)]
 pub struct MemcachedStorage {
     client: Client,
@@ -78,7 +80,7 @@ pub struct MemcachedStorage {
 }
 
 impl MemcachedStorage {
-    /// Creates a storage on the servers that `url` names. It does not connect yet.
+    /// Creates a storage on the servers in `url`. It connects to each server on first use.
     ///
     /// # Errors
     ///
@@ -91,7 +93,7 @@ impl MemcachedStorage {
         Ok(Self { client, prefix: prefix.into(), deadline, cas }.with_changed_client())
     }
 
-    /// Applies a changed prefix or deadline.
+    /// Applies a changed prefix, deadline or client.
     fn with_changed_client(mut self) -> Self {
         // The client times out shortly before `cas`, because its error names the server.
         self.client = self.client.with(&self.prefix, self.deadline * 15 / 16);
@@ -104,7 +106,8 @@ impl MemcachedStorage {
     ///
     /// # Panics
     ///
-    /// Panics if `prefix` is not 1 to 64 ASCII characters, or contains white space, `{` or `}`.
+    /// Panics if `prefix` is not 1 to 64 printable ASCII characters, or contains a space, `{` or
+    /// `}`.
     #[must_use]
     #[track_caller]
     pub fn prefix(self, prefix: &str) -> Self {
@@ -125,10 +128,11 @@ impl MemcachedStorage {
     }
 
     /// Allows policies that can keep more than 1,000 log entries per key. Overrides the URL. By
-    /// default, such policies are rejected.
+    /// default, such policies are rejected. Policies that can keep more than 1 MB per key, about
+    /// 55,000 entries, are always rejected.
     ///
-    /// Of the built-in strategies, only the moving window keeps a log. Each hit loads and stores
-    /// the whole log: 5,000 entries are 95 kB in each direction. Prefer
+    /// Of the built-in strategies, only the moving window keeps a log. Each admitted hit loads and
+    /// stores the whole log: 5,000 entries are 95 kB in each direction. Prefer
     /// [`SlidingWindowCounter`](crate::SlidingWindowCounter), which keeps two numbers.
     #[must_use]
     pub fn allow_long_logs(self) -> Self {
@@ -136,10 +140,11 @@ impl MemcachedStorage {
     }
 
     /// Sets the time by which the newest decision on a key may be ahead of this process's estimate
-    /// of the server's time. If the decision is further ahead, the process decides by its estimate
-    /// and logs a warning. Overrides the URL. Defaults to 5 seconds.
+    /// of the server's time. Overrides the URL. Defaults to 5 seconds.
     ///
-    /// The guide explains [clock skew](crate::guide::several_processes#clocks).
+    /// If the decision is further ahead, the process decides by its estimate and logs a warning
+    /// (feature `tracing`). [`Cas::max_skew`] has the details, also for zero. The guide explains
+    /// [clock skew](crate::guide::several_processes#clocks).
     ///
     /// # Panics
     ///
@@ -150,17 +155,17 @@ impl MemcachedStorage {
         Self { cas: self.cas.max_skew(max_skew), ..self }
     }
 
-    /// Replaces the clocks of this machine and of the servers, for tests (feature `testing`).
+    /// Decides by `clock` instead of the servers' time. Use it in tests (feature `testing`).
     #[cfg(feature = "testing")]
     #[must_use]
     pub fn clock(self, clock: impl Clock) -> Self {
         Self { cas: self.cas.clock(clock), ..self }
     }
 
-    /// Replaces this machine's clock, for tests of clock skew (feature `testing`).
+    /// Replaces this machine's clock. Use it in tests of clock skew (feature `testing`).
     ///
-    /// The storage corrects this clock by the servers' time. It does not correct the clock that
-    /// [`clock`](Self::clock) sets. The returned storage opens new connections.
+    /// The storage corrects `machine` by the time that the servers report. It does not correct the
+    /// clock that [`clock`](Self::clock) sets. The returned storage opens new connections.
     #[cfg(feature = "testing")]
     #[must_use]
     pub fn machine_clock(mut self, machine: impl Clock) -> Self {
@@ -169,12 +174,12 @@ impl MemcachedStorage {
         self.with_changed_client()
     }
 
-    /// Waits until all servers reply, for at most `timeout`. Call this before the program accepts
-    /// traffic.
+    /// Waits until all servers have replied, for at most `timeout`. Call this method before the
+    /// program accepts traffic.
     ///
     /// # Errors
     ///
-    /// Returns the last error if a server has not replied within `timeout`.
+    /// Returns the last error of the first server that does not reply within `timeout`.
     pub async fn ready(&self, timeout: Duration) -> Result<(), StorageError> {
         self.client.ready(Instant::now() + timeout.min(MAX_TIMEOUT)).await
     }
@@ -208,7 +213,7 @@ impl Storage for MemcachedStorage {
         self.cas.settle(policy, key, decision, actual)
     }
 
-    /// Checks that all servers reply.
+    /// Checks that all servers reply, within one timeout.
     fn check(&self) -> impl Future<Output = Result<(), StorageError>> + Send + 'static {
         let (client, timeout) = (self.client.clone(), self.deadline);
         async move { client.ping(Instant::now() + timeout).await }

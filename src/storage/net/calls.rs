@@ -20,8 +20,8 @@ const LEAST: usize = 16;
 /// The number of replies that raise the limit by one.
 const REPLIES_PER_STEP: usize = 16;
 
-/// A connection is replaced when calls have waited without a reply for this many half deadlines.
-/// That is after three calls in a row whose callers wait for the whole deadline.
+/// A connection is replaced when calls have waited without a reply for this many halves of a
+/// deadline. This happens at the third call in a row that times out.
 const HALF_DEADLINES: u32 = 5;
 
 /// The state of the calls on one connection.
@@ -29,8 +29,8 @@ pub(in crate::storage) struct Calls {
     in_flight: AtomicUsize,
     /// The limit of `in_flight`, times `REPLIES_PER_STEP`.
     limit: AtomicUsize,
-    /// `true` from a call without a reply until the next reply. Only then does a reply lock
-    /// `silence`.
+    /// `true` from a call without a reply until the next reply. A reply locks `silence` only if
+    /// this is `true`.
     is_silent: AtomicBool,
     silence: Mutex<Silence>,
 }
@@ -43,7 +43,7 @@ struct Silence {
     until: Option<Instant>,
     /// The longest timeout of these calls.
     timeout: Duration,
-    /// The time when the limit last fell. Calls that began before do not lower it again.
+    /// The time when the limit last fell. Calls that began earlier do not lower it again.
     lowered: Option<Instant>,
 }
 
@@ -149,7 +149,7 @@ impl Default for Calls {
 
 impl Calls {
     fn record_reply(&self, count: usize) {
-        // Calls that end at the same time may lose a step.
+        // Not atomic: of two calls that end at the same time, only one may raise the limit.
         let limit = self.limit.load(Ordering::Relaxed);
         if limit < MOST * REPLIES_PER_STEP {
             self.limit.store((limit + count).min(MOST * REPLIES_PER_STEP), Ordering::Relaxed);
@@ -168,8 +168,8 @@ impl Calls {
         let mut silence = self.silence.lock().unwrap_or_else(PoisonError::into_inner);
         let now = Instant::now();
         let from = silence.until.map_or(begun, |until| until.max(begun));
-        // A call that ends this late indicates a busy machine, which may not have read the reply
-        // yet.
+        // A call that ends much later than its deadline indicates that this machine is busy, and
+        // may not have read the reply yet. Its time does not count.
         if now < begun + timeout * 3 / 2 {
             silence.total += now.saturating_duration_since(from);
         }

@@ -11,10 +11,11 @@ use tokio::time::{Instant, sleep};
 /// packet only after a second, which is too late if the network was down.
 const STAGGER: Duration = Duration::from_millis(250);
 
-/// The largest number of tries per attempt.
+/// The number of tries in one race to connect. Later tries start only if the earlier ones are slow.
 pub(super) const TRIES: usize = 4;
 
-/// Returns the result of the try that ends first.
+/// Runs the tries with staggered starts. Returns the result of the one that ends first, even if it
+/// failed, and drops the others.
 pub(super) async fn race<F: Future>(tries: [F; TRIES]) -> F::Output {
     let mut tries = tries.map(Box::pin);
     let mut begun = 1;

@@ -16,8 +16,8 @@ const CHECK_TIMEOUT: Duration = Duration::from_secs(1);
 ///
 /// # Errors
 ///
-/// Returns the last error at `deadline`. A timeout does not replace an earlier error, which
-/// explains more.
+/// Returns the last error if no check has succeeded at `deadline`. A timeout does not replace an
+/// earlier error, because that error explains more.
 pub(in crate::storage) async fn until_ready<F>(
     deadline: Instant,
     check: impl Fn(Instant) -> F,

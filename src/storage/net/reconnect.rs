@@ -13,12 +13,13 @@ use super::race::{TRIES, race};
 use super::waiters::{MOST, Waiters, overloaded};
 use crate::storage::StorageError;
 
-/// The backoff after a failed attempt. Each failure doubles it, up to [`MAX_BACKOFF`].
+/// The backoff after the first failed attempt. Each further failure doubles it, up to
+/// [`MAX_BACKOFF`].
 const MIN_BACKOFF: Duration = Duration::from_millis(20);
 const MAX_BACKOFF: Duration = Duration::from_millis(200);
 
-/// A value that is younger than this is not replaced, so that many callers do not replace it at
-/// once.
+/// `Reconnecting::renew` does not replace a value that is younger than this, so that many callers
+/// do not each replace it.
 const FRESH: Duration = Duration::from_millis(100);
 
 /// An attempt that takes longer is abandoned. Its runtime may not be running, so its own timeout
@@ -61,7 +62,7 @@ struct State<T> {
 struct Running {
     /// The attempt's number.
     number: u64,
-    /// Closed when the attempt ends.
+    /// The channel that is closed when the attempt ends.
     ended: watch::Receiver<()>,
     /// The time after which the attempt is considered stalled.
     until: Instant,
@@ -156,8 +157,8 @@ impl<T: Usable + Send + Sync + 'static> Reconnecting<T> {
         }
     }
 
-    /// Discards the value. With an `error`, callers get that error until the backoff is over.
-    /// Without one, the next caller makes another value immediately.
+    /// Discards the value, if it is still the current one. With an `error`, callers get that error
+    /// for [`MAX_BACKOFF`]. Without one, the next caller makes another value immediately.
     pub(in crate::storage) fn give_up(&self, value: &Arc<T>, error: Option<&StorageError>) {
         let mut state = self.lock();
         if state.value.as_ref().is_some_and(|current| Arc::ptr_eq(current, value)) {
@@ -168,6 +169,7 @@ impl<T: Usable + Send + Sync + 'static> Reconnecting<T> {
         }
     }
 
+    /// Starts an attempt in a background task.
     fn attempt<F>(self: &Arc<Self>, mut state: MutexGuard<'_, State<T>>, tries: [F; TRIES]) -> Running
     where
         F: Future<Output = Result<T, StorageError>> + Send + 'static,
@@ -188,6 +190,7 @@ impl<T: Usable + Send + Sync + 'static> Reconnecting<T> {
         begun
     }
 
+    /// Ends the attempt with this number. `made` is `None` if its runtime dropped it.
     fn end(&self, number: u64, made: Option<Result<T, StorageError>>) {
         let mut state = self.lock();
         let is_last = state.attempt.take_if(|attempt| attempt.number == number).is_some();

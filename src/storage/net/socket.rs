@@ -15,6 +15,7 @@ const UNACKNOWLEDGED: Duration = Duration::from_secs(2);
 /// TCP sends keepalive probes after this idle time.
 const IDLE: Duration = Duration::from_secs(15);
 
+/// Connects to `host`. The caller sets the timeout.
 pub(in crate::storage) async fn open(host: &Host) -> io::Result<TcpStream> {
     let stream = TcpStream::connect((&*host.name, host.port)).await?;
     stream.set_nodelay(true)?;

@@ -11,8 +11,8 @@ use crate::storage::StorageError;
 /// connection. The documentation of the storages contains this number.
 pub(in crate::storage) const MOST: usize = 1_024;
 
-/// Returns `error` after three quarters of the call's timeout. Without the delay, callers that
-/// retry at once would take all processor time from the connection.
+/// Returns `error` after three quarters of `timeout`, the timeout of the call. Without the delay,
+/// callers that retry immediately would take all processor time from the connection.
 pub(in crate::storage) async fn overloaded<T>(error: StorageError, timeout: Duration) -> Result<T, StorageError> {
     sleep(timeout * 3 / 4).await;
     Err(error)

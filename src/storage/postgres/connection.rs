@@ -34,16 +34,17 @@ pub(super) struct Settings {
     pub(super) config: Arc<Config>,
     /// `None` without TLS, and always without the feature `postgres-rustls`.
     pub(super) tls: Option<Tls>,
-    /// The addresses, for messages.
+    /// The addresses of the server, for error messages.
     pub(super) server: Arc<str>,
     pub(super) table: Table,
-    /// `true` if a missing table is created.
+    /// `true` if [`Connection::open`] creates a missing table.
     pub(super) migrates: bool,
     pub(super) deadline: Duration,
 }
 
 impl Connection {
-    /// Connects, creates the table if necessary, and prepares the statements.
+    /// Connects, and prepares the statements. Creates the table if it is missing and
+    /// [`migrates`](Settings::migrates) is set.
     pub(super) async fn open(settings: Settings) -> Result<Self, StorageError> {
         let server = &settings.server;
         let opened = async {
@@ -74,7 +75,7 @@ impl Connection {
             let sql = settings.table.sql(statement);
             Box::pin(async move { client.prepare(&sql).await.map(Some) }) as Preparing<'_>
         });
-        // The server cancels a statement when its caller no longer waits for it.
+        // With this timeout, the server cancels statements whose callers no longer wait for them.
         let timeout = format!("SET statement_timeout = {}", settings.deadline.as_millis());
         let timeout = Box::pin(async move { client.batch_execute(&timeout).await.map(|()| None) }) as Preparing<'_>;
         let prepared = join(prepared.into_iter().chain([timeout]).collect()).await?;

@@ -9,8 +9,8 @@ use crate::storage::{StorageError, StorageErrorKind};
 
 /// Converts the error of a statement on `server`.
 ///
-/// A statement is a transaction, so one that fails has changed nothing. After a lost connection,
-/// the server may have committed it.
+/// A statement is a transaction. If the server reports an error, the statement has changed nothing.
+/// If the connection was lost, the server may have committed it.
 pub(super) fn of_statement(server: &str, error: Error) -> StorageError {
     let Some(code) = error.code().filter(|_| !is_fatal(&error)).cloned() else {
         return StorageError::connection_lost(server, Cause(error));

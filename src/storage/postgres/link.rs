@@ -33,7 +33,7 @@ pub(super) enum Link {
 /// The result of a statement that was sent.
 pub(super) enum Sent {
     Row(Row),
-    /// Rolled back because of another transaction.
+    /// The statement was rolled back because of another transaction.
     Conflict,
 }
 
@@ -44,7 +44,8 @@ impl Link {
         Self::Own { settings, connections, next: Arc::default() }
     }
 
-    /// Returns a link with another table. The storage's own connections are opened again.
+    /// Returns a link with another table. It opens new connections, unless they are those of a
+    /// pool.
     pub(super) fn with_table(&self, table: Table) -> Self {
         match self {
             Self::Own { settings, connections, .. } => {
@@ -54,8 +55,8 @@ impl Link {
         }
     }
 
-    /// Returns a link with other TLS settings, and `None` if the link has no TLS. The storage's own
-    /// connections are opened again.
+    /// Returns a link with changed TLS settings, which opens new connections. Returns `None` for a
+    /// pool, and for a URL without TLS.
     #[cfg(feature = "postgres-rustls")]
     pub(super) fn with_tls(&self, change: impl FnOnce(&Tls) -> Result<Tls, String>) -> Option<Result<Self, String>> {
         let Self::Own { settings, connections, .. } = self else { return None };
@@ -63,8 +64,8 @@ impl Link {
         Some(changed.map(|tls| Self::own(Settings { tls: Some(tls), ..settings.clone() }, connections.len())))
     }
 
-    /// Returns a link with another statement timeout. The storage's own connections are opened
-    /// again.
+    /// Returns a link with another statement timeout, which opens new connections. Has no effect on
+    /// a pool, which sets the statement timeout itself.
     pub(super) fn with_deadline(&self, deadline: Duration) -> Self {
         match self {
             Self::Own { settings, connections, .. } => {
@@ -95,8 +96,8 @@ impl Link {
         }
     }
 
-    /// Returns an error if too many calls are in flight on each connection. Returns `None` for a
-    /// pool, whose callers wait for a connection.
+    /// Returns an error if too many calls are in flight on every connection. Returns `None` for a
+    /// pool, because its callers wait for a free connection.
     pub(super) fn overload(&self) -> Option<StorageError> {
         let Self::Own { connections, .. } = self else { return None };
         let mut error = None;
@@ -106,8 +107,8 @@ impl Link {
         error
     }
 
-    /// Executes a statement once. The future can be dropped at any time. The server may still
-    /// execute the statement.
+    /// Executes a statement once, without retries. The future can be dropped at any time, but the
+    /// server may still execute the statement.
     pub(super) async fn query(
         &self,
         statement: Statement,
@@ -157,7 +158,7 @@ impl Link {
         sent
     }
 
-    /// Creates the table if it does not exist.
+    /// Creates the table, and its schema if one is set, unless they exist.
     pub(super) async fn migrate(&self) -> Result<(), StorageError> {
         let sql = self.table().migration();
         let executed = match self {

@@ -56,12 +56,19 @@ const LABEL: &str = "postgres";
 ///
 /// # Decisions
 ///
-/// A hit is a statement that stores the new state if no other process has stored one meanwhile. The
-/// process remembers the states of the keys that it used last, and the server's time. So a hit or a
-/// peek takes one round trip. A hit takes another one if it is the first of the process, or if the
-/// stored state is not the remembered one. All processes together never admit more than the limit.
-/// A hit that loses every race is refused as [contended](crate::Decision::is_contended). [`Cas`]
-/// has the details.
+/// A hit is one statement. The statement stores the new state if no other process has stored one
+/// meanwhile. To decide before the round trip, each process caches the server's time, and the
+/// states of up to 16,384 keys that it used last. States of more than 512 bytes are not cached.
+///
+/// | call | round trips |
+/// |---|---|
+/// | a peek, or a hit that changes no state, such as most refused hits | 1 |
+/// | an admitted hit on a new key, or on a key whose cached state is current | 1 |
+/// | any other admitted hit, and the first hit after 10 seconds without a call | 2 |
+/// | each race that a hit loses to another process | 1 or 2 more |
+///
+/// All processes together never admit more than the limit. A hit that loses every race is refused
+/// as [contended](crate::Decision::is_contended). [`Cas`] has the details.
 ///
 /// Concurrent hits of a process on the same key share one statement. Each statement is a separate
 /// transaction.
@@ -79,28 +86,52 @@ const LABEL: &str = "postgres";
 /// | `table` | `tower_ratelimit` | the name of the table |
 /// | `migrate` | `true` | creates the table if a new connection does not find it |
 /// | `unlogged` | `false` | creates the table [unlogged](Self::unlogged) |
-/// | `connections` | `4` | the number of connections, which all callers share |
+/// | `connections` | `4` | the number of connections, from 1 to 64, which all callers share |
 /// | `max-skew` | `5s` | the largest clock skew, as [`max_skew`](Self::max_skew) |
 /// | `long-logs` | `refuse` | `allow` has the effect of [`allow_long_logs`](Self::allow_long_logs) |
-/// | `sslmode` | `disable` | `require` or `verify-full` connects over TLS (feature `postgres-rustls`) |
-/// | `ca` | the system's certificates | the PEM file of the certificates to trust |
-/// | `cert`, `key` | none | the PEM files of a client certificate and its private key |
+/// | `sslmode` | `disable` | `require` and `verify-full` connect over [TLS](Self#tls) |
+/// | `ca` | the system's certificates | for TLS, a PEM file with the certificates to trust |
+/// | `cert`, `key` | none | for TLS, PEM files with a client certificate and its private key |
 ///
-/// The other options are those of the crate `tokio-postgres`. Some are useful here:
+/// The crate `tokio-postgres` parses all other options. Some are useful here:
 ///
 /// - `host=/var/run/postgresql` connects to a Unix socket.
 /// - `options=-c%20synchronous_commit%3Doff` makes the server reply before it has written to its
 ///   disk. A crash of the server loses the hits of at most the last second.
-/// - With several hosts, the storage connects to the one that accepts writes.
+/// - `target_session_attrs` defaults to `read-write` if the URL has several hosts. The storage then
+///   connects to the first host that accepts writes.
 ///
-/// With TLS, the server's certificate and its host name are verified in both modes. `prefer` is
-/// rejected, because an attacker on the network can make it connect without TLS.
+/// The user is required. The database defaults to the name of the user. The file `.pgpass`, and
+/// environment variables such as `PGHOST` and `PGSSLMODE`, are not read.
+///
+/// # TLS
+///
+/// TLS needs the feature `postgres-rustls`, and `sslmode=require` or `sslmode=verify-full` in the
+/// URL. The two modes are equal: both verify the server's certificate and its host name. Some
+/// settings differ from those of `libpq`, the client library of PostgreSQL:
+///
+/// | setting | in `libpq` | here |
+/// |---|---|---|
+/// | no `sslmode` | `prefer` | `disable` |
+/// | `sslmode=require` | does not verify the host name | same as `verify-full` |
+/// | `sslmode=allow`, `prefer`, `verify-ca` | supported | rejected: an attacker on the network can make the first two connect without TLS |
+/// | certificates to trust | `sslrootcert`, else `~/.postgresql/root.crt` | `ca`, else the certificates of the system |
+/// | client certificate and private key | `sslcert`, `sslkey` | `cert`, `key` |
+///
+/// `sslrootcert`, `sslcert` and `sslkey` are rejected as unknown options, and so are `ca`, `cert`
+/// and `key` without TLS. The method `try_tls` takes certificates that are not in files. With TLS,
+/// a connection to a Unix socket fails, because PostgreSQL has no TLS there.
+///
+/// # Connections
+///
+/// Clones share the connections. Calls need a tokio runtime with time and I/O enabled. The storage
+/// can be created outside of a runtime.
 ///
 /// # The table
 ///
-/// The storage creates this table when it connects, unless `migrate` is `false`. On your own pool,
-/// call [`migrate`](Self::migrate). [`definition`](Self::definition) returns the statement, for
-/// programs that run their own migrations:
+/// Unless `migrate` is `false`, a new connection creates this table, and the `schema`, if they do
+/// not exist. On your own pool, call [`migrate`](Self::migrate). For programs that run their own
+/// migrations, [`definition`](Self::definition) returns the statement:
 ///
 /// ```sql
 /// CREATE TABLE IF NOT EXISTS "tower_ratelimit" (
@@ -110,15 +141,18 @@ const LABEL: &str = "postgres";
 /// ) WITH (fillfactor = 50, autovacuum_vacuum_scale_factor = 0.05);
 /// ```
 ///
-/// The user needs the rights to select, insert, update and delete rows. Every eighth write of a
-/// process deletes the expired rows on the next four pages of the table, without an index. So if
-/// the table has N pages of 8 kB, an expired row is deleted within 2 N writes of a process.
+/// The user needs the rights to select, insert, update and delete rows, and to create the table if
+/// it does not exist.
+///
+/// Every eighth write of a process deletes the expired rows on the next four pages of the table. So
+/// if the table has N pages of 8 kB, an expired row is deleted after about 2 N writes of a process.
 ///
 /// # Errors
 ///
 /// Calls fail with [`StorageError`] if the server is unreachable, rejects the statement, or does
-/// not reply within the timeout. A statement that was sent is not retried, because the server may
-/// have executed it: see [`may_have_counted`](StorageError::may_have_counted).
+/// not reply within the timeout. They also fail if 1,024 calls per connection are in flight, or
+/// fewer while calls time out. A statement that the server may have executed is not retried: see
+/// [`may_have_counted`](StorageError::may_have_counted).
 #[derive(Clone)]
 pub struct PostgresStorage {
     store: Store,
@@ -126,12 +160,14 @@ pub struct PostgresStorage {
 }
 
 impl PostgresStorage {
-    /// Creates a storage on the server in `url`. It connects on first use.
+    /// Creates a storage on the server in `url`. It connects on first use, but with TLS it loads
+    /// the certificates and the private key immediately.
     ///
     /// # Errors
     ///
-    /// Returns an error if the URL cannot be parsed, or if a certificate cannot be read. The error
-    /// quotes the URL without its login.
+    /// Returns an error if the URL cannot be parsed, if it needs the feature `postgres-rustls` and
+    /// that is not enabled, or if a certificate or the private key cannot be loaded. The error
+    /// quotes the URL without its login and its options.
     pub fn new(url: &str) -> Result<Self, ConfigError> {
         let Target { config, tls, server, table, connections, migrates, prefix, deadline, long_logs, max_skew } =
             Target::parse(url)?;
@@ -139,7 +175,8 @@ impl PostgresStorage {
         Ok(Self::over(Link::own(settings, connections), &prefix, deadline, long_logs, max_skew))
     }
 
-    /// Creates a storage on a pool of the crate `deadpool-postgres`.
+    /// Creates a storage on a pool of the crate `deadpool-postgres` 0.14. The pool sets the server,
+    /// the number of connections, and TLS. All other settings have their defaults.
     ///
     /// - Call [`migrate`](Self::migrate) before the first hit, or create the table.
     /// - In the connection settings of the pool, set `options` to `-c statement_timeout=100`, where
@@ -164,11 +201,13 @@ impl PostgresStorage {
 
     /// Sets the prefix of all keys. Overrides the URL. Defaults to `rl`.
     ///
-    /// Programs with the same prefix and the same table share their counts.
+    /// Programs with the same prefix and the same table share their counts. The returned storage
+    /// shares the connections of this one.
     ///
     /// # Panics
     ///
-    /// Panics if `prefix` is not 1 to 64 ASCII characters, or contains white space, `{` or `}`.
+    /// Panics if `prefix` is not 1 to 64 printable ASCII characters, or contains a space, `{` or
+    /// `}`.
     #[must_use]
     #[track_caller]
     pub fn prefix(mut self, prefix: &str) -> Self {
@@ -177,7 +216,11 @@ impl PostgresStorage {
         self.with_changed_store()
     }
 
-    /// Sets the timeout of a call. Overrides the URL. Defaults to 100 milliseconds.
+    /// Sets the timeout of a call, and of its statement on the server. Overrides the URL. Defaults
+    /// to 100 milliseconds.
+    ///
+    /// The returned storage opens new connections. On your own pool, it uses the same connections,
+    /// and their [statement timeout](Self::from_pool) does not change.
     ///
     /// # Panics
     ///
@@ -194,11 +237,12 @@ impl PostgresStorage {
     }
 
     /// Sets the schema of the table. Overrides the URL. Defaults to the first schema of the user's
-    /// search path.
+    /// search path. The returned storage opens new connections, unless it uses your own pool.
     ///
     /// # Panics
     ///
-    /// Panics if `schema` is not 1 to 63 of the characters a-z, 0-9 and _, or begins with a digit.
+    /// Panics if `schema` is not 1 to 63 of the characters `a` to `z`, `0` to `9` and `_`, or
+    /// begins with a digit.
     #[must_use]
     #[track_caller]
     pub fn schema(self, schema: &str) -> Self {
@@ -206,11 +250,13 @@ impl PostgresStorage {
         self.with_table(table)
     }
 
-    /// Sets the name of the table. Overrides the URL. Defaults to `tower_ratelimit`.
+    /// Sets the name of the table, without a schema. Overrides the URL. Defaults to
+    /// `tower_ratelimit`. The returned storage opens new connections, unless it uses your own pool.
     ///
     /// # Panics
     ///
-    /// Panics if `table` is not 1 to 63 of the characters a-z, 0-9 and _, or begins with a digit.
+    /// Panics if `table` is not 1 to 63 of the characters `a` to `z`, `0` to `9` and `_`, or begins
+    /// with a digit.
     #[must_use]
     #[track_caller]
     pub fn table(self, table: &str) -> Self {
@@ -218,11 +264,13 @@ impl PostgresStorage {
         self.with_table(table)
     }
 
-    /// Creates the table unlogged. Overrides the URL. By default, the table is logged.
+    /// Makes the table unlogged if the storage creates it. A table that exists is not changed.
+    /// Overrides the URL. By default, the table is logged.
     ///
-    /// An unlogged table is faster, because PostgreSQL does not write it to its write-ahead log. It
-    /// is empty after a crash of the server, and on a replica that was promoted. This setting does
-    /// not change a table that exists.
+    /// An unlogged table is faster, because PostgreSQL does not write it to its write-ahead log.
+    /// The table is empty after a crash of the server, and on a replica that was promoted.
+    ///
+    /// The returned storage opens new connections, unless it uses your own pool.
     #[must_use]
     pub fn unlogged(self) -> Self {
         let table = self.store.link.table().with_unlogged(true);
@@ -235,14 +283,20 @@ impl PostgresStorage {
         self.with_changed_store()
     }
 
-    /// Sets the certificates for TLS. Overrides the options `ca`, `cert` and `key` of the URL.
+    /// Sets the certificates for [TLS](Self#tls). Replaces the options `ca`, `cert` and `key` of
+    /// the URL, including those that `config` does not set.
     ///
     /// Call this method before the first decision, because the returned storage opens new
     /// connections.
     ///
     /// # Errors
     ///
-    /// Returns an error if a part of `config` is malformed, or if the URL has no `sslmode=require`.
+    /// Returns an error if
+    ///
+    /// - a certificate or the private key is malformed, or they do not match,
+    /// - `config` has no certificates to trust, and the system has none,
+    /// - the URL has neither `sslmode=require` nor `sslmode=verify-full`,
+    /// - the storage uses your own pool, which has its own TLS settings.
     #[cfg(feature = "postgres-rustls")]
     pub fn try_tls(mut self, config: &TlsConfig) -> Result<Self, ConfigError> {
         let changed = self.store.link.with_tls(|tls| tls.with(config));
@@ -252,10 +306,11 @@ impl PostgresStorage {
     }
 
     /// Allows policies that can keep more than 1,000 log entries per key. Overrides the URL. By
-    /// default, such policies are rejected.
+    /// default, such policies are rejected. A policy that can keep more than 1 MB per key, about
+    /// 50,000 entries, is always rejected.
     ///
-    /// Of the built-in strategies, only the moving window keeps a log. Each hit sends the old and
-    /// the new log: 5,000 entries are 190 kB. Prefer
+    /// Of the built-in strategies, only the moving window keeps a log. Each admitted hit sends the
+    /// old and the new log: 5,000 entries are 190 kB. Prefer
     /// [`SlidingWindowCounter`](crate::SlidingWindowCounter), which keeps two numbers.
     #[must_use]
     pub fn allow_long_logs(self) -> Self {
@@ -263,10 +318,11 @@ impl PostgresStorage {
     }
 
     /// Sets the time by which the newest decision on a key may be ahead of the server's clock, for
-    /// example after a failover. If the decision is further ahead, the storage decides by the
-    /// server's clock and logs a warning. Overrides the URL. Defaults to 5 seconds.
+    /// example after a failover. Overrides the URL. Defaults to 5 seconds.
     ///
-    /// The guide explains [clock skew](crate::guide::several_processes#clocks).
+    /// If the decision is further ahead, the storage decides by the server's clock and logs a
+    /// warning (feature `tracing`). [`Cas::max_skew`] has the details, also for zero. The guide
+    /// explains [clock skew](crate::guide::several_processes#clocks).
     ///
     /// # Panics
     ///
@@ -277,35 +333,41 @@ impl PostgresStorage {
         Self { cas: self.cas.max_skew(max_skew), ..self }
     }
 
-    /// Replaces the server's clock, for tests (feature `testing`).
+    /// Decides by `clock` instead of the server's clock. Use it in tests (feature `testing`).
     #[cfg(feature = "testing")]
     #[must_use]
     pub fn clock(self, clock: impl Clock) -> Self {
         Self { cas: self.cas.clock(clock), ..self }
     }
 
-    /// Returns the statement that creates the table, for programs that run their own migrations.
-    /// The statement does not create the [schema](Self#options).
+    /// Returns the SQL statement that creates the table if it does not exist, for programs that run
+    /// their own migrations. It does not create the [schema](Self::schema).
     pub fn definition(&self) -> String {
         self.store.link.table().definition()
     }
 
-    /// Creates the table, and its schema if one is set, unless they exist. Several processes can
-    /// call this at the same time. The [`deadline`](Self::deadline) does not apply.
+    /// Creates the table, and the [schema](Self::schema) if one is set, unless they exist.
+    ///
+    /// Several processes can call this method at the same time. It works with `migrate=false` too.
+    /// The [`deadline`](Self::deadline) does not apply, so the future may wait for locks without a
+    /// limit. On your own pool, the [statement timeout](Self::from_pool) of its connections
+    /// applies.
     ///
     /// # Errors
     ///
-    /// Returns an error if the server is unreachable, or if the user has no right to create them.
+    /// Returns an error if the server is unreachable, or if the user has no right to create the
+    /// table or the schema.
     pub async fn migrate(&self) -> Result<(), StorageError> {
         self.store.link.migrate().await
     }
 
     /// Waits until the server replies and the table can be read, for at most `timeout`. Call this
-    /// before the program accepts traffic.
+    /// method before the program accepts traffic.
     ///
     /// # Errors
     ///
-    /// Returns the last error if that is not the case within `timeout`.
+    /// Returns the last error if the server does not reply, or the table cannot be read, within
+    /// `timeout`.
     pub async fn ready(&self, timeout: Duration) -> Result<(), StorageError> {
         until_ready(Instant::now() + timeout.min(LONGEST_WAIT), |deadline| self.store.ping(deadline)).await
     }

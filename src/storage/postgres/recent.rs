@@ -7,25 +7,26 @@ use std::time::Instant;
 use crate::Timestamp;
 use crate::time::micros;
 
-/// The largest number of keys in each of the two generations.
+/// The maximum number of keys in each of the two generations.
 const GENERATION: usize = 8_192;
 
 /// The maximum length of a text in bytes. A longer one is not kept.
 const LONGEST_TEXT: usize = 512;
 
-/// The age at which the server's time is no longer used, because the clocks of two machines drift.
-/// The next hit loads its key, and gets the time with the reply.
+/// The age from which the recorded server's time is not used, because the clocks of two machines
+/// drift. The next hit then loads its key, and gets the server's time with the reply.
 const TIME_LASTS: std::time::Duration = std::time::Duration::from_secs(10);
 
+/// The cache of one storage and its clones.
 #[derive(Debug, Default)]
 pub(super) struct Recent(Mutex<Inner>);
 
 #[derive(Debug, Default)]
 struct Inner {
-    /// The keys that were used last. A full map becomes the old generation.
+    /// The keys that were used last. When this map is full, it becomes the old generation.
     new: HashMap<Box<str>, Box<str>>,
     old: HashMap<Box<str>, Box<str>>,
-    /// The server's time, and this machine's when the reply arrived.
+    /// The server's time in the last reply, and the instant at which this machine received it.
     time: Option<(Timestamp, Instant)>,
 }
 
@@ -34,7 +35,7 @@ impl Recent {
     /// unknown key, because most unknown keys do not exist on the server. Returns `None` if the
     /// time is unknown or too old.
     ///
-    /// The returned time lags behind the server's by the delay of a reply.
+    /// The returned time is behind the server's clock by the delay of the last reply.
     pub(super) fn recall(&self, key: &str) -> Option<(String, Timestamp)> {
         let inner = self.lock();
         let (server, at) = inner.time?;
@@ -46,7 +47,7 @@ impl Recent {
         Some((text.unwrap_or_default(), server.plus(micros(elapsed))))
     }
 
-    /// Records a text. An empty text, and one that is too long, removes the key.
+    /// Records the text of a key. A text that is empty or too long removes the key.
     pub(super) fn record(&self, key: &str, text: &str) {
         let mut inner = self.lock();
         if text.is_empty() || text.len() > LONGEST_TEXT {
@@ -60,7 +61,7 @@ impl Recent {
         inner.new.insert(key.into(), text.into());
     }
 
-    /// Records the server's time in a reply.
+    /// Records the server's time, as a reply that has just arrived contains it.
     pub(super) fn record_time(&self, now: Timestamp) {
         self.lock().time = Some((now, Instant::now()));
     }

@@ -28,7 +28,7 @@ pub(super) struct Store {
 
 /// The row that each statement returns.
 struct Reply {
-    /// The number of rows that were written.
+    /// The number of rows that were written or deleted.
     written: i64,
     /// The text of the key before the statement.
     text: String,
@@ -66,7 +66,7 @@ impl CasStorage for Store {
     ) -> Result<Swapped<String>, StorageError> {
         let (key, deadline) = (self.key(key), self.deadline());
         let keep = i64::try_from(micros(keep)).unwrap_or(i64::MAX);
-        // Forgets the text first, because it is unknown if the statement fails.
+        // Removes the recorded text first. If the statement fails, the stored text is unknown.
         self.recent.record(&key, "");
         let reply = match (version.is_empty(), text.is_empty()) {
             (true, true) => {
@@ -84,8 +84,8 @@ impl CasStorage for Store {
             return Ok(Swapped::Stored);
         }
         if found == *version {
-            // Another transaction changed the text during this statement, which returns the text as
-            // of its own start.
+            // Another transaction has changed the text during this statement. `found` is the text
+            // at the start of the statement, so it is outdated.
             return Ok(Swapped::Lost(None));
         }
         self.recent.record(&key, &found);
@@ -108,9 +108,10 @@ impl Store {
         self.query(Statement::Load, &[&key], deadline).await.map(drop).map_err(StorageError::uncounted)
     }
 
-    /// Deletes all keys of the prefix, and returns their number.
+    /// Deletes all keys with the prefix, and returns their number.
     pub(super) async fn delete_all(&self) -> Result<u64, StorageError> {
-        // All keys that start with the prefix and `:`. The next character in the collation "C" is `;`.
+        // The range of all keys that begin with the prefix and `:`. In the collation "C", `;` is
+        // the character after `:`.
         let (from, to) = (self.key(""), format!("{};", self.prefix));
         let reply = self.query(Statement::DeleteAll, &[&from, &to], self.deadline()).await?;
         let Some(reply) = reply else {
@@ -119,7 +120,8 @@ impl Store {
         Ok(u64::try_from(reply.written).unwrap_or(0))
     }
 
-    /// Executes a statement. Returns `None` if it was rolled back because of another transaction.
+    /// Executes a statement, and records the server's time. Returns `None` if the statement was
+    /// rolled back because of another transaction.
     async fn query(
         &self,
         statement: Statement,
@@ -142,8 +144,8 @@ impl Store {
         format!("{}:{key}", self.prefix)
     }
 
-    /// Returns an instant shortly before `Cas` times out, so that the connection notices a missing
-    /// reply.
+    /// Returns the deadline of a call that begins now. It is shortly before the timeout of `Cas`,
+    /// so that the connection notices a missing reply.
     fn deadline(&self) -> Instant {
         Instant::now() + self.deadline * 15 / 16
     }

@@ -12,11 +12,12 @@ use super::table::Statement;
 /// The number of writes between two sweeps.
 const WRITES: u32 = 8;
 
-/// The number of pages that a sweep reads. They hold at least as many rows as the writes can add,
-/// because PostgreSQL moves or compresses texts of more than 2 kB. So the table is searched faster
-/// than it grows.
+/// The number of pages that a sweep reads. They hold at least as many rows as [`WRITES`] writes can
+/// add, because PostgreSQL moves or compresses texts of more than 2 kB. So the table is searched
+/// faster than it grows.
 const PAGES: i64 = 4;
 
+/// The state of the sweeps of one storage and its clones.
 #[derive(Debug)]
 pub(super) struct Sweep {
     writes: AtomicU32,
@@ -26,8 +27,8 @@ pub(super) struct Sweep {
 }
 
 impl Sweep {
-    /// Creates a sweep that starts at page `first`. Each process starts at a different page, so
-    /// that processes sweep different pages.
+    /// Creates a sweep that starts at page `first`. Each process should pass a different number, so
+    /// that the processes sweep different pages.
     pub(super) fn new(first: i64) -> Self {
         Self { writes: AtomicU32::new(0), page: AtomicI64::new(first), is_running: AtomicBool::new(false) }
     }

@@ -7,7 +7,7 @@ use crate::ConfigError;
 /// The default name of the table.
 const TABLE: &str = "tower_ratelimit";
 
-/// The server's time in microseconds since the epoch.
+/// The SQL expression of the server's time, in microseconds since the epoch.
 const NOW: &str = "(extract(epoch FROM clock_timestamp()) * 1000000)::int8";
 
 /// The schema, the name and the kind (logged or unlogged) of the table.
@@ -43,7 +43,7 @@ impl Table {
         format!("{schema}\"{}\"", self.name)
     }
 
-    /// Returns the statements that create the table.
+    /// Returns the statement that creates the table.
     ///
     /// - Only `key` has an index, so an update changes no index (HOT). Half of each page is kept
     ///   free for new versions of its rows.
@@ -58,9 +58,9 @@ impl Table {
         )
     }
 
-    /// Returns the statements of `migrate`, which run as one transaction. The lock makes other
-    /// processes wait: `IF NOT EXISTS` alone fails if two of them create the table at the same
-    /// time.
+    /// Returns the statements of `migrate`, which run as one transaction. The first one takes a
+    /// lock, so that other processes wait: `IF NOT EXISTS` alone fails if two processes create the
+    /// table at the same time.
     pub(super) fn migration(&self) -> String {
         let schema = self.schema.as_ref().map(|schema| {
             // CREATE SCHEMA IF NOT EXISTS needs the right to create one even if it exists.
@@ -75,11 +75,11 @@ impl Table {
         )
     }
 
-    /// Returns the text of a statement.
+    /// Returns the SQL of a statement.
     pub(super) fn sql(&self, statement: Statement) -> String {
         let table = self.quoted();
         let expires = "clock_timestamp() + $3::int8 * interval '1 microsecond'";
-        // The last part returns the text as of the start of the statement.
+        // Loads the text as of the start of the statement, even if the statement changes it.
         let and_load =
             format!("SELECT (SELECT count(*) FROM written), (SELECT state FROM {table} WHERE key = $1), {NOW}");
         match statement {
@@ -118,19 +118,24 @@ impl Table {
     }
 }
 
-/// The statements. Each returns one row: a number of rows, a text, and the server's time.
+/// The statements. Each returns one row with three columns:
+///
+/// 1. the number of rows that were written or deleted
+/// 2. the text of the key before the statement, or `NULL` if there is none
+/// 3. the server's time
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Statement {
-    /// Loads the text of key `$1`.
+    /// Loads the text of the key `$1`.
     Load,
-    /// Stores the text `$2` of the missing key `$1` for `$3` microseconds. A row with an empty text
-    /// counts as missing.
+    /// Stores the text `$2` of the key `$1` for `$3` microseconds, if the key does not exist. A row
+    /// with an empty text counts as missing.
     Insert,
-    /// Replaces the text `$4` of key `$1` by `$2`, for `$3` microseconds.
+    /// Stores the text `$2` of the key `$1` for `$3` microseconds, if its text is still `$4`.
     Update,
-    /// Deletes key `$1` if its text is `$2`.
+    /// Deletes the key `$1` if its text is `$2`.
     Delete,
-    /// Deletes the expired rows of `$2` pages of the table, from page `$1`.
+    /// Deletes the expired rows of `$2` pages of the table. The first page is `$1` modulo the
+    /// number of pages.
     Sweep,
     /// Deletes the keys from `$1` up to, but not including, `$2`.
     DeleteAll,

@@ -12,8 +12,8 @@ const NEED_TLS: [&str; 4] = ["ca", "cert", "key", "sslnegotiation"];
 
 /// Reads `sslmode` and the certificates. Returns `None` if connections have no TLS.
 ///
-/// The client's own default, `prefer`, is rejected, because an attacker on the network can turn its
-/// TLS off.
+/// The mode `prefer` of `tokio-postgres` is rejected, because an attacker on the network can turn off
+/// TLS in this mode.
 pub(super) fn from_options(options: &mut Options<'_>, wrong: &Wrong<'_>) -> Result<Option<Tls>, ConfigError> {
     for (theirs, ours) in LIBPQ {
         if options.take(theirs).is_some() {

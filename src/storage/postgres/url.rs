@@ -68,7 +68,7 @@ impl Target {
             })?,
         };
         let tls = tls::from_options(&mut options, wrong)?;
-        // The other options are those of the client: host, options, target_session_attrs and so on.
+        // `tokio-postgres` parses the other options: host, options, target_session_attrs and so on.
         let rest = options.into_rest();
         let rest: Vec<String> = rest.into_iter().map(|(name, value)| format!("{name}={value}")).collect();
         let config = Config::from_str(&format!("postgres://{authority}{path}?{}", rest.join("&")));
@@ -84,8 +84,9 @@ impl Target {
         if config.get_hosts().is_empty() {
             return Err(wrong(format!("the host is missing: {EXAMPLES}")));
         }
-        // A replica rejects writes. With one host, the check is left out to save its round trip:
-        // the first write to a replica fails.
+        // A replica rejects writes, so with several hosts each new connection checks for this. With
+        // one host, the check is omitted to save its round trip. The first write to a replica fails
+        // then.
         if config.get_target_session_attrs() == TargetSessionAttrs::Any && config.get_hosts().len() > 1 {
             config.target_session_attrs(TargetSessionAttrs::ReadWrite);
         }

@@ -7,7 +7,7 @@ use std::time::Duration;
 use tokio::runtime::Handle;
 use tokio::time::{Instant, sleep_until};
 
-use super::job::{Answer, Job, Place, Work};
+use super::job::{Answer, Counted, Job, Work};
 use super::{SqliteStorage, error};
 use crate::storage::calls::measured;
 use crate::storage::cas::Command;
@@ -17,8 +17,8 @@ use crate::{Decision, Key, Op, Policy};
 /// The label `storage` of the metrics.
 const LABEL: &str = "sqlite";
 
-/// The largest number of waiting calls.
-const MOST: usize = 1_024;
+/// The maximum number of waiting calls.
+const MAX_WAITING: usize = 1_024;
 
 type BoxFuture<T> = Pin<Box<dyn Future<Output = Result<T, StorageError>> + Send>>;
 
@@ -78,13 +78,13 @@ impl Storage for SqliteStorage {
 }
 
 impl SqliteStorage {
-    /// Checks that the file can be written to. Waits for locks of other processes for at most
-    /// `timeout`. Call this before the program accepts traffic.
+    /// Checks that the file can be written to. If another process holds the lock of the file, waits
+    /// for at most `timeout`. Call this method before the program accepts traffic.
     ///
     /// # Errors
     ///
-    /// Returns an error if the file cannot be written to, or if another process holds the lock for
-    /// the whole `timeout`.
+    /// Returns an error immediately if the file cannot be written to, and after `timeout` if the
+    /// lock was not free.
     pub async fn ready(&self, timeout: Duration) -> Result<(), StorageError> {
         let longest = Duration::from_secs(365 * 86_400);
         let patient = Self { deadline: timeout.min(longest), ..self.clone() };
@@ -100,7 +100,7 @@ impl SqliteStorage {
         Box::pin(measured(LABEL, async move { answer.await.map(drop) }))
     }
 
-    /// Executes a call. It is queued at the first poll.
+    /// Queues a call at the first poll of the returned future, and waits for its answer.
     fn call(&self, work: Work) -> impl Future<Output = Result<Answer, StorageError>> + Send + use<> {
         let (shared, clock, timeout) = (Arc::clone(&self.shared), self.clock.clone(), self.deadline);
         async move {
@@ -109,12 +109,12 @@ impl SqliteStorage {
                 return Err(StorageError::new(StorageErrorKind::Cancelled, message).with_may_have_counted(false));
             }
             let started = Instant::now();
-            let Some(place) = Place::take(&shared.waiting, MOST) else {
+            let Some(counted) = Counted::new(&shared.waiting, MAX_WAITING) else {
                 // Without the delay, callers that retry at once would take all processor time.
                 sleep_until(started + timeout * 3 / 4).await;
-                return Err(error::overloaded(&shared.path, MOST));
+                return Err(error::overloaded(&shared.path, MAX_WAITING));
             };
-            let (job, waiting) = Job::new(work, clock, place);
+            let (job, waiting) = Job::new(work, clock, counted);
             shared.send(job)?;
             waiting.answer(started + timeout, &shared.path).await
         }

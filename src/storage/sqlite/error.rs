@@ -43,7 +43,7 @@ pub(super) fn rolled_back(path: &Path, error: Error) -> StorageError {
     StorageError::new(kind, message).with_may_have_counted(false).with_source(error)
 }
 
-/// Converts the error of a commit. The transaction may have been written, unless the file was
+/// Converts the error of a commit. The transaction may have been committed, unless the file was
 /// locked or the disk was full.
 pub(super) fn at_commit(path: &Path, error: Error) -> StorageError {
     let is_certain = is_busy(&error) || error.sqlite_error_code() == Some(ErrorCode::DiskFull);

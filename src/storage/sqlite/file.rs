@@ -31,7 +31,7 @@ pub(super) struct File {
     connection: Connection,
     /// The identity of the file, to notice that it was replaced.
     identity: Option<Identity>,
-    /// The last key that was checked by `sweep`.
+    /// The last key that `sweep` checked, or an empty text before the first row of the table.
     swept: String,
 }
 
@@ -77,17 +77,18 @@ impl File {
         Ok(())
     }
 
+    /// Commits the open transaction.
     pub(super) fn commit(&self) -> rusqlite::Result<()> {
         self.connection.prepare_cached("COMMIT")?.execute([])?;
         Ok(())
     }
 
-    /// Rolls back, if a transaction is open.
+    /// Rolls back the transaction, if one is open.
     pub(super) fn roll_back(&self) -> rusqlite::Result<()> {
         if self.connection.is_autocommit() { Ok(()) } else { self.connection.execute_batch("ROLLBACK") }
     }
 
-    /// Returns the text of a key, which is empty if there is none.
+    /// Returns the text of a key. It is empty if the key does not exist.
     pub(super) fn load(&self, key: &str) -> rusqlite::Result<String> {
         let mut select = self.connection.prepare_cached("SELECT state FROM tower_ratelimit WHERE key = ?1")?;
         let found = select.query_row([key], |row| row.get(0)).optional()?;
@@ -107,8 +108,9 @@ impl File {
         Ok(())
     }
 
-    /// Deletes expired rows among the next rows of the table, in the order of their keys. The
-    /// number of rows is a multiple of `writes`, the number of keys that the transaction writes.
+    /// Deletes the expired rows among the next rows of the table, in the order of their keys.
+    /// Checks [`SWEPT_PER_WRITE`] rows for each of the `writes` keys that the transaction has
+    /// written.
     pub(super) fn sweep(&mut self, writes: u32) -> rusqlite::Result<()> {
         let rows = writes.saturating_mul(SWEPT_PER_WRITE);
         let next = "SELECT max(key), count(*), min(gone_at) FROM \

@@ -41,7 +41,7 @@ pub(super) struct Job {
     pub(super) clock: Option<Arc<dyn Clock>>,
     stage: Arc<Mutex<Stage>>,
     reply: oneshot::Sender<Result<Answer, StorageError>>,
-    _place: Place,
+    _counted: Counted,
 }
 
 /// The caller's side of a call. The job is executed even if this is dropped.
@@ -55,23 +55,23 @@ pub(super) struct Waiting {
 struct Stage {
     /// `true` if the job is part of an open transaction, or was committed.
     begun: bool,
-    /// `true` if the caller has left. A job that has not begun by then is never executed.
+    /// `true` if the caller no longer waits. A job that has not begun by then is never executed.
     left: bool,
 }
 
-/// Counts one job until it is dropped.
+/// Counts one job in the number of waiting jobs. Dropping it ends the count.
 #[derive(Debug)]
-pub(super) struct Place(Arc<AtomicUsize>);
+pub(super) struct Counted(Arc<AtomicUsize>);
 
-impl Place {
+impl Counted {
     /// Counts a job. Returns `None` if `most` jobs are waiting already.
-    pub(super) fn take(jobs: &Arc<AtomicUsize>, most: usize) -> Option<Self> {
-        let place = Self(Arc::clone(jobs));
-        (jobs.fetch_add(1, Ordering::Relaxed) < most).then_some(place)
+    pub(super) fn new(jobs: &Arc<AtomicUsize>, most: usize) -> Option<Self> {
+        let counted = Self(Arc::clone(jobs));
+        (jobs.fetch_add(1, Ordering::Relaxed) < most).then_some(counted)
     }
 }
 
-impl Drop for Place {
+impl Drop for Counted {
     fn drop(&mut self) {
         self.0.fetch_sub(1, Ordering::Relaxed);
     }
@@ -79,11 +79,11 @@ impl Drop for Place {
 
 impl Job {
     /// Creates both sides of a call.
-    pub(super) fn new(work: Work, clock: Option<Arc<dyn Clock>>, place: Place) -> (Self, Waiting) {
+    pub(super) fn new(work: Work, clock: Option<Arc<dyn Clock>>, counted: Counted) -> (Self, Waiting) {
         let (sender, reply) = oneshot::channel();
         let stage = Arc::default();
         let waiting = Waiting { stage: Arc::clone(&stage), reply };
-        (Self { work, clock, stage, reply: sender, _place: place }, waiting)
+        (Self { work, clock, stage, reply: sender, _counted: counted }, waiting)
     }
 
     /// Returns `true` if the job needs the write lock.
@@ -96,7 +96,7 @@ impl Job {
         !lock(&self.stage).left
     }
 
-    /// Marks the job as part of a transaction. Returns `false` if the caller has left.
+    /// Marks the job as part of a transaction. Returns `false` if the caller no longer waits.
     pub(super) fn begin(&self) -> bool {
         let mut stage = lock(&self.stage);
         stage.begun = !stage.left;
@@ -108,8 +108,9 @@ impl Job {
         lock(&self.stage).begun = false;
     }
 
+    /// Sends the answer to the caller.
     pub(super) fn answer(self, answer: Result<Answer, StorageError>) {
-        // The caller checks for an answer under the same lock before it leaves.
+        // At its deadline, the caller checks for an answer under the same lock.
         let _stage = lock(&self.stage);
         let _ = self.reply.send(answer);
     }
@@ -124,6 +125,7 @@ impl Waiting {
         }
     }
 
+    /// Ends the wait at the deadline. Returns the answer if it has just arrived.
     fn leave(mut self, path: &Path) -> Result<Answer, StorageError> {
         let mut stage = lock(&self.stage);
         if let Ok(answer) = self.reply.try_recv() {

@@ -54,21 +54,21 @@ use crate::storage::{Clock, StorageError, StorageErrorKind, deadline, names};
 ///
 /// # Decisions
 ///
-/// One thread executes the calls of a storage and its clones. Calls that wait at the same time
-/// share one transaction, and return after its commit. So a hit is counted exactly once or not at
-/// all, even with several processes. If a process is killed, the hits that have returned stay
-/// counted. A power failure can lose the hits of the last second: see
+/// One thread executes the calls of a storage and its clones. Calls that wait at the same time, up
+/// to 512, share one transaction, and return after its commit. So a hit is counted exactly once or
+/// not at all, even with several processes. If a process is killed, the hits that have returned
+/// stay counted. A power failure can lose the hits of the last second: see
 /// [`durability`](Self::durability).
 ///
-/// Decisions use this machine's clock. Each hit stores the state of its key, so a strategy with a
-/// log writes the whole log on each hit.
+/// Decisions use this machine's clock. Each admitted hit stores the state of its key, so a strategy
+/// with a log writes the whole log on each admitted hit.
 ///
 /// Calls need a tokio runtime with time enabled. The storage can be created outside of a runtime.
 ///
 /// # Options
 ///
-/// [`new`](Self::new) takes a URL, `sqlite:limits.db?deadline=50ms`. The path can be
-/// percent-encoded.
+/// [`new`](Self::new) takes a URL such as `sqlite:limits.db?deadline=50ms`, or
+/// `sqlite:/var/lib/app/limits.db`. In the path, write `?` as `%3F` and `%` as `%25`.
 ///
 /// | option of the URL | default | meaning |
 /// |---|---|---|
@@ -82,15 +82,18 @@ use crate::storage::{Clock, StorageError, StorageErrorKind, deadline, names};
 ///   them up with `sqlite3 limits.db ".backup copy.db"`.
 /// - The file must be on a local disk. Network file systems do not support the shared memory that
 ///   SQLite needs.
-/// - The storage creates the table `tower_ratelimit` if it does not exist. Each write deletes
-///   expired rows among the next four rows of the table. So if the table has N rows, an expired row
-///   is deleted within N / 4 writes of a process.
+/// - The storage creates the table `tower_ratelimit` if it does not exist. Each write of a key
+///   deletes the expired rows among the next four rows of the table. So if the table has N rows, an
+///   expired row is deleted after about N / 4 writes of a process.
 ///
 /// # Errors
 ///
-/// Calls fail with [`StorageError`] if the file cannot be read or written, if 1,024 calls are
-/// already waiting, or if there was no transaction within the timeout, for example because another
-/// process holds the lock. If an error occurs on the file, the next call reopens it.
+/// Calls fail with [`StorageError`] if
+///
+/// - the file cannot be read or written; the next call then opens it again,
+/// - 1,024 calls are already waiting,
+/// - no transaction was committed within the timeout, for example because another process holds
+///   the lock of the file.
 ///
 /// # Linking
 ///
@@ -109,13 +112,16 @@ pub struct SqliteStorage {
     clock: Option<Arc<dyn Clock>>,
 }
 
-/// The protection of counts against a power failure. With both values, a process that is killed
-/// loses no counted hit.
+/// The protection of counts against a power failure, or a crash of the operating system. See
+/// [`SqliteStorage::durability`].
+///
+/// With both values, a process that is killed loses no hit that has returned.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Durability {
     /// The storage syncs the file once a second. A power failure loses at most the hits of the last
-    /// second, or those since the start of a transaction in which another process reads the file.
+    /// second. If another process reads the file in a longer transaction, a power failure can lose
+    /// all hits since the start of that transaction.
     #[default]
     EverySecond,
     /// The storage syncs each transaction before its hits return. A power failure loses nothing,
@@ -133,13 +139,16 @@ struct Shared {
 }
 
 impl SqliteStorage {
-    /// Opens the database at `path`, and creates it if it does not exist.
+    /// Opens the database at `path`, and creates it if it does not exist. The directory must exist.
     ///
     /// # Errors
     ///
-    /// Returns an error if the file cannot be opened or created, is not a database, or cannot be
-    /// written to. Also returns an error if `path` is empty or `:memory:`: use
-    /// [`MemoryStorage`](crate::MemoryStorage) instead.
+    /// Returns an error if
+    ///
+    /// - the file cannot be opened, created or written to, or is not a database,
+    /// - another process holds the lock of the file for more than a second,
+    /// - `path` is empty or `:memory:`. For a storage in memory, use
+    ///   [`MemoryStorage`](crate::MemoryStorage).
     pub fn open(path: impl AsRef<Path>) -> Result<Self, ConfigError> {
         let path = path.as_ref();
         if let Some(text) = path.to_str() {
@@ -149,6 +158,7 @@ impl SqliteStorage {
     }
 
     /// Opens the database at a URL such as `sqlite:limits.db`, and creates it if it does not exist.
+    /// The [options](Self#options) follow a `?`.
     ///
     /// # Errors
     ///
@@ -174,7 +184,8 @@ impl SqliteStorage {
     ///
     /// # Panics
     ///
-    /// Panics if `prefix` is not 1 to 64 ASCII characters, or contains white space, `{` or `}`.
+    /// Panics if `prefix` is not 1 to 64 printable ASCII characters, or contains a space, `{` or
+    /// `}`.
     #[must_use]
     #[track_caller]
     pub fn prefix(self, prefix: &str) -> Self {
@@ -182,7 +193,8 @@ impl SqliteStorage {
         Self { prefix: names::prefix(prefix), ..self }
     }
 
-    /// Sets the timeout of a call. Overrides the URL. Defaults to 100 milliseconds.
+    /// Sets the timeout of a call, including the wait for other processes. Overrides the URL.
+    /// Defaults to 100 milliseconds.
     ///
     /// # Panics
     ///
@@ -197,14 +209,15 @@ impl SqliteStorage {
     /// Sets the protection against a power failure. Overrides the URL. Defaults to
     /// [`Durability::EverySecond`].
     ///
-    /// The returned storage has its own thread and connection.
+    /// The returned storage has its own thread and connection, which it does not share with earlier
+    /// clones.
     #[must_use]
     pub fn durability(self, durability: Durability) -> Self {
         let shared = Arc::new(Shared::new(self.shared.path.clone(), durability));
         Self { shared, ..self }
     }
 
-    /// Replaces this machine's clock, for tests (feature `testing`).
+    /// Decides by `clock` instead of this machine's clock. Use it in tests (feature `testing`).
     #[cfg(feature = "testing")]
     #[must_use]
     pub fn clock(self, clock: impl Clock) -> Self {
@@ -217,7 +230,7 @@ impl Shared {
         Self { path, durability, waiting: Arc::default(), calls: OnceLock::new() }
     }
 
-    /// Sends a call to the thread. Starts the thread for the first call.
+    /// Sends a call to the thread, which is started for the first call.
     fn send(&self, job: Job) -> Result<(), StorageError> {
         let cannot_start = |error| {
             let message = format!("cannot start the thread of {}", self.path.display());
@@ -230,7 +243,8 @@ impl Shared {
             let worker = Worker::new(self.path.clone(), self.durability);
             let thread = thread::Builder::new().name("ratelimit-sqlite".to_owned());
             thread.spawn(move || worker.run(&calls)).map_err(cannot_start)?;
-            // If another call was faster, its thread is used, and this one ends.
+            // If a concurrent call has started a thread first, that thread is used. The thread of
+            // this call ends, because its sender is dropped.
             self.calls.get_or_init(|| sender)
         };
         // If the thread has ended, the job is dropped here, and its caller gets an error.

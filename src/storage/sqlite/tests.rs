@@ -8,7 +8,7 @@ use tokio::time::Instant;
 
 use super::Durability;
 use super::file::File;
-use super::job::{Answer, Job, Place, Work};
+use super::job::{Answer, Counted, Job, Work};
 use super::worker::Worker;
 use crate::storage::cas::Command;
 use crate::storage::{StorageError, StorageErrorKind};
@@ -25,7 +25,7 @@ async fn full_disk_is_an_error_and_counts_nothing() {
     let policy = Policy::new(FixedWindow::new(), Quota::per_day(1_000));
     let hit = async |key: &str| -> Result<Answer, StorageError> {
         let work = Work::Change { policy: policy.clone(), key: key.into(), command: Command::Hit(1) };
-        let (job, waiting) = Job::new(work, None, Place::take(&Arc::default(), 1).unwrap());
+        let (job, waiting) = Job::new(work, None, Counted::new(&Arc::default(), 1).unwrap());
         calls.send(job).unwrap();
         waiting.answer(Instant::now() + Duration::from_secs(20), &path).await
     };

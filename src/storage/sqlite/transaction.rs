@@ -9,8 +9,8 @@ use crate::storage::cas::Batch;
 use crate::storage::cas::skew::Skew;
 use crate::storage::{Clock, text};
 
-/// Executes the calls and returns their answers, in the same order. Each key is loaded once, and
-/// stored once if it has changed.
+/// Executes the calls and returns their answers, in the same order. The state of each key is loaded
+/// once, and stored once if it has changed.
 pub(super) fn execute(file: &mut File, skew: &Skew, jobs: &[Job]) -> rusqlite::Result<Vec<Answer>> {
     let mut answers: Vec<Option<Answer>> = jobs.iter().map(|_| None).collect();
     let mut keys: Vec<(&str, Vec<usize>)> = Vec::new();

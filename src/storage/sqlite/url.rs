@@ -41,7 +41,7 @@ impl Target {
     }
 }
 
-/// Returns an error message for a path that SQLite does not treat as the name of a file.
+/// Returns an error message for the two paths that SQLite does not treat as the name of a file.
 pub(super) fn checked(path: &str) -> Result<(), String> {
     match path {
         "" => Err(format!("the path is missing: {EXAMPLES}")),

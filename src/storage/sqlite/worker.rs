@@ -23,7 +23,7 @@ const MAX_BATCH: usize = 512;
 const CHECKPOINT_EVERY: Duration = Duration::from_secs(1);
 
 /// The first wait for the lock of another process, which is about the time of a transaction. Each
-/// further wait is half as long again, up to [`LONGEST_WAIT`].
+/// further wait is 1.5 times as long, up to [`LONGEST_WAIT`].
 const FIRST_WAIT: Duration = Duration::from_micros(300);
 const LONGEST_WAIT: Duration = Duration::from_millis(5);
 
@@ -62,6 +62,7 @@ impl Worker {
         Self { file: Some(file), ..Self::new(path, Durability::EverySecond) }
     }
 
+    /// Executes the calls until all senders are dropped.
     pub(super) fn run(mut self, calls: &Receiver<Job>) {
         while let Some(job) = self.next(calls) {
             let mut jobs = vec![job];
@@ -74,7 +75,8 @@ impl Worker {
         }
     }
 
-    /// Waits for a call. Makes the checkpoints that become due meanwhile.
+    /// Waits for the next call, and makes the checkpoints that become due meanwhile. Returns `None`
+    /// when all senders are dropped.
     fn next(&mut self, calls: &Receiver<Job>) -> Option<Job> {
         while let Some(since) = self.unsynced {
             match calls.recv_timeout((since + CHECKPOINT_EVERY).saturating_duration_since(Instant::now())) {
@@ -86,8 +88,8 @@ impl Worker {
         calls.recv().ok()
     }
 
-    /// Executes these calls in one transaction. While another process holds the lock, retries as
-    /// long as a caller waits.
+    /// Executes these calls in one transaction. While another process holds the lock, retries until
+    /// no caller waits any more.
     fn run_batch(&mut self, mut jobs: Vec<Job>, calls: &Receiver<Job>) {
         let mut wait = FIRST_WAIT;
         loop {
@@ -111,6 +113,7 @@ impl Worker {
         }
     }
 
+    /// Answers all callers with `error`.
     fn fail(&mut self, jobs: Vec<Job>, error: &StorageError) {
         // The next call opens the file again.
         self.file = None;
@@ -119,8 +122,8 @@ impl Worker {
         }
     }
 
-    /// Executes the calls in a transaction. Answers the callers only after the commit. After an
-    /// error, no caller has an answer.
+    /// Executes the calls in a transaction, and answers the callers after its commit. After an
+    /// error, no caller has been answered.
     fn transact(&mut self, jobs: &mut Vec<Job>) -> Result<(), Failure> {
         let writes = jobs.iter().any(Job::writes);
         let file = match self.file.take().filter(|file| file.is_at(&self.path)) {
@@ -150,6 +153,8 @@ impl Worker {
         Ok(())
     }
 
+    /// Makes a checkpoint if the first commit since the last checkpoint is a second old. With
+    /// [`Durability::EveryCommit`], only forgets that commit.
     fn checkpoint_if_due(&mut self) {
         if self.unsynced.is_none_or(|since| since.elapsed() < CHECKPOINT_EVERY) {
             return;
@@ -159,7 +164,7 @@ impl Worker {
         if self.durability == Durability::EverySecond {
             match self.file.as_ref().map(File::checkpoint) {
                 Some(Ok(true)) | None => {}
-                // The last writes may not be on the disk.
+                // The last writes may not be on the disk yet, so another checkpoint is due.
                 Some(Ok(false)) => self.unsynced = Some(Instant::now()),
                 Some(Err(error)) if is_busy(&error) => self.unsynced = Some(Instant::now()),
                 // The next call opens the file again, and gets the error if it is permanent.

@@ -15,6 +15,7 @@ use tokio_rustls::rustls::{ClientConfig, RootCertStore};
 
 use super::{Paths, TlsConfig};
 
+/// The settings of a TLS connection.
 #[derive(Clone)]
 pub(in crate::storage) struct Tls {
     config: Arc<ClientConfig>,
@@ -31,7 +32,7 @@ struct Names {
 }
 
 impl Tls {
-    /// Reads the files of a URL.
+    /// Creates the settings from the files that a URL names.
     ///
     /// # Errors
     ///
@@ -123,6 +124,7 @@ impl Tls {
         not(any(feature = "redis", feature = "etcd")),
         allow(dead_code, reason = "the client of PostgreSQL does the handshake itself")
     )]
+    /// Does the handshake on `stream`, and verifies that the server's certificate is for `name`.
     pub(in crate::storage) async fn over(&self, stream: TcpStream, name: &str) -> io::Result<TlsStream<TcpStream>> {
         let name = ServerName::try_from(name.to_owned()).map_err(io::Error::other)?;
         TlsConnector::from(Arc::clone(&self.config)).connect(name, stream).await

@@ -1,9 +1,10 @@
 use std::fmt;
 
-/// The certificates and the private key for TLS connections to a server, as PEM. See
+/// The certificates and the private key for TLS connections to a server, as PEM from memory. See
 /// `RedisStorage::try_tls`, `EtcdStorage::try_tls` and `PostgresStorage::try_tls`.
 ///
-/// Instead, the URL options `ca`, `cert` and `key` can name PEM files.
+/// The host name of the server is always verified. For certificates in files, use the options `ca`,
+/// `cert` and `key` of the URL instead.
 ///
 /// ```no_run
 /// # #[cfg(feature = "redis-rustls")]
@@ -23,17 +24,21 @@ pub struct TlsConfig {
 }
 
 impl TlsConfig {
-    /// Creates a configuration that trusts the certificates of the system, without a client
-    /// certificate.
+    /// Creates a configuration without a client certificate, which trusts the certificates of the
+    /// system.
     pub fn new() -> Self {
         Self::default()
     }
 
     /// Trusts only the certificates in `pem`. Defaults to the certificates of the system.
     ///
-    /// `pem` contains the certificate of the authority that signed the server's certificate. It may
-    /// also contain the server's own certificate, if that is self-signed and not marked as an
-    /// authority (`CA:FALSE`).
+    /// `pem` contains one or more certificates, each of one of these kinds:
+    ///
+    /// - that of the authority that signed the server's certificate
+    /// - the server's own certificate, if it is self-signed and not marked as an authority
+    ///   (`CA:FALSE`)
+    ///
+    /// `try_tls` reports malformed certificates.
     #[must_use]
     pub fn ca(self, pem: impl Into<Vec<u8>>) -> Self {
         Self { ca: Some(pem.into()), ..self }
@@ -41,8 +46,10 @@ impl TlsConfig {
 
     /// Presents a client certificate to the server. Defaults to none.
     ///
-    /// `chain` contains the certificate, followed by those of intermediate authorities. `key` is its
-    /// private key without a passphrase. Both are PEM.
+    /// `chain` contains the certificate, followed by those of intermediate authorities. `key` is
+    /// the private key of the certificate, without a passphrase. Both are PEM.
+    ///
+    /// `try_tls` reports malformed values, and a key that does not match the certificate.
     #[must_use]
     pub fn client_certificate(self, chain: impl Into<Vec<u8>>, key: impl Into<Vec<u8>>) -> Self {
         Self { client: Some((chain.into(), key.into())), ..self }

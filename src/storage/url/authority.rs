@@ -5,12 +5,14 @@ use std::net::Ipv6Addr;
 use super::{Host, Login, Wrong, decoded};
 use crate::ConfigError;
 
+/// The login and the hosts of a URL.
 pub(in crate::storage) struct Authority {
     pub(in crate::storage) login: Login,
     pub(in crate::storage) hosts: Vec<Host>,
 }
 
 impl Authority {
+    /// Parses an authority. `port` is the default port. An empty text has no hosts.
     pub(in crate::storage) fn parse(text: &str, port: u16, wrong: &Wrong<'_>) -> Result<Self, ConfigError> {
         let (login, hosts) = match text.rsplit_once('@') {
             Some((login, hosts)) => (self::login(login, wrong)?, hosts),

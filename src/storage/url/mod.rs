@@ -51,8 +51,8 @@ pub(super) struct Parts<'a> {
     pub(super) query: &'a str,
 }
 
-/// Splits a URL, and calls `parse` with its parts. Errors quote the URL without its secrets.
-/// `examples` are the valid forms of the URL.
+/// Splits a URL, and calls `parse` with its parts and a function that creates errors. Errors quote
+/// the URL without its secrets. `examples` is the advice in the error for a URL without `://`.
 pub(super) fn read<T>(
     url: &str,
     examples: &str,
@@ -110,7 +110,8 @@ pub(super) fn decoded(text: &str) -> Result<String, &'static str> {
 
 /// Returns the URL for an error message, without user, password and options.
 ///
-/// If the `@` was forgotten, a password takes the place of the port. Then only the scheme is shown.
+/// If the `@` is missing, the text after the colon may be a password instead of a port. Then the
+/// result contains only the scheme.
 fn without_secrets(url: &str) -> String {
     let (scheme, rest) = url.split_once("://").map_or(("", url), |(scheme, _)| url.split_at(scheme.len() + 3));
     let (hidden, shown) = rest.rsplit_once('@').map_or(("", rest), |(_, shown)| ("***@", shown));

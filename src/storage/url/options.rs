@@ -9,8 +9,8 @@ use crate::storage::deadline::{self, DEADLINE};
 /// The default prefix.
 pub(in crate::storage) const PREFIX: &str = "rl";
 
-/// The options of a URL. The parser of a storage takes each option that it knows. An option that is
-/// left at the end is unknown.
+/// The options of a URL. The parser of a storage takes each option that it knows.
+/// [`end`](Self::end) returns an error if an option remains, because that option is unknown.
 pub(in crate::storage) struct Options<'a> {
     left: Vec<(&'a str, String)>,
     known: Vec<&'static str>,
@@ -18,6 +18,8 @@ pub(in crate::storage) struct Options<'a> {
 }
 
 impl<'a> Options<'a> {
+    /// Splits and percent-decodes the options in `query`. An option must have a value, and must not
+    /// occur twice.
     pub(in crate::storage) fn parse(query: &'a str, wrong: &'a Wrong<'a>) -> Result<Self, ConfigError> {
         let mut left: Vec<(&str, String)> = Vec::new();
         for part in query.split('&').filter(|part| !part.is_empty()) {
@@ -50,12 +52,14 @@ impl<'a> Options<'a> {
         Some(self.left.swap_remove(at).1)
     }
 
+    /// Returns the option `prefix`, or its default.
     pub(in crate::storage) fn prefix(&mut self) -> Result<Box<str>, ConfigError> {
         let prefix = self.take("prefix").unwrap_or_else(|| PREFIX.to_owned());
         checked_prefix(&prefix).map_err(|error| (self.wrong)(error.to_string()))?;
         Ok(prefix.into())
     }
 
+    /// Returns the option `deadline`, or its default.
     pub(in crate::storage) fn deadline(&mut self) -> Result<Duration, ConfigError> {
         let Some(text) = self.take("deadline") else { return Ok(DEADLINE) };
         let deadline = duration(&text).filter(|deadline| deadline::checked(*deadline).is_ok());
@@ -67,6 +71,7 @@ impl<'a> Options<'a> {
     }
 
     #[cfg(any(feature = "memcached", feature = "etcd", feature = "postgres"))]
+    /// Returns the option `max-skew`, or its default.
     pub(in crate::storage) fn max_skew(&mut self) -> Result<Duration, ConfigError> {
         use crate::storage::cas::skew;
         let Some(text) = self.take("max-skew") else { return Ok(skew::MAX_SKEW) };
@@ -76,7 +81,7 @@ impl<'a> Options<'a> {
         })
     }
 
-    /// Returns `true` for `long-logs=allow`.
+    /// Returns `true` for `long-logs=allow`, and `false` for `long-logs=refuse`, the default.
     #[cfg(any(feature = "memcached", feature = "etcd", feature = "postgres"))]
     pub(in crate::storage) fn long_logs(&mut self) -> Result<bool, ConfigError> {
         match self.take("long-logs").as_deref() {
@@ -96,7 +101,7 @@ impl<'a> Options<'a> {
         self.left.iter().map(|(name, value)| ((*name).to_owned(), encode(value))).collect()
     }
 
-    /// Returns an error if an option is unknown.
+    /// Returns an error if an option has not been taken.
     pub(in crate::storage) fn end(self) -> Result<(), ConfigError> {
         let Some((name, _)) = self.left.first() else { return Ok(()) };
         let known = self.known.join(", ");
@@ -117,6 +122,7 @@ pub(in crate::storage) fn checked_prefix(prefix: &str) -> Result<(), ConfigError
     )))
 }
 
+/// Parses a whole number of milliseconds or seconds, such as `100ms` or `2s`.
 fn duration(text: &str) -> Option<Duration> {
     let (digits, unit) = text.split_at(text.find(|c: char| !c.is_ascii_digit())?);
     let number = u64::from(digits.parse::<u32>().ok()?);

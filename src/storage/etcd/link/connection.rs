@@ -69,6 +69,7 @@ impl Connection {
         timeout(CONNECT_WITHIN, connected).await.unwrap_or_else(|_| Err(late()))
     }
 
+    /// Does the HTTP/2 handshake on a stream.
     async fn over<S>(stream: S, scheme: &str, member: &str) -> Result<Self, StorageError>
     where
         S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
@@ -89,6 +90,7 @@ impl Connection {
         Ok(Self { member: member.into(), origin, requests: Requests(requests), driver, token: None })
     }
 
+    /// Requests a token with the login. Without a login, sends a status call.
     async fn log_in(&mut self, access: &Access) -> Result<(), StorageError> {
         let login = access.login.get().await.map_err(|error| StorageError::unreachable(&self.member, error))?;
         let (Some(name), Some(password)) = (login.user, login.password) else {

@@ -63,8 +63,9 @@ impl Member {
 
     /// Sends a call, and returns the response.
     ///
-    /// It waits for a connection until `failover_at`. For the response it waits until `deadline`,
-    /// or only until `failover_at` if the call is idempotent, so that another member can be tried.
+    /// - Waits for a connection until `failover_at`.
+    /// - Waits for the response until `deadline`. If the call is idempotent, waits only until
+    ///   `failover_at`, so that the caller can try another member.
     ///
     /// The call is retried once on a new connection if it was not sent, or if the member rejected
     /// the token. In both cases the member has not executed it.
@@ -87,8 +88,8 @@ impl Member {
                 Ok(response) => return Ok(response),
                 Err(error) => error,
             };
-            // In both cases the call was not executed: the connection was closed, or its token is
-            // invalid.
+            // The connection was closed, or its token is invalid. In both cases the member has not
+            // executed the call, so a retry is safe.
             let retries = is_first && (is_unsent(&error) || is_unauthenticated(&error));
             if retries || is_unsent(&error) || error.kind() == StorageErrorKind::ConnectionLost {
                 self.connection.give_up(&open, None);
@@ -102,6 +103,7 @@ impl Member {
         }
     }
 
+    /// Returns an open connection. Waits for one until `deadline`.
     async fn open(&self, deadline: Instant) -> Result<Arc<OpenConnection>, StorageError> {
         let connect = || {
             let (host, access) = (self.host.clone(), Arc::clone(&self.access));

@@ -35,7 +35,7 @@ impl Members {
         Self(Arc::new(MembersInner { members, current: AtomicUsize::new(usize::try_from(start).unwrap_or(0)) }))
     }
 
-    /// Returns new connections to the same members.
+    /// Returns the same members with another login or other TLS settings, and new connections.
     pub(in super::super) fn with_access(&self, access: Access) -> Self {
         Self::new(self.0.members.iter().map(|member| member.host().clone()).collect(), access)
     }
@@ -67,7 +67,7 @@ impl Members {
         loop {
             let at = (first + step) % members.len();
             step += 1;
-            // The last member gets all of the remaining time. Any other gets half of it.
+            // The last member gets all of the remaining time. Each earlier one gets half of it.
             let now = Instant::now();
             let failover_at = now + deadline.saturating_duration_since(now) / if step < members.len() { 2 } else { 1 };
             let error = match members[at].call(call, failover_at, deadline).await {
@@ -106,7 +106,7 @@ impl Members {
         names.join(",")
     }
 
-    /// Makes the member after this one the first to be tried.
+    /// If later calls would try this member first, makes them try the next one first.
     fn prefer_after(&self, at: usize) {
         let next = (at + 1) % self.0.members.len();
         // If the exchange fails, another call has made the change.
