@@ -44,16 +44,28 @@ pub struct MetricsObserver;
 
 const DECISIONS: &str = "ratelimit_decisions_total";
 const SETTLEMENTS: &str = "ratelimit_settlements_total";
+/// The names and descriptions of the counters that storages update.
+const COUNTERS: [(&str, &str); 5] = [
+    ("ratelimit_refusal_cache_total", "Hits on a refusal cache, by the storage that decided."),
+    ("ratelimit_leases_total", "Hits on leases, by the storage that decided."),
+    ("ratelimit_clock_skew_total", "Decisions on keys that were ahead of the clock."),
+    ("ratelimit_memory_full_total", "Hits that a full memory storage could not store."),
+    ("ratelimit_memory_evictions_total", "Keys that a memory storage evicted before they expired."),
+];
 const SETTLED_UNITS: &str = "ratelimit_settled_units_total";
 
 impl MetricsObserver {
-    /// Creates the observer. If a recorder is installed, describes to it the counters of this
-    /// observer, `ratelimit_path_total`, and the metrics of shared storages.
+    /// Creates the observer. If a recorder is installed, describes all metrics of this crate to it.
     pub fn new() -> Self {
         metrics::describe_counter!(DECISIONS, "Requests by policy and outcome.");
         metrics::describe_counter!(SETTLEMENTS, "Settlements by policy and outcome.");
         metrics::describe_counter!(SETTLED_UNITS, "Settled units by policy and outcome.");
         metrics::describe_counter!(PATHS, "Decisions through a circuit breaker, by the storage that made them.");
+        for (name, help) in COUNTERS {
+            metrics::describe_counter!(name, help);
+        }
+        metrics::describe_gauge!("ratelimit_breakers_open", "Circuit breakers that are not closed.");
+        metrics::describe_gauge!("ratelimit_memory_keys", "Keys in the memory storages.");
         metrics::describe_gauge!(IN_FLIGHT, "Calls to a shared storage that wait for a reply.");
         metrics::describe_histogram!(LATENCY, metrics::Unit::Seconds, "Latency of calls to a shared storage.");
         Self

@@ -118,9 +118,9 @@ const LABEL: &str = "postgres";
 /// | certificates to trust | `sslrootcert`, else `~/.postgresql/root.crt` | `ca`, else the certificates of the system |
 /// | client certificate and private key | `sslcert`, `sslkey` | `cert`, `key` |
 ///
-/// `sslrootcert`, `sslcert` and `sslkey` are rejected as unknown options, and so are `ca`, `cert`
-/// and `key` without TLS. The method `try_tls` takes certificates that are not in files. With TLS,
-/// a connection to a Unix socket fails, because PostgreSQL has no TLS there.
+/// These are rejected: `sslrootcert`, `sslcert` and `sslkey`; `ca`, `cert`, `key` and
+/// `sslnegotiation` without TLS; and a Unix socket with TLS, because PostgreSQL has none there. The
+/// method `try_tls` takes certificates that are not in files.
 ///
 /// # Connections
 ///
