@@ -6,14 +6,14 @@ use tokio::sync::watch;
 
 use super::{Finding, LookupError, Tenant};
 
-/// `None` until the look-up has completed.
+/// The result of a look-up, or `None` until it has completed.
 type Completion = Option<Result<Arc<Tenant>, LookupError>>;
 
-/// The receiving end, held by the requests that wait for the result.
+/// A look-up in flight, as the requests hold it that wait for the result.
 #[derive(Clone)]
 pub(super) struct Flight(watch::Receiver<Completion>);
 
-/// The sending end, held by the task of the look-up.
+/// A look-up in flight, as its task holds it.
 pub(super) struct FlightSender(watch::Sender<Completion>);
 
 pub(super) fn start() -> (FlightSender, Flight) {

@@ -54,13 +54,14 @@ pub use self::shared::SharedPolicy;
 /// | change | units already spent |
 /// |---|---|
 /// | amount of a window or log | stay spent: with 8 of 10 spent, 0 remain after lowering to 5, and 12 after raising to 20 |
-/// | amount and burst of a bucket, by the same factor | are scaled: with 4 of 10 remaining, 8 remain after raising to 20 |
-/// | amount of a bucket whose burst stays the same | the time until the bucket is full stays the same, up to that of an empty bucket |
+/// | amount and burst (or queue) of a bucket, by the same factor | are scaled: with 4 of 10 remaining, 8 remain after raising to 20 |
+/// | amount of a bucket whose burst (or queue) stays the same | the time until the bucket is full stays the same, up to that of an empty bucket |
 /// | burst of a bucket, or length of a queue | stay spent, up to an empty bucket: with 15 of 20 spent, 15 remain after raising to 30, and 0 after lowering to 10 |
 /// | period, strategy, or position of a limit | are forgotten: the limit starts with its full quota |
 ///
-/// A bucket without a burst has a burst of its amount, so a change of its amount is a change of
-/// both. An unnamed policy with another text is another policy, and starts with its full quota.
+/// The burst of a token bucket, and the queue of a leaky bucket, default to the amount. A change of
+/// the amount then changes both. An unnamed policy with another text is another policy, and starts
+/// with its full quota.
 ///
 /// `retry_after` is exact after any of these changes. A client of a bucket never waits longer than
 /// if its last admitted hit had emptied a bucket of the new quota, plus up to 0.2 % of the time in
@@ -170,8 +171,8 @@ impl Policy {
     /// Returns a 32-bit hash for each limit, in the order of [`limits`](Self::limits).
     ///
     /// A hash depends on the position, the strategy and the period of its limit. No two limits of a
-    /// policy have the same one. A storage uses it to detect that a stored state belongs to another
-    /// strategy or period. Like [`digest`](Self::digest), it may differ between builds of a program.
+    /// policy have the same hash. Storages that keep hashes identify the state of each limit by it.
+    /// Like [`digest`](Self::digest), it may differ between builds of a program.
     #[inline]
     pub fn limit_digests(&self) -> &[u32] {
         &self.0.limit_digests
