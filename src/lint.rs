@@ -4,12 +4,12 @@ use std::fmt;
 
 /// A warning about a setting of a layer that is probably a mistake.
 ///
-/// A layer reports each lint once: to [`Observer::warn`](crate::Observer::warn), and as a warning in
-/// the log (feature `tracing`) with the [code](Self::code) and the [documentation](Self::docs) of
-/// the lint. A lint does not change the layer's behavior.
+/// A layer reports each lint once: to [`Observer::warn`](crate::Observer::warn), and as a warning
+/// in the log (feature `tracing`) with the [code](Self::code) and the [documentation](Self::docs)
+/// of the lint. A lint does not change the layer's behavior.
 ///
-/// A layer looks for lints when it is applied to a service, in its first 1,024 limited requests, and
-/// after each change of a [`LivePolicy`](crate::LivePolicy).
+/// A layer looks for lints when it is applied to a service, in its first 1,024 limited requests,
+/// and after each change of a [`LivePolicy`](crate::LivePolicy).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Lint {
@@ -19,8 +19,8 @@ pub enum Lint {
     /// quotas, up to one for each address, and can fill the storage with keys. Set
     /// [`ipv6_prefix`](crate::PeerIp::ipv6_prefix) to at most 64, which is the default.
     Ipv6PerAddress,
-    /// `RL002`: a [`ClientIp`](crate::ClientIp) trusts every IPv4 address, or every IPv6 address, as
-    /// a proxy.
+    /// `RL002`: a [`ClientIp`](crate::ClientIp) trusts every IPv4 address, or every IPv6 address,
+    /// as a proxy.
     ///
     /// Each client counts as a proxy and can choose its own key with the forwarding header. List
     /// the networks of your proxies with [`behind`](crate::ClientIp::behind), or set their number
@@ -46,8 +46,8 @@ pub enum Lint {
     ///
     /// All clients of that proxy share its key, and so one quota. Configure the proxy to send the
     /// field, or select the field that it sends with [`header`](crate::ClientIp::header) or
-    /// [`forwarded`](crate::ClientIp::forwarded). If only health checks by the proxy itself lack the
-    /// field, ignore this lint.
+    /// [`forwarded`](crate::ClientIp::forwarded). If only health checks by the proxy itself lack
+    /// the field, ignore this lint.
     ForwardingFieldMissing {
         /// The name of another forwarding field that the request has, in lower case, or `None`.
         found: Option<&'static str>,
@@ -67,9 +67,9 @@ pub enum Lint {
     /// quota.
     ///
     /// By default, a full memory storage refuses new clients, so a few addresses could lock out all
-    /// others. The usual cause is a moving window with a large amount, whose log takes several bytes
-    /// per hit. Raise [`max_bytes`](crate::storage::MemoryStorageBuilder::max_bytes), or use another
-    /// strategy, such as the [`SlidingWindowCounter`](crate::SlidingWindowCounter).
+    /// others. The usual cause is a moving window with a large amount, whose log takes several
+    /// bytes per hit. Raise [`max_bytes`](crate::storage::MemoryStorageBuilder::max_bytes), or use
+    /// another strategy, such as the [`SlidingWindowCounter`](crate::SlidingWindowCounter).
     SmallStorage {
         /// The estimated number of clients that fill the storage.
         clients: u64,

@@ -13,7 +13,8 @@ use crate::lint::Lint;
 /// Extracts the address of the client from a request, for an [`AllowList`]. Implemented by
 /// [`PeerIp`] and [`ClientIp`].
 pub trait AddressSource: Send + Sync + 'static {
-    /// Returns the address of the client. The [`AllowList`] converts an IPv4-mapped address to IPv4.
+    /// Returns the address of the client. The [`AllowList`] converts an IPv4-mapped address to
+    /// IPv4.
     ///
     /// # Errors
     ///

@@ -85,8 +85,9 @@ extract_from_extensions! {
     /// Extracts the charge of the innermost layer with
     /// [`settle_later`](crate::RateLimitLayer::settle_later) (feature `axum`).
     ///
-    /// Without a charge, the request is rejected with [`NoCharge`]. Extract an `Option<Charge>` if a
-    /// request may have none, for example because it is not limited, or because the storage failed.
+    /// Without a charge, the request is rejected with [`NoCharge`]. Extract an `Option<Charge>` if
+    /// a request may have none, for example because it is not limited, or because the storage
+    /// failed.
     Charge,
     /// The rejection of the extractor [`Charge`]: the request has no charge (feature `axum`).
     ///

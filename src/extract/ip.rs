@@ -49,8 +49,8 @@ pub struct PeerIp {
 }
 
 impl PeerIp {
-    /// Creates an extractor that truncates IPv6 addresses to their /64, and converts NAT64 addresses
-    /// to IPv4.
+    /// Creates an extractor that truncates IPv6 addresses to their /64, and converts NAT64
+    /// addresses to IPv4.
     pub const fn new() -> Self {
         Self { ipv6_prefix: Ipv6Prefix::DEFAULT }
     }
@@ -58,8 +58,8 @@ impl PeerIp {
     /// Sets the number of bits of an IPv6 address that identify a client. Defaults to 64.
     ///
     /// Use 56 or 48 to treat a whole site as one client, and 128 for individual addresses. With 0,
-    /// all IPv6 addresses have the same key. The prefix does not apply to IPv4-mapped addresses, nor
-    /// to NAT64 addresses that are [converted to IPv4](Self::nat64).
+    /// all IPv6 addresses have the same key. The prefix does not apply to IPv4-mapped addresses,
+    /// nor to NAT64 addresses that are [converted to IPv4](Self::nat64).
     ///
     /// # Panics
     ///

@@ -1,7 +1,7 @@
 //! Extraction of keys from requests.
 //!
-//! A [`KeyExtractor`] returns a key, `None` if the request is not limited, or an error if the key is
-//! missing. A closure that takes the [`Head`] of a request is an extractor too.
+//! A [`KeyExtractor`] returns a key, `None` if the request is not limited, or an error if the key
+//! is missing. A closure that takes the [`Head`] of a request is an extractor too.
 //! [`or`](KeyExtractor::or) and [`and`](KeyExtractor::and) combine extractors.
 
 mod allow_list;
@@ -89,8 +89,8 @@ pub trait KeyExtractor: Send + Sync + 'static {
         Vec::new()
     }
 
-    /// Returns `true` if the extractor reads a forwarding field, such as `X-Forwarded-For`. Defaults
-    /// to `false`.
+    /// Returns `true` if the extractor reads a forwarding field, such as `X-Forwarded-For`.
+    /// Defaults to `false`.
     ///
     /// If it returns `true`, the middleware does not report [`Lint::ForwardedPeer`].
     fn reads_forwarding(&self) -> bool {

@@ -36,8 +36,8 @@ use crate::{ConfigError, Headers, MemoryStorage, RateLimit, RateLimiter, Storage
 /// - A request that is not limited goes to the inner service, and its response is unchanged.
 ///
 /// The defaults are a new [`MemoryStorage`], a cost of 1, [`Headers::x_rate_limit`] and
-/// [`TextRejection`]. All services of a layer and of its clones share their counts. A method such as
-/// [`headers`](Self::headers) returns a layer that still uses the same storage, and so the same
+/// [`TextRejection`]. All services of a layer and of its clones share their counts. A method such
+/// as [`headers`](Self::headers) returns a layer that still uses the same storage, and so the same
 /// counts.
 ///
 /// The guides explain [the order of all steps](crate::guide#the-path-of-a-request),
@@ -86,8 +86,8 @@ impl RateLimitLayer {
 }
 
 impl<St: InfallibleStorage> RateLimitLayer<St> {
-    /// Creates a layer with a storage that cannot fail. Use it for a [`MemoryStorage`] that has other
-    /// bounds than the defaults, or that several layers share.
+    /// Creates a layer with a storage that cannot fail. Use it for a [`MemoryStorage`] that has
+    /// other bounds than the defaults, or that several layers share.
     ///
     /// For a storage that can fail, use [`new`](RateLimitLayer::new) and
     /// [`storage`](RateLimitLayer::storage).
@@ -208,8 +208,8 @@ impl<St: Storage, R> RateLimitLayer<St, R> {
 
     /// Sets the cost of each request in units. Defaults to 1.
     ///
-    /// The closure returns a `u32`, or a `Result<u32, KeyError>`. Never let a client choose the cost
-    /// of its own request.
+    /// The closure returns a `u32`, or a `Result<u32, KeyError>`. Never let a client choose the
+    /// cost of its own request.
     ///
     /// | result | effect |
     /// |---|---|
@@ -264,8 +264,8 @@ impl<St: Storage, R> RateLimitLayer<St, R> {
     }
 
     /// Corrects the cost of each request to the units that `actual` returns for the head of its
-    /// response. `None` keeps the estimated cost, which is that of [`cost`](Self::cost). Defaults to
-    /// the estimated cost for all requests.
+    /// response. `None` keeps the estimated cost, which is that of [`cost`](Self::cost). Defaults
+    /// to the estimated cost for all requests.
     ///
     /// ```
     /// use tower_ratelimit::{PeerIp, Quota, RateLimitLayer, ResponseHead};
@@ -306,8 +306,8 @@ impl<St: Storage, R> RateLimitLayer<St, R> {
     ///   happen, handlers should take an `Option<Charge>`.
     /// - With stacked layers, the handler gets the charge of the innermost one.
     ///   [`Charge::of_policy`](crate::Charge::of_policy) returns those of the others.
-    /// - In a [shadow](Self::shadow) layer, each limited request has a charge, even if it would have
-    ///   been refused, or if the storage failed.
+    /// - In a [shadow](Self::shadow) layer, each limited request has a charge, even if it would
+    ///   have been refused, or if the storage failed.
     ///
     /// Replaces an earlier call of [`settle`](Self::settle) or
     /// [`charge_when`](Self::charge_when). See the guide on
@@ -323,7 +323,8 @@ impl<St: Storage, R> RateLimitLayer<St, R> {
     /// [observer](Self::observer) and the log, but forwards every request without a delay. Defaults
     /// to off.
     ///
-    /// - A request without a key or a cost passes, and so does each request while the storage fails.
+    /// - A request without a key or a cost passes, and so does each request while the storage
+    ///   fails.
     /// - Responses get no header fields from this layer.
     /// - The layer checks the enforced limits of the policy, not its
     ///   [shadow limits](crate::Policy#shadow-limits).
@@ -365,8 +366,8 @@ impl<St: Storage, R> RateLimitLayer<St, R> {
         self.with_config(|config| config.reporter.observer = Some(Arc::new(observer)))
     }
 
-    /// Adds the keys of clients to log events (feature `tracing`). Defaults to off, because keys can
-    /// be addresses or secrets.
+    /// Adds the keys of clients to log events (feature `tracing`). Defaults to off, because keys
+    /// can be addresses or secrets.
     ///
     /// A key is written with the byte of its kind, such as `talice` for the text `alice`. Quotes,
     /// backslashes and bytes that are not printable ASCII are escaped. A key is cut off after 256

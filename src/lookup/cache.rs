@@ -36,8 +36,8 @@ struct Cached {
     tenant: Arc<Tenant>,
     /// The time from which the next request starts another look-up.
     fresh_until: Instant,
-    /// `true` if the last look-up failed. Then requests use this tenant and do not wait for the next
-    /// look-up.
+    /// `true` if the last look-up failed. Then requests use this tenant and do not wait for the
+    /// next look-up.
     is_stale: bool,
 }
 

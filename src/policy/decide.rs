@@ -31,9 +31,9 @@ impl Policy {
     /// A cost of 0 is always admitted and spends nothing.
     ///
     /// `states` are the states of the limits, in the order of [`limits`](Self::limits), and
-    /// [`State::Fresh`] for a limit without a stored state. A hit or a charge updates them in place,
-    /// and the storage stores them, also after a refusal. A peek does not change them. No other
-    /// operation on the same key may run between loading and storing.
+    /// [`State::Fresh`] for a limit without a stored state. A hit or a charge updates them in
+    /// place, and the storage stores them, also after a refusal. A peek does not change them. No
+    /// other operation on the same key may run between loading and storing.
     ///
     /// # Panics
     ///
@@ -104,8 +104,8 @@ impl Policy {
     /// - If the hit has spent more, the difference is refunded to each limit, by the rules of
     ///   [`RateLimiter::settle`](crate::RateLimiter::settle).
     /// - If the hit has spent less, the difference is charged to each limit, even if less remains.
-    /// - If the decision has spent nothing, nothing changes. This is a refusal, a peek, a charge, or
-    ///   a hit of cost 0.
+    /// - If the decision has spent nothing, nothing changes. This is a refusal, a peek, a charge,
+    ///   or a hit of cost 0.
     ///
     /// The decision must be one of this policy, which is not checked.
     ///

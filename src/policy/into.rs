@@ -12,7 +12,8 @@ use crate::Quota;
     note = "parse a text: `\"10/second\".parse::<Policy>()?`"
 )]
 pub trait IntoPolicy {
-    /// Converts into a policy. A [`LivePolicy`](crate::LivePolicy) converts into its current policy.
+    /// Converts into a policy. A [`LivePolicy`](crate::LivePolicy) converts into its current
+    /// policy.
     fn into_policy(self) -> Policy;
 
     /// Converts into a policy that may change later.

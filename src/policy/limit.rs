@@ -79,14 +79,14 @@ impl Limit {
         Ok(limit)
     }
 
-    /// Sets the name of the limit. Clients distinguish the limits of a policy by name, so each limit
-    /// of a policy needs a different one. Defaults to the
-    /// [name in the policy](crate::Policy::limit_name).
+    /// Sets the name of the limit. Clients distinguish the limits of a policy by name, so each
+    /// limit of a policy needs a different one. Defaults to the [name in the
+    /// policy](crate::Policy::limit_name).
     ///
     /// # Panics
     ///
-    /// Panics if the name is empty or not printable ASCII. To get an error instead, parse the policy
-    /// from its [text](crate::Policy#impl-FromStr-for-Policy).
+    /// Panics if the name is empty or not printable ASCII. To get an error instead, parse the
+    /// policy from its [text](crate::Policy#impl-FromStr-for-Policy).
     #[must_use]
     #[track_caller]
     pub fn named(self, name: impl Into<String>) -> Self {
@@ -122,8 +122,8 @@ impl Limit {
         self.name.as_deref()
     }
 
-    /// Returns the maximum number of units that can be spent at one instant: the amount or the burst
-    /// of the quota, or one more than the queue length of a leaky bucket.
+    /// Returns the maximum number of units that can be spent at one instant: the amount or the
+    /// burst of the quota, or one more than the queue length of a leaky bucket.
     pub fn capacity(&self) -> u32 {
         self.strategy.capacity(&self.quota)
     }

@@ -69,9 +69,9 @@ impl SharedPolicy {
 
     /// Returns the policy if requests can take the fast path.
     ///
-    /// A live policy is returned if it can be read without a lock, has no shadow limits, and has not
-    /// changed since it was last checked for lints. A fixed policy is always returned, because the
-    /// caller has checked it with [`can_be_plain`](Self::can_be_plain).
+    /// A live policy is returned if it can be read without a lock, has no shadow limits, and has
+    /// not changed since it was last checked for lints. A fixed policy is always returned, because
+    /// the caller has checked it with [`can_be_plain`](Self::can_be_plain).
     #[inline]
     pub(crate) fn plain(&self) -> Option<&Policy> {
         match &self.0 {
