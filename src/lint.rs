@@ -33,7 +33,9 @@ pub enum Lint {
     /// exempts either all of them or none. Use [`ClientIp`](crate::ClientIp) with the proxy's
     /// network. Without a proxy, ignore this lint, because a client has sent the header itself.
     ///
-    /// Forwarding headers are `Forwarded`, `X-Forwarded-For`, `X-Real-IP` and `CF-Connecting-IP`.
+    /// Forwarding headers are `Forwarded`, `X-Forwarded-For`, `X-Real-IP` and `CF-Connecting-IP`. A
+    /// layer whose key is read from one of them, at least for some requests, does not report this
+    /// lint.
     ForwardedPeer,
     /// `RL004`: a request passed through the same layer twice, and was charged twice.
     ///

@@ -1,7 +1,7 @@
 use super::{Head, KeyError, KeyExtractor};
 use crate::Key;
 
-/// A value that a closure can return to extract a key, as a [`KeyExtractor`] or in
+/// The return value of a closure that extracts a key: one that is a [`KeyExtractor`], or that of
 /// [`Extension::by`](super::Extension::by).
 ///
 /// | type | meaning |

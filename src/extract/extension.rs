@@ -14,8 +14,8 @@ type KeyFn<T> = dyn Fn(&T) -> Result<Option<Key>, KeyError> + Send + Sync;
 /// wrong order of the layers.
 ///
 /// If some requests have no such extension, add another extractor with [`or`](KeyExtractor::or), as
-/// in the example. A closure over the [`Head`] that returns `None` for these requests would exempt
-/// them from the limit.
+/// in the example below. A closure over the [`Head`] that returns `None` for these requests would
+/// exempt them from the limit.
 ///
 /// ```
 /// use tower_ratelimit::extract::Extension;

@@ -155,7 +155,8 @@ impl KeyExtractor for Box<dyn KeyExtractor> {
     }
 }
 
-/// The reason why a request has no key or no cost, with the status of the response.
+/// The error for a request without a key or a cost. It contains the reason, and the status of the
+/// response.
 ///
 /// The middleware inserts the error into the extensions of the response, and logs the reason
 /// (feature `tracing`). The built-in [`Rejection`](crate::Rejection)s that have a message write the

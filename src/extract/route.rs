@@ -43,7 +43,7 @@ impl KeyExtractor for Method {
     }
 }
 
-/// Uses the route that axum matched as the key, as it is written in the router (feature `axum`).
+/// Uses the matched axum route as the key, as it is written in the router (feature `axum`).
 /// `/users/{id}` is one key for all users.
 ///
 /// Add the layer to the router after the routes, with `Router::layer` or `Router::route_layer`. A

@@ -161,7 +161,7 @@ impl<St: Storage, R> RateLimitLayer<St, R> {
 
     /// Sets the [`Rejection`](crate::Rejection). It builds the response to each request that this
     /// layer does not forward: because it is refused, because it has no key or no cost, or because
-    /// the storage failed. Defaults to [`TextRejection`].
+    /// the storage or the look-up of its policy failed. Defaults to [`TextRejection`].
     pub fn rejection<T>(self, rejection: T) -> RateLimitLayer<St, T> {
         let (config, storage, _) = self.into_parts();
         RateLimitLayer { shared: LayerState::new(config, storage, Arc::new(rejection)) }

@@ -18,7 +18,7 @@ impl<St: Storage, R> RateLimitLayer<St, R> {
     ///
     /// Choose `max_wait` shorter than the timeouts of clients and proxies. Waiting requests keep
     /// their memory and their connections, so choose `max_waiting` as the number of them that the
-    /// server can hold. A single client can reach `max_waiting` for all clients of the layer.
+    /// server can hold. A single client can use up the `max_waiting` of the whole layer.
     ///
     /// # Which requests wait
     ///

@@ -9,11 +9,11 @@ use super::{Finding, LookupError, Tenant};
 /// The result of a look-up, or `None` until it has completed.
 type Completion = Option<Result<Arc<Tenant>, LookupError>>;
 
-/// A look-up in flight, as the requests hold it that wait for the result.
+/// The handle of a request that waits for a look-up in flight.
 #[derive(Clone)]
 pub(super) struct Flight(watch::Receiver<Completion>);
 
-/// A look-up in flight, as its task holds it.
+/// The handle of the task of a look-up in flight, which sends the result to the requests.
 pub(super) struct FlightSender(watch::Sender<Completion>);
 
 pub(super) fn start() -> (FlightSender, Flight) {

@@ -56,8 +56,8 @@ use crate::extract::{Head, KeyError};
 /// # The cache
 ///
 /// - Each layer has its own cache, which its clones share.
-/// - Every [`Tenant`] is cached, also one without a limit, and one that is a
-///   [`KeyError`]. Errors of the look-up itself are not cached.
+/// - Every [`Tenant`] is cached, also one that is not limited, and one that is a [`KeyError`].
+///   Errors of the look-up itself are not cached.
 /// - Each id has at most one look-up in flight. Requests with the same id wait for it.
 /// - A result is used for one minute ([`ttl`](Self::ttl)). The next request after that waits for a
 ///   new look-up.

@@ -115,7 +115,8 @@ impl Policy {
         self.limit_digests().first().is_some_and(|digest| digest & SHADOW != 0)
     }
 
-    /// Returns the name, or `None` for an unnamed policy.
+    /// Returns the name of the policy, or `None` for an unnamed policy and for those in
+    /// [`shadows`](Self::shadows).
     pub fn name(&self) -> Option<&str> {
         self.0.name.as_deref()
     }
@@ -129,9 +130,12 @@ impl Policy {
 
     /// Returns the name by which header fields and responses report the limit at `position`.
     ///
-    /// This is the limit's own name if it has one. Otherwise it is the name of the policy, or its
-    /// text if the policy has no name. If the policy has several limits, the limit's number
-    /// follows, counted from 1, as in `free-1`.
+    /// | limit | name |
+    /// |---|---|
+    /// | with a [name of its own](Limit::named) | this name |
+    /// | the only limit of the policy | the [identity](Self::identity) of the policy: its name, or its text |
+    /// | one of several limits | the identity and the number of the limit, counted from 1, as in `free-1` |
+    /// | the limit of a policy in [`shadows`](Self::shadows) | the identity of the enclosing policy, as in `free shadow-1` |
     ///
     /// # Panics
     ///
@@ -151,8 +155,14 @@ impl Policy {
         name::Quoted(&self.limit_name(position)).to_string()
     }
 
-    /// Returns the string that identifies the policy in a storage: its name, or its
-    /// [text](Self#impl-Display-for-Policy) if it has no name.
+    /// Returns the string that identifies the policy in a storage.
+    ///
+    /// | policy | identity |
+    /// |---|---|
+    /// | with a name | the name |
+    /// | without a name | the [text](Self#impl-Display-for-Policy) of its enforced limits |
+    /// | the result of [`divide`](Self::divide) | the identity of the original policy |
+    /// | one of the [`shadows`](Self::shadows) | the identity of the enclosing policy and a number, as in `free·shadow-1` |
     pub fn identity(&self) -> &str {
         &self.0.identity
     }
