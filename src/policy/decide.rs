@@ -32,8 +32,8 @@ impl Policy {
     ///
     /// `states` are the states of the limits, in the order of [`limits`](Self::limits), and
     /// [`State::Fresh`] for a limit without a stored state. A hit or a charge updates them in
-    /// place, and the storage stores them, also after a refusal. A peek does not change them. No
-    /// other operation on the same key may run between loading and storing.
+    /// place, and the storage has to store them. A refused hit can change them too. A peek does not
+    /// change them. Loading, deciding and storing must be atomic for each key.
     ///
     /// # Panics
     ///

@@ -80,8 +80,8 @@ impl Limit {
     }
 
     /// Sets the name of the limit. Clients distinguish the limits of a policy by name, so each
-    /// limit of a policy needs a different one. Defaults to the [name in the
-    /// policy](crate::Policy::limit_name).
+    /// limit of a policy needs a different one.
+    /// [`Policy::limit_name`](crate::Policy::limit_name) returns the default.
     ///
     /// # Panics
     ///

@@ -48,16 +48,15 @@ pub use self::shared::SharedPolicy;
 /// the same identity share their states, and others never do. Within a policy, the state of a limit
 /// is identified by the position, the strategy and the period of the limit.
 ///
-/// A *named* policy keeps its identity when its limits change. The units that were already spent
-/// are then treated as follows:
+/// A *named* policy keeps its identity when its limits change:
 ///
-/// | change | units already spent |
+/// | change | effect on the units already spent |
 /// |---|---|
-/// | amount of a window or log | stay spent: with 8 of 10 spent, 0 remain after lowering to 5, and 12 after raising to 20 |
-/// | amount and burst (or queue) of a bucket, by the same factor | are scaled: with 4 of 10 remaining, 8 remain after raising to 20 |
-/// | amount of a bucket whose burst (or queue) stays the same | the time until the bucket is full stays the same, up to that of an empty bucket |
-/// | burst of a bucket, or length of a queue | stay spent, up to an empty bucket: with 15 of 20 spent, 15 remain after raising to 30, and 0 after lowering to 10 |
-/// | period, strategy, or position of a limit | are forgotten: the limit starts with its full quota |
+/// | amount of a window or log | they stay spent: with 8 of 10 spent, 0 remain after lowering to 5, and 12 after raising to 20 |
+/// | amount and burst (or queue) of a bucket, by the same factor | they are scaled: with 4 of 10 remaining, 8 remain after raising to 20 |
+/// | amount of a bucket whose burst (or queue) stays the same | they are scaled so that the time until the bucket is full stays the same, up to that of an empty bucket |
+/// | burst of a bucket, or length of a queue | they stay spent, up to an empty bucket: with 15 of 20 spent, 15 remain after raising to 30, and 0 after lowering to 10 |
+/// | period, strategy, or position of a limit | they are forgotten: the limit starts with its full quota |
 ///
 /// The burst of a token bucket, and the queue of a leaky bucket, default to the amount. A change of
 /// the amount then changes both. An unnamed policy with another text is another policy, and starts
@@ -130,12 +129,14 @@ impl Policy {
 
     /// Returns the name by which header fields and responses report the limit at `position`.
     ///
+    /// The first row that applies determines the name:
+    ///
     /// | limit | name |
     /// |---|---|
     /// | with a [name of its own](Limit::named) | this name |
+    /// | of a policy in [`shadows`](Self::shadows) | the identity of the enclosing policy and a number, as in `free shadow-1` |
     /// | the only limit of the policy | the [identity](Self::identity) of the policy: its name, or its text |
     /// | one of several limits | the identity and the number of the limit, counted from 1, as in `free-1` |
-    /// | the limit of a policy in [`shadows`](Self::shadows) | the identity of the enclosing policy, as in `free shadow-1` |
     ///
     /// # Panics
     ///

@@ -18,7 +18,7 @@ enum Shared {
     Fixed(Policy),
     Live {
         live: Arc<PolicyCell>,
-        /// The registration with the live policy.
+        /// The registration with the live policy, or `None` before [`bind`](SharedPolicy::bind).
         user: Option<Arc<PolicyUser>>,
     },
 }
