@@ -102,7 +102,8 @@ impl<I: Clone + Eq + Hash + Send + Sync + 'static> Shared<I> {
         let timeout = self.lookup.settings.timeout;
         let looking_up = async {
             let _permit = self.permits.acquire().await;
-            // A separate task, because it may panic. The set aborts it at the timeout.
+            // The look-up has a task of its own, because it may panic. Dropping the set at the
+            // timeout aborts this task.
             let mut task = JoinSet::new();
             let (shared, id) = (Arc::clone(&self), id.clone());
             task.spawn(async move { (shared.lookup.look_up)(id).await });
