@@ -4,45 +4,54 @@ use std::fmt;
 
 /// A warning about a setting of a layer that is probably a mistake.
 ///
-/// A layer reports each lint once: to the [`Observer`](crate::Observer), and as a warning in the
-/// log (feature `tracing`) with the [code](Self::code) and the [documentation](Self::docs) of the
-/// lint. A lint does not change the layer's behavior. To detect some of the lints, a layer inspects
-/// its first 1,024 limited requests.
+/// A layer reports each lint once: to [`Observer::warn`](crate::Observer::warn), and as a warning
+/// in the log (feature `tracing`) with the [code](Self::code) and the [documentation](Self::docs)
+/// of the lint. A lint does not change the layer's behavior.
+///
+/// A layer looks for lints when it is applied to a service, in its first 1,024 limited requests,
+/// and after each change of a [`LivePolicy`](crate::LivePolicy).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Lint {
     /// `RL001`: IPv6 clients are distinguished by more than 64 bits of their addresses.
     ///
-    /// One client usually has a whole /64, which is 2^64 addresses. Such a client gets a new quota
-    /// with each address, and can fill the storage with keys. Set
+    /// One client usually has a whole /64, which is 2^64 addresses. Such a client gets several
+    /// quotas, up to one for each address, and can fill the storage with keys. Set
     /// [`ipv6_prefix`](crate::PeerIp::ipv6_prefix) to at most 64, which is the default.
     Ipv6PerAddress,
-    /// `RL002`: a [`ClientIp`](crate::ClientIp) trusts every address as a proxy.
+    /// `RL002`: a [`ClientIp`](crate::ClientIp) trusts every IPv4 address, or every IPv6 address,
+    /// as a proxy.
     ///
     /// Each client counts as a proxy and can choose its own key with the forwarding header. List
     /// the networks of your proxies with [`behind`](crate::ClientIp::behind), or set their number
     /// with [`behind_hops`](crate::ClientIp::behind_hops).
     TrustsEveryAddress,
-    /// `RL003`: requests have a forwarding header, but the key is the peer's address.
+    /// `RL003`: a request has a forwarding header, but the layer uses the address of the peer, as
+    /// the key or in an [`AllowList`](crate::extract::AllowList).
     ///
-    /// Behind a proxy the peer is the proxy, and all clients share one quota. An
-    /// [`AllowList`](crate::extract::AllowList) by the peer's address would allow all of them. Use
-    /// [`ClientIp`](crate::ClientIp) with the proxy's network. Without a proxy, ignore this lint: a
-    /// client sent the header itself.
+    /// Behind a proxy, the peer is the proxy. Then all clients share one quota, and an allow list
+    /// exempts either all of them or none. Use [`ClientIp`](crate::ClientIp) with the proxy's
+    /// network. Without a proxy, ignore this lint, because a client has sent the header itself.
+    ///
+    /// Forwarding headers are `Forwarded`, `X-Forwarded-For`, `X-Real-IP` and `CF-Connecting-IP`. A
+    /// layer whose key is read from one of them, at least for some requests, does not report this
+    /// lint.
     ForwardedPeer,
     /// `RL004`: a request passed through the same layer twice, and was charged twice.
     ///
-    /// The usual cause is a layer that was added to a router and also to one of its routes. Clones
-    /// count as one layer. Layers that were created or configured separately do not count as one,
-    /// even if they share a storage.
+    /// The usual cause is a layer that was added to a router and also to one of its routes. A layer
+    /// and its clones count as the same layer. Layers that were created or configured separately do
+    /// not, even if they share a storage. Not every request is checked, so the lint may be reported
+    /// late.
     SameLayerTwice,
     /// `RL005`: a trusted proxy did not send the field that [`ClientIp`](crate::ClientIp) reads.
     ///
     /// All clients of that proxy share its key, and so one quota. Configure the proxy to send the
     /// field, or select the field that it sends with [`header`](crate::ClientIp::header) or
-    /// [`forwarded`](crate::ClientIp::forwarded). Health checks by the proxy itself are harmless.
+    /// [`forwarded`](crate::ClientIp::forwarded). If only health checks by the proxy itself lack
+    /// the field, ignore this lint.
     ForwardingFieldMissing {
-        /// Another forwarding field that the request has.
+        /// The name of another forwarding field that the request has, in lower case, or `None`.
         found: Option<&'static str>,
     },
     /// `RL006`: an elastic window is combined with
@@ -51,30 +60,32 @@ pub enum Lint {
     /// [`settle_later`](crate::RateLimitLayer::settle_later).
     ///
     /// Each hit moves the window's end, and a refund does not move it back. So requests that are
-    /// refunded prevent the units of earlier requests from expiring. Example: with `5/minute`, one
-    /// failed login per hour and a successful request every 30 seconds, a client is locked out
-    /// after five hours. Use a [`MovingWindow`](crate::MovingWindow) to count failures.
+    /// refunded prevent the units of earlier requests from expiring. For example, the policy
+    /// `elastic-window 5/minute` counts failed logins. A client with one failed login per hour, and
+    /// one successful request every 30 seconds, is locked out after five hours. Use a
+    /// [`MovingWindow`](crate::MovingWindow) to count failures.
     ElasticWindowRefunded,
-    /// `RL007`: fewer than 10,000 clients can fill the storage by exhausting the policy's quota.
+    /// `RL007`: fewer than 10,000 clients can fill the memory storage by exhausting the policy's
+    /// quota.
     ///
-    /// A full storage refuses new clients, so a few addresses could lock out all others. The usual
-    /// cause is a moving window with a large amount, whose log takes up to six bytes per hit. Raise
-    /// [`max_bytes`](crate::storage::MemoryStorageBuilder::max_bytes), or use another strategy,
-    /// such as the sliding window counter.
+    /// By default, a full memory storage refuses new clients, so a few addresses could lock out all
+    /// others. The usual cause is a moving window with a large amount, whose log takes several
+    /// bytes per hit. Raise [`max_bytes`](crate::storage::MemoryStorageBuilder::max_bytes), or use
+    /// another strategy, such as the [`SlidingWindowCounter`](crate::SlidingWindowCounter).
     SmallStorage {
-        /// The number of clients that fill the storage.
+        /// The estimated number of clients that fill the storage.
         clients: u64,
     },
     /// `RL008`: an aligned window of weeks, months or years does not follow the calendar.
     ///
-    /// Aligned windows start at multiples of the period since 1970-01-01, which was a Thursday. So
-    /// an aligned week starts on Thursday, a month is a block of 30 days, and a year is a block of
-    /// 365 days. If that is intended, ignore this lint. For calendar months, see the guide on
-    /// [choosing a strategy](crate::guide::choosing_a_strategy#windows-by-the-calendar).
+    /// Aligned windows start at multiples of the period since 1970-01-01, which was a Thursday, in
+    /// UTC. So an aligned week starts on Thursday, a month is a block of 30 days, and a year is a
+    /// block of 365 days. If that is intended, ignore this lint. For calendar months, see the guide
+    /// on [choosing a strategy](crate::guide::choosing_a_strategy#windows-by-the-calendar).
     AlignedCalendar,
 }
 
-/// Returns the number, the code and the documentation path of a lint.
+/// Expands to the number, the code and the documentation path of a lint.
 macro_rules! entry {
     ($number:literal, $variant:ident) => {
         ($number, concat!("RL00", $number), concat!("tower_ratelimit/enum.Lint.html#variant.", stringify!($variant)))

@@ -13,15 +13,19 @@ use crate::lint::Lint;
 /// Extracts the address of the client from a request, for an [`AllowList`]. Implemented by
 /// [`PeerIp`] and [`ClientIp`].
 pub trait AddressSource: Send + Sync + 'static {
-    /// Returns the address of the client. An IPv4-mapped address should be returned as IPv4.
+    /// Returns the address of the client. The [`AllowList`] converts an IPv4-mapped address to
+    /// IPv4.
     ///
     /// # Errors
     ///
-    /// Returns an error if the address is missing.
+    /// Returns an error if the address is missing. Then the [`AllowList`] does not exempt the
+    /// request from the limit.
     fn address(&self, head: &Head<'_>) -> Result<IpAddr, KeyError>;
 
     /// Returns probable mistakes in the configuration of the source, as [`KeyExtractor::lints`]
     /// does. Defaults to none.
+    ///
+    /// An [`AllowList`] ignores [`Lint::Ipv6PerAddress`] and [`Lint::ForwardingFieldMissing`].
     fn lints(&self, head: Option<&Head<'_>>) -> Vec<Lint> {
         let _ = head;
         Vec::new()
@@ -48,10 +52,12 @@ impl AddressSource for ClientIp {
     }
 }
 
-/// Exempts clients from the limit, by the network of their address.
+/// A list of networks whose clients are exempt from the limit. An argument of
+/// [`RateLimitLayer::skip`](crate::RateLimitLayer::skip).
 ///
-/// Rules are tried in order. The first rule whose network contains the address decides. If no
-/// network contains it, or if the address is missing, the client is limited.
+/// [`allow`](Self::allow) and [`limit`](Self::limit) add rules. The rules are tried in the order in
+/// which they were added. The first rule whose network contains the client's address decides. If no
+/// rule matches, or if the address is missing, the client is limited.
 ///
 /// ```
 /// use std::net::SocketAddr;
@@ -71,8 +77,8 @@ impl AddressSource for ClientIp {
 ///
 /// # Caveats
 ///
-/// Behind proxies, use [`ClientIp`] as the source, and do not allow the networks of the proxies: a
-/// request without a forwarded address is attributed to the proxy.
+/// Behind proxies, use [`ClientIp`] as the source, and do not allow the networks of the proxies. If
+/// a request has no forwarded address, [`ClientIp`] returns the address of the proxy.
 #[derive(Clone)]
 pub struct AllowList {
     source: Arc<dyn AddressSource>,
@@ -101,10 +107,11 @@ impl AllowList {
     }
 
     /// Exempts the clients in this network from the limit, except for those that an earlier rule
-    /// limits. The network is written as `10.0.0.0/8`, `2001:db8::/32`, or a single address.
+    /// limits.
     ///
-    /// Bits after the prefix are ignored. An IPv4-mapped network such as `::ffff:10.0.0.0/104` is
-    /// converted to IPv4.
+    /// The network is written as `10.0.0.0/8`, as `2001:db8::/32`, or as a single address. Spaces
+    /// around it are ignored, and so are the address bits after the prefix. An IPv4-mapped network
+    /// such as `::ffff:10.0.0.0/104` is converted to IPv4, and needs a prefix of at least 96 bits.
     ///
     /// # Panics
     ///
@@ -124,8 +131,11 @@ impl AllowList {
         self.rule(network, true)
     }
 
-    /// Limits the clients in this network, except for those that an earlier rule allows. Use it to
-    /// exclude a part of a larger network that a later rule allows.
+    /// Limits the clients in this network, except for those that an earlier rule exempts. Call it
+    /// before [`allow`](Self::allow) to exclude a part of a larger network.
+    ///
+    /// The network is written as for [`allow`](Self::allow). Clients that match no rule are limited
+    /// without this call.
     ///
     /// # Panics
     ///
@@ -150,7 +160,8 @@ impl AllowList {
         Ok(self)
     }
 
-    /// Returns `true` if the request is exempt from the limit.
+    /// Returns `true` if the request is exempt from the limit: the first matching rule is one of
+    /// [`allow`](Self::allow).
     pub fn allows(&self, head: &Head<'_>) -> bool {
         let Ok(address) = self.source.address(head) else { return false };
         // A custom source may return IPv4-mapped addresses.

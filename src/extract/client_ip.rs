@@ -13,14 +13,16 @@ use crate::error::or_panic;
 use crate::lint::Lint;
 use crate::{ConfigError, Key};
 
-/// The address of the client behind trusted proxies.
+/// Uses the address of the client behind trusted proxies as the key.
 ///
 /// [`behind`](Self::behind) trusts the proxies in given networks.
 /// [`behind_hops`](Self::behind_hops) trusts a number of proxies, whatever their addresses are.
 ///
 /// Each proxy appends the address of its peer to a header field. Entries that the client itself
-/// sent in this field are further left. The field is `X-Forwarded-For` unless
-/// [`header`](Self::header) or [`forwarded`](Self::forwarded) selects another.
+/// sent in this field are further left. Defaults to the field `X-Forwarded-For`.
+/// [`header`](Self::header) and [`forwarded`](Self::forwarded) select another one.
+///
+/// The client is found by these rules:
 ///
 /// 1. The peer is found as by [`PeerIp`](crate::PeerIp). If it is not a trusted proxy, it is the
 ///    client, and the field is not read.
@@ -28,19 +30,20 @@ use crate::{ConfigError, Key};
 ///    line. Trusted proxies are skipped. The first address that is not trusted is the client.
 ///    Entries further left are ignored.
 /// 3. An entry that is not an address (empty, garbage, `unknown`, a name such as `_hidden`) ends
-///    the search, because entries further left may come from the client. The client is then the hop
-///    that sent this entry: the last trusted address, or the peer.
+///    the search, because entries further left may come from the client. The client is then the
+///    proxy that sent this entry: the last trusted address, or the peer.
 /// 4. If all entries are trusted, the client is the leftmost one. Without the field, the client is
 ///    the peer.
-/// 5. Only this field is read. Other forwarding fields are ignored, even if this one is missing.
-/// 6. An entry is an address, optionally with a port: `1.2.3.4`, `1.2.3.4:80`, `2001:db8::1`,
-///    `[2001:db8::1]`, `[2001:db8::1]:80`. It may be in double quotes. IPv4-mapped IPv6 addresses
-///    are converted to IPv4.
 ///
-/// The key is the same as that of [`PeerIp`](crate::PeerIp) for this address: the IPv4 address, or
-/// the /64 of an IPv6 address. If the server did not attach the address of the peer, the key is
-/// missing and the response is 500, unless [`behind_hops`](Self::behind_hops) finds the client in
-/// the field.
+/// Other forwarding fields are ignored, even if the selected one is missing.
+///
+/// An entry is an address, optionally with a port: `1.2.3.4`, `1.2.3.4:80`, `2001:db8::1`,
+/// `[2001:db8::1]`, `[2001:db8::1]:80`. It may be in double quotes. IPv4-mapped IPv6 addresses are
+/// converted to IPv4.
+///
+/// The key is the same as that of [`PeerIp`](crate::PeerIp) for this address. If the server did not
+/// attach the address of the peer, the key is missing and the response is 500, unless
+/// [`behind_hops`](Self::behind_hops) finds the client in the field.
 ///
 /// ```
 /// use std::net::{IpAddr, SocketAddr};
@@ -62,14 +65,13 @@ use crate::{ConfigError, Key};
 ///
 /// # Caveats
 ///
-/// Every trusted proxy has to write the field: it appends an entry or replaces the field. If a
-/// proxy forwards the field unchanged, clients can choose their own keys. The same happens if a
-/// trusted network contains clients.
-///
-/// A proxy that copies text of the client into `Forwarded`, as in `host="..."`, has to quote and
-/// escape it. Then the text has no effect.
-///
-/// If a proxy sends no addresses, all of its clients share the proxy's key, and so one quota.
+/// - Every trusted proxy has to append an entry to the field, or replace the field. If a proxy
+///   forwards the field unchanged, clients can choose their own keys.
+/// - A client in a trusted network counts as a proxy, and can choose its own key.
+/// - A proxy that copies text of the client into `Forwarded`, as in `host="..."`, has to quote and
+///   escape this text. Otherwise the client can choose its own key.
+/// - If a proxy sends no addresses, all of its clients share the key of the proxy, and so one
+///   quota.
 #[derive(Clone, Debug)]
 pub struct ClientIp {
     proxies: Proxies,
@@ -82,15 +84,16 @@ pub struct ClientIp {
 #[derive(Clone, Debug)]
 enum Proxies {
     In(Networks),
+    /// The number of the proxies, at least 1.
     Hops(u32),
 }
 
 impl ClientIp {
-    /// Trusts the proxies in these networks. A network is written as `10.0.0.0/8`, `2001:db8::/32`,
-    /// or a single address.
+    /// Creates an extractor that trusts the proxies in these networks.
     ///
-    /// Bits after the prefix are ignored. An IPv4-mapped network such as `::ffff:10.0.0.0/104` is
-    /// converted to IPv4.
+    /// A network is written as `10.0.0.0/8`, as `2001:db8::/32`, or as a single address. Spaces
+    /// around it are ignored, and so are the address bits after the prefix. An IPv4-mapped network
+    /// such as `::ffff:10.0.0.0/104` is converted to IPv4, and needs a prefix of at least 96 bits.
     ///
     /// ```
     /// use tower_ratelimit::ClientIp;
@@ -102,7 +105,7 @@ impl ClientIp {
     ///
     /// # Errors
     ///
-    /// Returns an error if a network is invalid, or if there are no networks.
+    /// Returns an error if a network is invalid, or if `proxies` is empty.
     pub fn behind(proxies: impl IntoIterator<Item = impl AsRef<str>>) -> Result<Self, ConfigError> {
         let networks = Networks::parse(proxies)?;
         if networks.is_empty() {
@@ -114,13 +117,17 @@ impl ClientIp {
         Ok(Self::by(Proxies::In(networks)))
     }
 
-    /// Trusts `proxies` proxies in front of the server, at least 1, whatever their addresses are.
-    /// The peer is the first one.
+    /// Creates an extractor that trusts a number of proxies in front of the server, whatever their
+    /// addresses are. The peer is the first of these proxies.
     ///
-    /// The client is the entry at position `proxies` from the right. If there are fewer entries, it
-    /// is the leftmost one, and without any entry it is the peer. An entry that is not an address
-    /// ends the search, as in rule 3 of [`ClientIp`]. The peer needs an address only if it is the
-    /// client, so this also works on a Unix socket.
+    /// - The client is the entry at position `proxies` from the right. `1` selects the rightmost
+    ///   entry.
+    /// - If there are fewer entries, the client is the leftmost one. Without entries, the client is
+    ///   the peer.
+    /// - An entry that is not an address ends the search, as in rule 3 of [`ClientIp`].
+    ///
+    /// The address of the peer is needed only if the peer is the client. So this extractor also
+    /// works on a Unix socket.
     ///
     /// Clients must not be able to bypass any of the proxies, because a client that does can choose
     /// its own key. If the addresses of the proxies are known, [`behind`](Self::behind) is safer.
@@ -148,13 +155,16 @@ impl ClientIp {
         Self { proxies, field, grammar: Grammar::List, ipv6_prefix: Ipv6Prefix::default() }
     }
 
-    /// Reads this header field instead of `X-Forwarded-For`, by the same rules. Examples are
-    /// `cf-connecting-ip` and `x-real-ip`.
+    /// Sets the header field that contains the addresses, for example `cf-connecting-ip` or
+    /// `x-real-ip`. The rules are the same. Defaults to `x-forwarded-for`.
+    ///
+    /// Replaces an earlier call of [`forwarded`](Self::forwarded).
     ///
     /// # Panics
     ///
-    /// Panics if `name` is not a valid field name, or if it is `forwarded`, which has another
-    /// syntax. [`try_header`](Self::try_header) returns an error instead.
+    /// Panics if `name` is not a valid field name, or if it is `forwarded`. That field has another
+    /// syntax, and [`forwarded`](Self::forwarded) selects it. [`try_header`](Self::try_header)
+    /// returns an error instead.
     #[must_use]
     #[track_caller]
     pub fn header(self, name: &str) -> Self {
@@ -176,11 +186,14 @@ impl ClientIp {
         Ok(Self { field, grammar: Grammar::List, ..self })
     }
 
-    /// Reads `Forwarded` (RFC 7239) instead of `X-Forwarded-For`, by the same rules. An entry is
-    /// the parameter `for` of an element. In its name, upper and lower case are equivalent.
+    /// Reads the addresses from the header field `Forwarded` (RFC 7239), by the same rules.
     ///
-    /// An element without `for`, or with two of them, is not an address. The port may be
-    /// obfuscated, as in `for="1.2.3.4:_x"`.
+    /// Each element of the field is one entry, and its parameter `for` is the address. The name of
+    /// the parameter may be in upper or lower case. The port may be obfuscated, as in
+    /// `for="1.2.3.4:_x"`. An element is not an address if it has no `for`, more than one `for`, or
+    /// an invalid parameter.
+    ///
+    /// Replaces an earlier call of [`header`](Self::header).
     #[must_use]
     pub fn forwarded(self) -> Self {
         Self { field: FORWARDED, grammar: Grammar::Forwarded, ..self }
@@ -198,16 +211,18 @@ impl ClientIp {
         Self { ipv6_prefix: self.ipv6_prefix.with_bits(bits), ..self }
     }
 
-    /// Uses the IPv4 address in a NAT64 address as the key, as
+    /// Sets whether the key of a NAT64 address is the IPv4 address in it, as
     /// [`PeerIp::nat64`](crate::PeerIp::nat64) does. Defaults to `true`.
     ///
-    /// The networks of trusted proxies are compared with the unconverted address.
+    /// This option has no effect on [`address`](Self::address), nor on the networks of the trusted
+    /// proxies, which are compared with the unconverted address.
     #[must_use]
     pub fn nat64(self, unwrap: bool) -> Self {
         Self { ipv6_prefix: self.ipv6_prefix.with_nat64(unwrap), ..self }
     }
 
-    /// Returns the full address of the client. An IPv4-mapped address is returned as IPv4.
+    /// Returns the full address of the client. Converts an IPv4-mapped address to IPv4, but not a
+    /// NAT64 address.
     ///
     /// # Errors
     ///
@@ -226,12 +241,14 @@ impl ClientIp {
         hop.ok_or_else(no_peer)
     }
 
-    /// Returns the key of a client with this address, for example to peek at it or to clear it.
+    /// Returns the key of a client with this address. Use it to
+    /// [peek](crate::RateLimiter::peek) at the client or to [clear](crate::RateLimiter::clear) it.
     pub fn key(&self, address: IpAddr) -> Key {
         self.ipv6_prefix.key(address.to_canonical())
     }
 
-    /// Returns `true` if this hop is a trusted proxy. `passed` hops were trusted before it.
+    /// Returns `true` if this hop, the peer or an entry of the field, is a trusted proxy. `passed`
+    /// is the number of trusted hops before it.
     fn trusts(&self, hop: Option<IpAddr>, passed: u32) -> bool {
         match &self.proxies {
             Proxies::In(networks) => hop.is_some_and(|address| networks.contains(address)),

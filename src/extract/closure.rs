@@ -1,10 +1,14 @@
 use super::{Head, KeyError, KeyExtractor};
 use crate::Key;
 
-/// The return value of a closure that extracts a key.
+/// The return value of a closure that extracts a key: one that is a [`KeyExtractor`], or that of
+/// [`Extension::by`](super::Extension::by).
 ///
-/// It is a [`Key`], an `Option<Key>` (`None` means that the request is not limited), or a `Result`
-/// of one of them with [`KeyError`].
+/// | type | meaning |
+/// |---|---|
+/// | [`Key`] | the key |
+/// | `Option<Key>` | the key, or `None` if the request is not limited |
+/// | `Result` of one of these, with [`KeyError`] | an error if the request needs a key and has none |
 #[diagnostic::on_unimplemented(
     message = "`{Self}` is not a key",
     label = "a closure that extracts a key returns `Key`, `Option<Key>`, or a `Result` of them with `KeyError`",
@@ -50,7 +54,7 @@ where
 /// Returns the closure unchanged. Helps the compiler to infer the argument type of a closure that
 /// is used as a [`KeyExtractor`].
 ///
-/// A closure with an explicit argument type, `|head: &Head<'_>| ..`, does not need it.
+/// A closure with an explicit argument type, `|head: &Head<'_>| ..`, does not need this function.
 ///
 /// ```
 /// use tower_ratelimit::extract::key_by;

@@ -2,8 +2,10 @@ use super::{Head, KeyError, KeyExtractor};
 use crate::Key;
 use crate::lint::Lint;
 
-/// An extractor that falls back to a second one if the first returns an error. If the first returns
-/// `None`, the request is not limited. Created by [`KeyExtractor::or`].
+/// An extractor that falls back to a second one if the first returns an error. Created by
+/// [`KeyExtractor::or`].
+///
+/// If the first returns `None`, the request is not limited.
 #[derive(Clone, Copy, Debug)]
 pub struct Or<A, B> {
     first: A,
@@ -31,6 +33,9 @@ impl<A: KeyExtractor, B: KeyExtractor> KeyExtractor for Or<A, B> {
 }
 
 /// An extractor that joins the keys of two others. Created by [`KeyExtractor::and`].
+///
+/// If one of them returns an error, the key is missing. Otherwise, if one of them returns `None`,
+/// the request is not limited.
 #[derive(Clone, Copy, Debug)]
 pub struct And<A, B> {
     first: A,

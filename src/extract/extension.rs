@@ -7,13 +7,15 @@ use crate::Key;
 
 type KeyFn<T> = dyn Fn(&T) -> Result<Option<Key>, KeyError> + Send + Sync;
 
-/// A key from the request's extensions, for example from the user that an authentication layer has
-/// inserted.
+/// Creates the key from an extension of the request, for example from the user that an
+/// authentication layer has inserted.
 ///
 /// If the extension is missing, the key is missing, and the response is 500. The usual cause is a
-/// wrong order of the layers. If requests may lack the extension, add another extractor with
-/// [`or`](KeyExtractor::or). Do not use a closure that returns `None` in this case, because such
-/// requests would not be limited.
+/// wrong order of the layers.
+///
+/// If some requests have no such extension, add another extractor with [`or`](KeyExtractor::or), as
+/// in the example below. A closure over the [`Head`] that returns `None` for these requests would
+/// exempt them from the limit.
 ///
 /// ```
 /// use tower_ratelimit::extract::Extension;
@@ -29,17 +31,18 @@ type KeyFn<T> = dyn Fn(&T) -> Result<Option<Key>, KeyError> + Send + Sync;
 /// let layer = RateLimitLayer::new(Quota::per_minute(60), by_user.or(PeerIp::new()));
 /// ```
 ///
-/// With axum, the authentication layer has to be outside of this one. It is added after this one
-/// with `Router::layer`, or before this one in a `ServiceBuilder`.
+/// The authentication layer has to be outside of the rate limit layer. Add it after the rate limit
+/// layer with axum's `Router::layer`, or before it in a `ServiceBuilder`.
 pub struct Extension<T> {
     key: Arc<KeyFn<T>>,
 }
 
 impl<T: Send + Sync + 'static> Extension<T> {
-    /// Creates an extractor that passes the extension of type `T` to `key`.
+    /// Creates an extractor that passes the extension of type `T` to the closure `key`.
     ///
     /// The closure returns a [`Key`], an `Option<Key>` (`None` means that the request is not
-    /// limited), or a `Result` of one of them with [`KeyError`].
+    /// limited), or a `Result` of one of them with [`KeyError`]. It is not called if the extension
+    /// is missing.
     pub fn by<F, K>(key: F) -> Self
     where
         F: Fn(&T) -> K + Send + Sync + 'static,

@@ -27,9 +27,9 @@ pub(super) enum Grammar {
 /// Iterates over the entries of one field line from the right. An entry that is not an address is
 /// `None`.
 ///
-/// The left part of the line may come from the client, the right part comes from the proxies. The
-/// result for the right part must not depend on the left part. So the line is parsed lazily from
-/// the right, and an unclosed quote of the client cannot hide the entry of a proxy.
+/// The left part of the line may come from the client. The right part comes from the proxies, and
+/// its result must not depend on the left part. So the line is parsed lazily from the right. For
+/// example, an unclosed quote of the client cannot hide the entry of a proxy.
 #[derive(Debug)]
 pub(super) struct Entries<'a> {
     /// The unread left part of the line. `None` after the leftmost entry.
@@ -88,12 +88,13 @@ fn forwarded_for(element: &[u8]) -> Option<IpAddr> {
     address(&found?, Ports::NumbersAndNames)
 }
 
-/// Splits at the last delimiter outside of quotes. Returns the part before it, if there is a
-/// delimiter, and the part after it. Returns `None` if a quote is misplaced.
+/// Splits at the last delimiter outside of quotes. Returns the part before the delimiter, if there
+/// is one, and the part after it. Returns `None` if a quoted string has no opening quote.
 ///
-/// Scanning from the right, the first quote closes a string, and the next quote without a backslash
-/// before it opens the string: an opening quote follows `=`, and quotes inside a string are
-/// escaped. So for well-formed input, the result equals the result of a scan from the left.
+/// The scan goes from the right. The first quote that it finds closes a string. The next quote that
+/// has no backslash before it opens this string, because an opening quote follows `=`, and quotes
+/// inside a string are escaped. So for well-formed input, the result equals the result of a scan
+/// from the left.
 fn split_last(text: &[u8], delimiter: u8) -> Option<(Option<&[u8]>, &[u8])> {
     let mut at = text.len();
     while let Some(before) = at.checked_sub(1) {

@@ -1,4 +1,4 @@
-//! The extractors of axum handlers for the values that a layer inserts into a request.
+//! Extractors for axum handlers, for the values that a layer inserts into a request.
 
 use std::convert::Infallible;
 use std::fmt;
@@ -55,8 +55,11 @@ macro_rules! extract_from_extensions {
 }
 
 extract_from_extensions! {
-    /// Extracts the decision of a layer with [`share_decision`](crate::RateLimitLayer::share_decision).
-    /// Use `Option<Decision>` if a request may have none, for example because it is not limited, or
+    /// Extracts the decision of the innermost layer with
+    /// [`share_decision`](crate::RateLimitLayer::share_decision) (feature `axum`).
+    ///
+    /// Without a decision, the request is rejected with [`NoDecision`]. Extract an
+    /// `Option<Decision>` if a request may have none, for example because it is not limited, or
     /// because the storage failed.
     ///
     /// ```
@@ -69,8 +72,10 @@ extract_from_extensions! {
     ///     .layer(RateLimitLayer::new(Quota::per_minute(60), Global).share_decision());
     /// ```
     Decision,
-    /// The rejection of the extractor [`Decision`]: the request has no decision. Responds with 500.
-    /// The response body does not contain the cause.
+    /// The rejection of the extractor [`Decision`]: the request has no decision (feature `axum`).
+    ///
+    /// The response is a 500 without the cause, which may be a mistake in the setup of the server.
+    /// Its extensions contain this value, whose text names the cause.
     NoDecision:
     "the request has no rate limit decision: call share_decision() on the layer, \
      or extract Option<Decision> if requests may be unlimited"
@@ -78,11 +83,16 @@ extract_from_extensions! {
 
 extract_from_extensions! {
     /// Extracts the charge of the innermost layer with
-    /// [`settle_later`](crate::RateLimitLayer::settle_later). Use `Option<Charge>` if a request may
-    /// have none, for example because it is not limited, or because the storage failed.
+    /// [`settle_later`](crate::RateLimitLayer::settle_later) (feature `axum`).
+    ///
+    /// Without a charge, the request is rejected with [`NoCharge`]. Extract an `Option<Charge>` if
+    /// a request may have none, for example because it is not limited, or because the storage
+    /// failed.
     Charge,
-    /// The rejection of the extractor [`Charge`]: the request has no charge. Responds with 500. The
-    /// response body does not contain the cause.
+    /// The rejection of the extractor [`Charge`]: the request has no charge (feature `axum`).
+    ///
+    /// The response is a 500 without the cause, which may be a mistake in the setup of the server.
+    /// Its extensions contain this value, whose text names the cause.
     NoCharge:
     "the request has no charge to settle: call settle_later() on the layer, \
      or extract Option<Charge> if requests may be unlimited"

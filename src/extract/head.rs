@@ -1,6 +1,8 @@
 use http::{Extensions, HeaderMap, Method, Request, Uri, Version};
 
-/// The head of a request, borrowed. Extractors, policies and rejections receive it.
+/// The head of a request, borrowed. The closures and traits of a layer receive it, such as a
+/// [`KeyExtractor`](crate::KeyExtractor), [`policy_by`](crate::policy_by) and a
+/// [`Rejection`](crate::Rejection).
 ///
 /// ```
 /// use tower_ratelimit::extract::Head;
@@ -11,7 +13,7 @@ use http::{Extensions, HeaderMap, Method, Request, Uri, Version};
 #[derive(Clone, Copy, Debug)]
 #[non_exhaustive]
 pub struct Head<'a> {
-    /// The method.
+    /// The HTTP method.
     pub method: &'a Method,
     /// The HTTP version.
     pub version: Version,
@@ -38,8 +40,10 @@ impl<'a> Head<'a> {
     ///
     /// axum's [`nest`](https://docs.rs/axum/0.8/axum/struct.Router.html#method.nest) removes the
     /// prefix of a nested router from the request. With the feature `axum`, this method returns the
-    /// whole target from axum's `OriginalUri`. [`routed_uri`](Self::routed_uri) returns the target
-    /// without the prefix.
+    /// whole target nevertheless, from the `OriginalUri` that axum's router inserts.
+    ///
+    /// Without the feature, or without an `OriginalUri`, this method returns the same target as
+    /// [`routed_uri`](Self::routed_uri).
     pub fn uri(&self) -> &'a Uri {
         #[cfg(feature = "axum")]
         if let Some(axum::extract::OriginalUri(uri)) = self.extensions.get() {
@@ -48,8 +52,8 @@ impl<'a> Head<'a> {
         self.uri
     }
 
-    /// Returns the request target as the inner service gets it. Nested axum routers and outer
-    /// layers may have changed it.
+    /// Returns the request target as the inner service gets it. A nested axum router has removed
+    /// its prefix, and outer layers may have changed the target.
     pub fn routed_uri(&self) -> &'a Uri {
         self.uri
     }

@@ -7,16 +7,16 @@ use super::{Head, KeyError, KeyExtractor};
 use crate::error::or_panic;
 use crate::{ConfigError, Key};
 
-/// The value of a header field as the key. Use it for fields that a trusted component in front of
-/// this server sets or checks, such as the tenant from a gateway.
+/// Uses the value of a header field as the key. The field must be one that a trusted component in
+/// front of this server sets or checks, such as the tenant from a gateway.
 ///
-/// If the field is missing, the key is missing, and the response is 400. If the field occurs
-/// several times, the first value is the key.
+/// The key is the whole value, byte by byte. If the field occurs several times, the first value is
+/// the key. If the field is missing, the key is missing, and the response is 400.
 ///
 /// # Unchecked fields
 ///
-/// Use a header as the key only if something in front of you authenticates it. A client that can
-/// send any value gets a new quota with each value, so the limit has no effect:
+/// Use a header as the key only if a component in front of this server authenticates it. A client
+/// that can send any value gets a new quota with each value, so the limit has no effect:
 ///
 /// ```
 /// use std::collections::HashSet;
@@ -33,8 +33,9 @@ use crate::{ConfigError, Key};
 /// assert_eq!(clients.len(), 100_000);
 /// ```
 ///
-/// For API keys, let an authentication layer look up the user of the key and insert it into the
-/// extensions, and extract the user. Requests without a valid key are limited by their address:
+/// For API keys, let an authentication layer look up the user of the API key, and insert the user
+/// into the extensions. Then use the user as the key. Here, requests without a valid API key are
+/// limited by their address:
 ///
 /// ```
 /// use tower_ratelimit::extract::Extension;
@@ -54,7 +55,7 @@ pub struct Header(HeaderName);
 impl Header {
     /// Creates an extractor for the field with this name. Upper and lower case are equivalent.
     ///
-    /// A [`HeaderName`] converts into an extractor with `from`, which cannot fail.
+    /// `Header::from` creates an extractor from a [`HeaderName`], and cannot fail.
     ///
     /// # Panics
     ///
@@ -81,7 +82,7 @@ impl From<HeaderName> for Header {
     }
 }
 
-/// Parses a field name. `example` is a valid name that the error suggests.
+/// Parses a field name. The error suggests `example`, which is a valid name.
 pub(super) fn field_name(name: &str, example: &str) -> Result<HeaderName, ConfigError> {
     name.parse().map_err(|_| {
         ConfigError::new(format!("{name:?} is not a valid header field name: use a name such as {example:?}"))

@@ -6,22 +6,28 @@ use super::{Head, KeyError, KeyExtractor};
 use crate::Key;
 use crate::lint::Lint;
 
-/// Uses the address of the peer, the other end of the connection, as the key.
+/// Uses the address of the peer, which is the other end of the connection, as the key.
 ///
-/// The server attaches the address to the request. It is read from axum's `ConnectInfo<SocketAddr>`
-/// or `MockConnectInfo<SocketAddr>` (feature `axum`), else from tonic's connect info for TCP or TLS
-/// (feature `tonic`), else from a [`SocketAddr`](std::net::SocketAddr) in the extensions. Behind a
-/// proxy it is the address of the proxy. Use [`ClientIp`](crate::ClientIp) there.
+/// Behind a proxy, this is the address of the proxy. Use [`ClientIp`](crate::ClientIp) there.
 ///
-/// - An IPv4 address is used as it is.
-/// - An IPv4-mapped IPv6 address (`::ffff:1.2.3.4`) is converted to IPv4.
-/// - A NAT64 address (`64:ff9b::1.2.3.4`, RFC 6052) is converted to IPv4, because all IPv4 clients
-///   of a translator share a /64. See [`nat64`](Self::nat64).
-/// - Any other IPv6 address is truncated to its /64, because one client usually has a whole /64.
-///   See [`ipv6_prefix`](Self::ipv6_prefix).
+/// The server attaches the address to the extensions of the request. The first of these that is
+/// present provides it:
 ///
-/// If the request has no address, the key is missing. The cause is the setup of the server, so the
-/// response is 500.
+/// 1. axum's `ConnectInfo<SocketAddr>` (feature `axum`)
+/// 2. axum's `MockConnectInfo<SocketAddr>` (feature `axum`)
+/// 3. tonic's `TcpConnectInfo` (feature `tonic`)
+/// 4. a plain [`SocketAddr`](std::net::SocketAddr)
+/// 5. tonic's `TlsConnectInfo<TcpConnectInfo>` (feature `tonic`)
+///
+/// If none is present, the key is missing. The cause is the setup of the server, so the response is
+/// 500.
+///
+/// | address | key |
+/// |---|---|
+/// | IPv4 | the address |
+/// | IPv4-mapped IPv6 (`::ffff:1.2.3.4`) | the IPv4 address |
+/// | NAT64 (`64:ff9b::1.2.3.4`, RFC 6052) | the IPv4 address, because all IPv4 clients of a translator share a /64. See [`nat64`](Self::nat64) |
+/// | any other IPv6 address | its /64, because one client usually has a whole /64. See [`ipv6_prefix`](Self::ipv6_prefix) |
 ///
 /// ```
 /// use std::net::SocketAddr;
@@ -43,13 +49,17 @@ pub struct PeerIp {
 }
 
 impl PeerIp {
-    /// Creates an extractor that truncates IPv6 addresses to their /64.
+    /// Creates an extractor that truncates IPv6 addresses to their /64, and converts NAT64
+    /// addresses to IPv4.
     pub const fn new() -> Self {
         Self { ipv6_prefix: Ipv6Prefix::DEFAULT }
     }
 
-    /// Sets the number of bits of an IPv6 address that identify a client. Use 56 or 48 to
-    /// treat a whole site as one client, and 128 for individual addresses. Defaults to 64.
+    /// Sets the number of bits of an IPv6 address that identify a client. Defaults to 64.
+    ///
+    /// Use 56 or 48 to treat a whole site as one client, and 128 for individual addresses. With 0,
+    /// all IPv6 addresses have the same key. The prefix does not apply to IPv4-mapped addresses,
+    /// nor to NAT64 addresses that are [converted to IPv4](Self::nat64).
     ///
     /// # Panics
     ///
@@ -60,11 +70,13 @@ impl PeerIp {
         Self { ipv6_prefix: self.ipv6_prefix.with_bits(bits) }
     }
 
-    /// Uses the IPv4 address in a NAT64 address as the key. Defaults to `true`.
+    /// Sets whether the key of a NAT64 address is the IPv4 address in it. Defaults to `true`.
     ///
-    /// Only the well-known prefix `64:ff9b::/96` is recognized. With `false`, such an address is
-    /// treated as any other IPv6 address. This option does not change [`address`](Self::address) or
-    /// the networks of an [`AllowList`](crate::extract::AllowList).
+    /// Only the well-known prefix `64:ff9b::/96` is recognized. With `false`, the key of such an
+    /// address is its [prefix](Self::ipv6_prefix), as for any other IPv6 address.
+    ///
+    /// This option has no effect on [`address`](Self::address), and therefore none on an
+    /// [`AllowList`](crate::extract::AllowList).
     ///
     /// ```
     /// use tower_ratelimit::PeerIp;
@@ -80,7 +92,8 @@ impl PeerIp {
         Self { ipv6_prefix: self.ipv6_prefix.with_nat64(unwrap) }
     }
 
-    /// Returns the full address of the peer. An IPv4-mapped address is returned as IPv4.
+    /// Returns the full address of the peer. Converts an IPv4-mapped address to IPv4, but not a
+    /// NAT64 address.
     ///
     /// # Errors
     ///
@@ -89,7 +102,8 @@ impl PeerIp {
         peer(head).ok_or_else(no_peer)
     }
 
-    /// Returns the key of a client with this address, for example to peek at it or to clear it.
+    /// Returns the key of a client with this address. Use it to
+    /// [peek](crate::RateLimiter::peek) at the client or to [clear](crate::RateLimiter::clear) it.
     ///
     /// ```
     /// use tower_ratelimit::PeerIp;

@@ -1,8 +1,8 @@
 //! Extraction of keys from requests.
 //!
-//! A [`KeyExtractor`] returns a key, or `None` if the request is not limited, or an error if the
-//! key is missing. Closures over the [`Head`] are extractors. [`or`](KeyExtractor::or) and
-//! [`and`](KeyExtractor::and) combine extractors.
+//! A [`KeyExtractor`] returns a key, `None` if the request is not limited, or an error if the key
+//! is missing. A closure that takes the [`Head`] of a request is an extractor too.
+//! [`or`](KeyExtractor::or) and [`and`](KeyExtractor::and) combine extractors.
 
 mod allow_list;
 mod client_ip;
@@ -41,7 +41,8 @@ pub use self::ip::PeerIp;
 pub use self::route::MatchedPath;
 pub use self::route::{Global, Method, Path};
 
-/// Extracts a key from a request.
+/// Extracts a key from a request. Implemented by the types in this [module](self), and by closures
+/// that take the [`Head`] and return a type of [`IntoKey`].
 ///
 /// ```
 /// use tower_ratelimit::extract::{Extension, Head, KeyExtractor, KeyError};
@@ -77,22 +78,32 @@ pub trait KeyExtractor: Send + Sync + 'static {
 
     /// Returns probable mistakes in the extractor's configuration. Defaults to none.
     ///
-    /// With `None`, returns the mistakes that are visible without a request. With the head of a
-    /// request, returns the mistakes that this request reveals. The middleware calls it once with
-    /// `None`, and with each of the first 1,024 requests.
+    /// The middleware calls this method in two ways, and reports each lint once:
+    ///
+    /// - With `None`, when the layer is first applied to a service. The method returns the mistakes
+    ///   that are visible without a request.
+    /// - With the head of each of the first 1,024 requests that have a policy, a key and a cost.
+    ///   The method returns the mistakes that this request reveals.
     fn lints(&self, head: Option<&Head<'_>>) -> Vec<Lint> {
         let _ = head;
         Vec::new()
     }
 
-    /// Returns `true` if the extractor reads a forwarding field, such as `X-Forwarded-For`. Then
-    /// the middleware does not report [`Lint::ForwardedPeer`]. Defaults to `false`.
+    /// Returns `true` if the extractor reads a forwarding field, such as `X-Forwarded-For`.
+    /// Defaults to `false`.
+    ///
+    /// If it returns `true`, the middleware does not report [`Lint::ForwardedPeer`].
     fn reads_forwarding(&self) -> bool {
         false
     }
 
-    /// Falls back to the key of `other` if this key is missing, which means that this extractor
-    /// returns an error. If this extractor returns `None`, the request is not limited.
+    /// Falls back to `other` if this extractor returns an error.
+    ///
+    /// | result of this extractor | combined result |
+    /// |---|---|
+    /// | a key | this key |
+    /// | `None` | `None`: the request is not limited |
+    /// | an error | the result of `other`, which can be a key, `None` or an error |
     ///
     /// A client that can omit the first key from its requests can use both keys, and so has two
     /// quotas.
@@ -103,10 +114,11 @@ pub trait KeyExtractor: Send + Sync + 'static {
         Or::new(self, other)
     }
 
-    /// Joins this key and the key of `other`.
+    /// Joins this key and the key of `other` with [`Key::join`].
     ///
-    /// If either key is missing, the joined key is missing. Otherwise, if either extractor returns
-    /// `None`, the request is not limited.
+    /// - If either extractor returns an error, the combined extractor returns this error. If both
+    ///   do, it returns the error of the first one.
+    /// - Otherwise, if either extractor returns `None`, the request is not limited.
     fn and<K: KeyExtractor>(self, other: K) -> And<Self, K>
     where
         Self: Sized,
@@ -143,11 +155,13 @@ impl KeyExtractor for Box<dyn KeyExtractor> {
     }
 }
 
-/// An error that explains the missing key or cost of a request, with the status of the response.
+/// The error for a request without a key or a cost. It contains the reason, and the status of the
+/// response.
 ///
-/// The error is inserted into the response's extensions, and its reason is logged (feature
-/// `tracing`). The body of a 400 or 401 contains the reason, so do not include secrets. The body of
-/// a 500 contains the reason only in builds with debug assertions.
+/// The middleware inserts the error into the extensions of the response, and logs the reason
+/// (feature `tracing`). The built-in [`Rejection`](crate::Rejection)s that have a message write the
+/// reason into it, so the reason must not contain secrets. For the status 500, they do so only in
+/// builds with debug assertions.
 ///
 /// ```
 /// use tower_ratelimit::extract::{Head, KeyError};
@@ -175,12 +189,14 @@ impl KeyError {
     /// Creates an error for a client that did not authenticate. The status is 401.
     ///
     /// A response with this status requires the header field `WWW-Authenticate` (RFC 9110, section
-    /// 15.5.2). Its value is `Bearer`, unless [`challenge`](Self::challenge) sets another.
+    /// 15.5.2). The value of the field defaults to `Bearer`. [`challenge`](Self::challenge) sets
+    /// another value.
     pub fn unauthorized(reason: impl Into<String>) -> Self {
         Self::with_status(StatusCode::UNAUTHORIZED, reason).challenge(HeaderValue::from_static("Bearer"))
     }
 
-    /// Creates an error for a wrong setup of the server. The status is 500.
+    /// Creates an error for a mistake in the setup of the server, such as a missing layer. The
+    /// status is 500.
     pub fn server(reason: impl Into<String>) -> Self {
         Self::with_status(StatusCode::INTERNAL_SERVER_ERROR, reason)
     }
@@ -189,23 +205,28 @@ impl KeyError {
         Self { status, reason: reason.into().into(), challenge: None }
     }
 
-    /// Sets the response's header field `WWW-Authenticate`, for example to `Basic realm="api"`.
+    /// Sets the header field `WWW-Authenticate` of the response, for example to
+    /// `Basic realm="api"`. If the [`Rejection`](crate::Rejection) writes this field itself, its
+    /// value stays.
+    ///
+    /// Defaults to `Bearer` for [`unauthorized`](Self::unauthorized), and to no field otherwise.
     #[must_use]
     pub fn challenge(self, challenge: HeaderValue) -> Self {
         Self { challenge: Some(challenge), ..self }
     }
 
-    /// Returns the status of the response: 400, 401 or 500.
+    /// Returns the status of the response: 400 for [`client`](Self::client), 401 for
+    /// [`unauthorized`](Self::unauthorized), and 500 for [`server`](Self::server).
     pub fn status(&self) -> StatusCode {
         self.status
     }
 
-    /// Returns `true` if the client can fix the request.
+    /// Returns `true` if the client caused the error, which means that the status is 400 or 401.
     pub fn is_clients_fault(&self) -> bool {
         self.status.is_client_error()
     }
 
-    /// Returns the reason.
+    /// Returns the reason that was passed to the constructor.
     pub fn reason(&self) -> &str {
         &self.reason
     }

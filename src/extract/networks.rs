@@ -52,7 +52,8 @@ impl Networks {
 }
 
 /// Parses a network such as `10.0.0.0/8` or `2001:db8::/32`, or a single address such as
-/// `10.1.2.3`. Ignores the bits after the prefix. Converts an IPv4-mapped network to IPv4.
+/// `10.1.2.3`. Ignores white space around it, and the address bits after the prefix. Converts an
+/// IPv4-mapped network to IPv4.
 pub(super) fn network(text: &str) -> Result<IpNet, ConfigError> {
     let error = |hint: String| ConfigError::new(format!("invalid network {text:?}: {hint}"));
     let (address, bits) = match text.trim().split_once('/') {
@@ -81,6 +82,7 @@ pub(super) fn network(text: &str) -> Result<IpNet, ConfigError> {
     IpNet::new(address, bits).map_err(|error| ConfigError::new(format!("invalid network {text:?}: {error}")))
 }
 
+/// Parses the number of bits after the slash. Rejects a sign, which `u8::from_str` accepts.
 fn prefix(digits: &str) -> Option<u8> {
     digits.bytes().all(|byte| byte.is_ascii_digit()).then(|| digits.parse().ok()).flatten()
 }

@@ -1,4 +1,4 @@
-//! The address of the peer, as attached by the server.
+//! The address of the peer, which the server attaches to each request.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -39,7 +39,7 @@ fn through_tls(head: &Head<'_>) -> Option<SocketAddr> {
     tonic::Request::from_parts(tonic::metadata::MetadataMap::new(), head.extensions.clone(), ()).remote_addr()
 }
 
-/// Returns the error for a missing peer address. It lists the ways to provide one.
+/// Returns the error for a missing peer address. Its text lists the ways to attach one.
 #[cold]
 pub(super) fn no_peer() -> KeyError {
     let axum = if cfg!(feature = "axum") {

@@ -1,7 +1,7 @@
 use super::{Head, KeyError, KeyExtractor};
 use crate::Key;
 
-/// One key for all requests, [`Key::everybody`]. Limits the whole service.
+/// Uses one key for all requests, [`Key::everybody`], to limit the whole service.
 #[derive(Clone, Copy, Debug, Default)]
 #[expect(clippy::exhaustive_structs, reason = "callers write its name as a value")]
 pub struct Global;
@@ -12,14 +12,16 @@ impl KeyExtractor for Global {
     }
 }
 
-/// The path of the request as the key, as the client sent it. `/users/7` and `/users/8` are
-/// different keys.
+/// Uses the path of the request as the key. `/users/7` and `/users/8` are different keys. The query
+/// is not part of the key.
 ///
-/// Nested routers do not change this path, see [`Head::uri`]. To use the route instead, use
+/// This is the path of [`Head::uri`]. With the feature `axum`, it is the path that the client sent,
+/// also in nested routers. To use the route as the key instead, such as `/users/{id}`, use
 /// `MatchedPath` (feature `axum`).
 ///
-/// A client that can request any path gets a new quota with each path. Combine this extractor with
-/// another one by [`and`](KeyExtractor::and), or add the layer only to routes without parameters.
+/// Each path has a quota of its own, which all clients share. A client can request many paths, and
+/// so spend many quotas. Add the layer only to routes without parameters, or limit the clients by
+/// another layer as well.
 #[derive(Clone, Copy, Debug, Default)]
 #[expect(clippy::exhaustive_structs, reason = "callers write its name as a value")]
 pub struct Path;
@@ -30,7 +32,7 @@ impl KeyExtractor for Path {
     }
 }
 
-/// The HTTP method of the request as the key. GET and POST are different keys.
+/// Uses the HTTP method of the request as the key. GET and POST are different keys.
 #[derive(Clone, Copy, Debug, Default)]
 #[expect(clippy::exhaustive_structs, reason = "callers write its name as a value")]
 pub struct Method;
@@ -41,12 +43,12 @@ impl KeyExtractor for Method {
     }
 }
 
-/// The route that axum matched, as written in the router, as the key (feature `axum`).
+/// Uses the matched axum route as the key, as it is written in the router (feature `axum`).
 /// `/users/{id}` is one key for all users.
 ///
-/// Requests without a match share one key, [`Key::everybody`]. Add the layer inside of the router,
-/// with `route_layer`, or with `layer` after the routes. Outside of the router the route is not
-/// known yet.
+/// Add the layer to the router after the routes, with `Router::layer` or `Router::route_layer`. A
+/// layer around the whole router does not see the route, because axum has not matched it yet.
+/// Requests without a matched route share one key, [`Key::everybody`].
 #[cfg(feature = "axum")]
 #[derive(Clone, Copy, Debug, Default)]
 #[expect(clippy::exhaustive_structs, reason = "callers write its name as a value")]

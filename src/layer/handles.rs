@@ -1,4 +1,4 @@
-//! The handles that a layer returns: limiters, the usage of a client, and the storage.
+//! The methods of a layer that return limiters, the usage of a client, and the storage.
 
 use std::sync::Arc;
 
@@ -12,21 +12,24 @@ use crate::{ConfigError, IntoPolicy, RateLimiter, Storage};
 
 /// Limiters, usage and storage of the layer.
 impl<St: Storage, R> RateLimitLayer<St, R> {
-    /// Returns a limiter that shares the policy and the storage of this layer, to peek at a key,
-    /// clear it, or charge it outside of a request. It follows the changes of a
-    /// [`LivePolicy`](crate::LivePolicy). Its [`acquire`](RateLimiter::acquire) and the
-    /// [waiting](Self::wait) requests of this layer share their queues.
+    /// Returns a limiter that shares the policy and the storage of this layer. Use it to
+    /// [peek](RateLimiter::peek) at a key, [clear](RateLimiter::clear) it or
+    /// [charge](RateLimiter::charge) it outside of a request.
     ///
-    /// Returns `None` if the policy is chosen for each request. Then use
-    /// [`limiter_for`](Self::limiter_for).
+    /// The limiter follows the changes of a [`LivePolicy`](crate::LivePolicy). Calls of its
+    /// [`acquire`](RateLimiter::acquire) wait in the same queues as the [waiting](Self::wait)
+    /// requests of this layer.
+    ///
+    /// Returns `None` if [`policy_by`](crate::policy_by) or a `PolicyLookup` chooses the policy.
+    /// Then use [`limiter_for`](Self::limiter_for).
     pub fn limiter(&self) -> Option<RateLimiter<St>> {
         let policy = self.shared.config.policies.shared()?;
         let limiter = RateLimiter::of(policy.clone(), self.storage_handle());
         Some(limiter.waiting_in(Arc::clone(&self.shared.queues)))
     }
 
-    /// Returns a limiter that shares the storage of this layer, for a policy that
-    /// [`policy_by`](crate::policy_by) or a `PolicyLookup` chooses.
+    /// Returns a limiter that shares the storage and the queues of this layer, for one of the
+    /// policies that [`policy_by`](crate::policy_by) or a `PolicyLookup` chooses.
     ///
     /// # Errors
     ///
@@ -37,8 +40,10 @@ impl<St: Storage, R> RateLimitLayer<St, R> {
     }
 
     /// Returns the policy and the remaining units of the client that sent `request`, or `None` if
-    /// the request is not limited. Spends nothing. With the feature `axum`, `usage_handler` returns
-    /// a handler that responds with the usage as JSON.
+    /// the request is not limited, for example because it is skipped. Spends nothing.
+    ///
+    /// With the feature `axum`, `usage_handler` returns a handler that responds with the usage as
+    /// JSON.
     ///
     /// ```
     /// use http::Request;
@@ -55,8 +60,8 @@ impl<St: Storage, R> RateLimitLayer<St, R> {
     ///
     /// # Errors
     ///
-    /// Returns an error if the request has no key, or if the storage or the look-up of the policy
-    /// fails.
+    /// Returns [`UsageError::Key`] if the request has no key, and [`UsageError::Storage`] if the
+    /// storage or the look-up of the policy fails.
     pub fn usage<B>(
         &self,
         request: &Request<B>,
@@ -79,21 +84,22 @@ impl<St: Storage, R> RateLimitLayer<St, R> {
     ///     .route("/usage", get(limit.usage_handler()));
     /// ```
     ///
-    /// | response | if |
+    /// | case | response |
     /// |---|---|
-    /// | 200 with the [usage](crate::Usage::to_json) | the client is limited |
-    /// | 200 with `{"limited":false}` | the client is not limited |
-    /// | 400, 401 or 500 | the request has no key |
-    /// | 503 with `Retry-After` | the storage or the look-up of the policy fails |
+    /// | the client is limited | 200 with the [usage](crate::Usage::to_json) |
+    /// | the client is not limited | 200 with `{"limited":false}` |
+    /// | the request has no key | 400, 401 or 500 |
+    /// | the storage or the look-up of the policy fails | 503 with `Retry-After: 1` |
     ///
     /// The key and the policy of a request must not depend on its path. Otherwise the handler
-    /// responds with the usage of another key or policy.
+    /// responds with the usage of another key or policy, because its own path differs from that of
+    /// the limited requests.
     #[cfg(feature = "axum")]
     pub fn usage_handler(&self) -> UsageHandler<St, R> {
         UsageHandler::new(Arc::clone(&self.shared))
     }
 
-    /// Returns a clone of the storage handle.
+    /// Returns a clone of the layer's storage. It shares the counts of the layer.
     pub fn storage_handle(&self) -> St {
         self.shared.storage.clone()
     }

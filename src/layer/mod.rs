@@ -27,12 +27,18 @@ use crate::{ConfigError, Headers, MemoryStorage, RateLimit, RateLimiter, Storage
 /// let app: Router = Router::new().route("/", get(|| async { "hello" })).layer(limit);
 /// ```
 ///
-/// An admitted request goes to the inner service, and its response gets `X-RateLimit-Limit`,
-/// `X-RateLimit-Remaining` and `X-RateLimit-Reset`. A refused request gets a 429 with these fields
-/// and `Retry-After`, and never reaches the inner service.
+/// By default, the layer handles a request in one of these ways:
 ///
-/// Defaults to a new [`MemoryStorage`], a cost of 1, [`Headers::x_rate_limit`] and
-/// [`TextRejection`]. All services of one layer, and of its clones, share their counts.
+/// - An admitted request goes to the inner service. Its response gets the header fields
+///   `X-RateLimit-Limit`, `X-RateLimit-Remaining` and `X-RateLimit-Reset`.
+/// - A refused request never reaches the inner service. Its response is a 429 with the same fields,
+///   and with `Retry-After` unless the cost of the request exceeds the capacity.
+/// - A request that is not limited goes to the inner service, and its response is unchanged.
+///
+/// The defaults are a new [`MemoryStorage`], a cost of 1, [`Headers::x_rate_limit`] and
+/// [`TextRejection`]. All services of a layer and of its clones share their counts. A method such
+/// as [`headers`](Self::headers) returns a layer that still uses the same storage, and so the same
+/// counts.
 ///
 /// The guides explain [the order of all steps](crate::guide#the-path-of-a-request),
 /// [stacked layers](crate::guide#stacked-layers), [keys](crate::guide::keys_and_proxies),
@@ -41,35 +47,50 @@ use crate::{ConfigError, Headers, MemoryStorage, RateLimit, RateLimiter, Storage
 ///
 /// # Errors
 ///
-/// The error type is that of the inner service. The layer itself never returns an error. It
-/// responds with a 429 to a refused request, and with 400, 401 or 500 to a request without a key.
-/// If the storage fails, [`OnError`] selects between forwarding the request and a 503.
+/// The error type is that of the inner service. The layer itself never returns an error, but
+/// responds with a status:
+///
+/// | cause | response |
+/// |---|---|
+/// | the request is refused | 429 |
+/// | the request has no key or no cost | [`KeyError::status`](crate::KeyError::status): 400, 401 or 500 |
+/// | the storage or the look-up of the policy fails | that of the inner service, or 503, as [`OnError`] selects |
 ///
 /// # Panics
 ///
-/// The future of a request panics if a leaky bucket delays the request, or the request
-/// [waits](Self::wait), outside of a tokio runtime with time enabled. With a memory storage,
-/// nothing else needs a runtime except a `PolicyLookup`, which fails without one.
+/// A request panics if it is delayed by a leaky bucket, or if it [waits](Self::wait), outside of a
+/// tokio runtime with time enabled. The panic occurs in `Service::call` or in the response future.
+///
+/// With a memory storage, nothing else needs a runtime, except for a `PolicyLookup`. Without a
+/// runtime, the look-up fails and does not panic.
 #[must_use = "a layer limits nothing until it is put around a service"]
 pub struct RateLimitLayer<St = MemoryStorage, R = TextRejection> {
     pub(crate) shared: Arc<LayerState<St, R>>,
 }
 
 impl RateLimitLayer {
-    /// Creates a layer that keeps its counts in memory.
+    /// Creates a layer that keeps its counts in memory, in a [`MemoryStorage`] of its own.
+    /// [`storage`](Self::storage) sets another one.
     ///
-    /// `policy` is a [`Policy`](crate::Policy), a [`Quota`](crate::Quota), a
-    /// [`LivePolicy`](crate::LivePolicy), which can change later, or the result of
-    /// [`policy_by`](crate::policy_by), which chooses a policy for each request.
-    /// [`IntoPolicySource`] lists all types. `key` extracts the client's key from a request.
+    /// `key` extracts the key of the client from a request. `policy` is one of these:
+    ///
+    /// | type | policy of a request |
+    /// |---|---|
+    /// | [`Policy`](crate::Policy), [`Limit`](crate::Limit) or [`Quota`](crate::Quota) | the same for all requests |
+    /// | [`LivePolicy`](crate::LivePolicy) | the same for all requests, but it can change later |
+    /// | the result of [`policy_by`](crate::policy_by) | chosen by a closure for each request |
+    /// | `PolicyLookup` (feature `lookup`) | looked up for each request, for example in a database |
     pub fn new(policy: impl IntoPolicySource, key: impl KeyExtractor) -> Self {
         Self::with_storage(policy, key, MemoryStorage::new())
     }
 }
 
 impl<St: InfallibleStorage> RateLimitLayer<St> {
-    /// Creates a layer with an infallible storage, such as a memory storage with bounds other than
-    /// the defaults, or one that several layers share.
+    /// Creates a layer with a storage that cannot fail. Use it for a [`MemoryStorage`] that has
+    /// other bounds than the defaults, or that several layers share.
+    ///
+    /// For a storage that can fail, use [`new`](RateLimitLayer::new) and
+    /// [`storage`](RateLimitLayer::storage).
     ///
     /// ```
     /// use tower_ratelimit::{MemoryStorage, PeerIp, Quota, RateLimitLayer};
@@ -81,16 +102,19 @@ impl<St: InfallibleStorage> RateLimitLayer<St> {
     ///
     /// # Panics
     ///
-    /// Panics if the storage cannot keep the policy.
+    /// Panics if the storage cannot keep the policy. A [`MemoryStorage`] can keep every policy.
     #[track_caller]
     pub fn with_storage(policy: impl IntoPolicySource, key: impl KeyExtractor, storage: St) -> Self {
         Self::with(or_panic(policy.into_policy_source().bind(&storage)), key, storage)
     }
 
-    /// Creates a layer that shares the policy, the storage and the counts of `limiter`.
+    /// Creates a layer that shares the policy, the storage and the counts of `limiter`. It follows
+    /// the changes of a [`LivePolicy`](crate::LivePolicy). It does not share the queues in which
+    /// calls of [`acquire`](RateLimiter::acquire) wait.
     ///
-    /// For a storage that can fail, use [`new`](RateLimitLayer::new) with the limiter's policy,
-    /// then [`storage`](RateLimitLayer::storage) with its storage and an [`OnError`].
+    /// For a storage that can fail, use [`new`](RateLimitLayer::new) with the limiter's
+    /// [policy](RateLimiter::policy), then [`storage`](RateLimitLayer::storage) with the limiter's
+    /// [storage](RateLimiter::storage) and an [`OnError`].
     pub fn from_limiter(limiter: &RateLimiter<St>, key: impl KeyExtractor) -> Self {
         Self::with(limiter.shared_policy().into_policy_source(), key, limiter.storage().clone())
     }
@@ -104,18 +128,20 @@ impl<St: Storage> RateLimitLayer<St> {
 
 /// Storage, responses and header fields.
 impl<St: Storage, R> RateLimitLayer<St, R> {
-    /// Sets the storage, and the behavior if it fails. Defaults to a new [`MemoryStorage`], which
-    /// never fails.
+    /// Sets the storage, and what the layer does with a request if the storage, or the look-up of a
+    /// policy, fails. Defaults to a new [`MemoryStorage`], which never fails, and to
+    /// [`OnError::Refuse`].
     ///
-    /// A policy that [`policy_by`](crate::policy_by) chooses is validated for each request. If the
-    /// storage cannot keep it, the request is handled as if the storage had failed.
+    /// A policy that [`policy_by`](crate::policy_by) or a `PolicyLookup` chooses is not validated
+    /// here. If the storage cannot keep such a policy, its requests are handled as if the storage
+    /// had failed. [Leases](crate::storage::Leases) pass the requests of a policy that they do not
+    /// support to their inner storage.
     ///
     /// # Panics
     ///
-    /// Panics if the storage cannot keep the policy, for example a long log on a storage with a
-    /// maximum value size, or a policy other than a fixed window on
-    /// [leases](crate::storage::Leases). [`try_storage`](Self::try_storage) returns an error
-    /// instead.
+    /// Panics if the storage cannot keep the policy. [`try_storage`](Self::try_storage) returns an
+    /// error instead. Examples are a long log on a storage with a maximum value size, and a policy
+    /// other than a fixed window on [leases](crate::storage::Leases).
     #[track_caller]
     pub fn storage<T: Storage>(self, storage: T, on_error: OnError) -> RateLimitLayer<T, R> {
         or_panic(self.try_storage(storage, on_error))
@@ -133,14 +159,16 @@ impl<St: Storage, R> RateLimitLayer<St, R> {
         Ok(RateLimitLayer { shared: LayerState::new(config, storage, rejection) })
     }
 
-    /// Sets the [`Rejection`](crate::Rejection), which builds the response to a refused request.
-    /// Defaults to [`TextRejection`].
+    /// Sets the [`Rejection`](crate::Rejection). It builds the response to each request that this
+    /// layer does not forward: because it is refused, because it has no key or no cost, or because
+    /// the storage or the look-up of its policy failed. Defaults to [`TextRejection`].
     pub fn rejection<T>(self, rejection: T) -> RateLimitLayer<St, T> {
         let (config, storage, _) = self.into_parts();
         RateLimitLayer { shared: LayerState::new(config, storage, Arc::new(rejection)) }
     }
 
     /// Sets the header fields that report the limits. Defaults to [`Headers::x_rate_limit`].
+    /// [`Headers::and`] combines several families of fields.
     pub fn headers(self, headers: Headers) -> Self {
         self.with_config(|config| config.headers = headers)
     }
@@ -158,12 +186,12 @@ impl<St: Storage, R> RateLimitLayer<St, R> {
 
 /// Options that depend on the request.
 impl<St: Storage, R> RateLimitLayer<St, R> {
-    /// Skips the requests that `skip` selects. A skipped request is not counted, is not observed,
-    /// and its response gets no header fields.
+    /// Skips the requests that `skip` selects. A skipped request goes to the inner service. It is
+    /// not counted and not reported to the observer, and its response gets no header fields.
     ///
-    /// `skip` is a closure that takes the [`Head`], or an
-    /// [`AllowList`](crate::extract::AllowList) of networks. Each call adds a condition. A request
-    /// is skipped if any of them selects it.
+    /// `skip` is a closure that takes the [`Head`] and returns a `bool`, or an
+    /// [`AllowList`](crate::extract::AllowList) of networks. Each call of this method adds a
+    /// condition. A request is skipped if at least one condition selects it. Defaults to none.
     ///
     /// ```
     /// use http::Method;
@@ -180,10 +208,15 @@ impl<St: Storage, R> RateLimitLayer<St, R> {
 
     /// Sets the cost of each request in units. Defaults to 1.
     ///
-    /// The closure returns a `u32`, or a `Result` of one with
-    /// [`KeyError`](crate::extract::KeyError). A request that costs 0 passes and spends nothing,
-    /// and its header fields report the state of the limits. Never let a client choose the cost of
-    /// its own request.
+    /// The closure returns a `u32`, or a `Result<u32, KeyError>`. Never let a client choose the
+    /// cost of its own request.
+    ///
+    /// | result | effect |
+    /// |---|---|
+    /// | 0 | the request passes and spends nothing, and its header fields report the state of the limits |
+    /// | at most the [capacity](crate::Limit::capacity) of each limit | the request spends all of these units, or is refused |
+    /// | more than the capacity of a limit | the request is always refused, without `Retry-After` |
+    /// | a [`KeyError`](crate::extract::KeyError) | the layer responds with the status of the error |
     ///
     /// ```
     /// use tower_ratelimit::extract::Head;
@@ -201,8 +234,8 @@ impl<St: Storage, R> RateLimitLayer<St, R> {
         self.with_config(|config| config.cost = Some(cost))
     }
 
-    /// Charges only the requests whose responses `charge` selects, for example failed logins.
-    /// Defaults to charging all requests.
+    /// Charges only the requests for whose response `charge` returns `true`, for example failed
+    /// logins. Defaults to charging all requests.
     ///
     /// ```
     /// use http::StatusCode;
@@ -214,14 +247,14 @@ impl<St: Storage, R> RateLimitLayer<St, R> {
     /// # Ok::<(), tower_ratelimit::ConfigError>(())
     /// ```
     ///
-    /// This is [`settle`](Self::settle) with the estimated cost or 0. A hit is spent before the
-    /// inner service is called. If `charge` returns `false` for the head of the response, the hit
-    /// is refunded.
+    /// The [cost](Self::cost) is spent before the inner service is called. If `charge` then returns
+    /// `false` for the head of the response, the hit is refunded. This is [`settle`](Self::settle)
+    /// with an actual cost of 0, or with the estimated cost, and replaces an earlier call of
+    /// `settle` or [`settle_later`](Self::settle_later).
     ///
-    /// Do not use an [`ElasticWindow`](crate::ElasticWindow) with this option, because the window
-    /// then locks out well-behaved clients.
-    /// [`Lint::ElasticWindowRefunded`](crate::Lint::ElasticWindowRefunded)
-    /// reports the combination. See the guide on
+    /// Do not combine this option with an [`ElasticWindow`](crate::ElasticWindow), which would lock
+    /// out well-behaved clients. The layer reports the combination as
+    /// [`Lint::ElasticWindowRefunded`](crate::Lint::ElasticWindowRefunded). See the guide on
     /// [costs](crate::guide::costs#charge-by-the-response).
     pub fn charge_when<F>(self, charge: F) -> Self
     where
@@ -231,7 +264,8 @@ impl<St: Storage, R> RateLimitLayer<St, R> {
     }
 
     /// Corrects the cost of each request to the units that `actual` returns for the head of its
-    /// response. `None` keeps the [estimated cost](Self::cost).
+    /// response. `None` keeps the estimated cost, which is that of [`cost`](Self::cost). Defaults
+    /// to the estimated cost for all requests.
     ///
     /// ```
     /// use tower_ratelimit::{PeerIp, Quota, RateLimitLayer, ResponseHead};
@@ -241,16 +275,21 @@ impl<St: Storage, R> RateLimitLayer<St, R> {
     /// ```
     ///
     /// The estimated cost is spent before the inner service is called. When the head of the
-    /// response is ready, the difference is refunded or charged, as [`RateLimiter::settle`] does. A
-    /// charge can leave the client in debt. A request keeps its estimated cost if the inner service
-    /// fails or the client disconnects. A request that costs nothing is not settled. Shadow limits
-    /// are settled too.
+    /// response is ready, the difference is refunded or charged, as [`RateLimiter::settle`] does.
+    ///
+    /// - A charge can leave the client in debt.
+    /// - A request keeps its estimated cost if the inner service returns an error, or if the client
+    ///   disconnects before the head of the response is ready.
+    /// - A request whose estimated cost is 0 is not settled.
+    /// - [Shadow limits](crate::Policy#shadow-limits) are settled too.
+    /// - If the storage fails, the hit keeps its estimated cost, unless the storage has settled the
+    ///   hit before the failure. The observer and the log get the error.
     ///
     /// The response does not wait for a storage that is not immediately ready. The header fields
-    /// then report the estimated cost.
+    /// then report the units that remained before the settlement.
     ///
-    /// A layer has one source of the actual cost: the last call of `settle`,
-    /// [`charge_when`](Self::charge_when) or [`settle_later`](Self::settle_later).
+    /// Replaces an earlier call of [`charge_when`](Self::charge_when) or
+    /// [`settle_later`](Self::settle_later).
     pub fn settle<F>(self, actual: F) -> Self
     where
         F: Fn(&ResponseHead<'_>) -> Option<u32> + Send + Sync + 'static,
@@ -259,16 +298,20 @@ impl<St: Storage, R> RateLimitLayer<St, R> {
     }
 
     /// Inserts a [`Charge`](crate::Charge) into the extensions of each admitted request. The
-    /// handler settles it when the actual cost is known, for example at the end of a streamed body.
-    /// A request whose charge is never settled keeps its [estimated cost](Self::cost).
+    /// handler settles the charge when the actual cost is known, for example at the end of a
+    /// streamed body. A request whose charge is never settled keeps its estimated cost, which is
+    /// that of [`cost`](Self::cost).
     ///
-    /// A request has no charge if it is not limited, or if the storage failed. If either can
-    /// happen, handlers should take an `Option<Charge>`. With stacked layers, the handler gets the
-    /// charge of the innermost one, and [`Charge::of_policy`](crate::Charge::of_policy) returns the
-    /// others.
+    /// - A request has no charge if it is not limited, or if the storage failed. If either can
+    ///   happen, handlers should take an `Option<Charge>`.
+    /// - With stacked layers, the handler gets the charge of the innermost one.
+    ///   [`Charge::of_policy`](crate::Charge::of_policy) returns those of the others.
+    /// - In a [shadow](Self::shadow) layer, each limited request has a charge, even if it would
+    ///   have been refused, or if the storage failed.
     ///
-    /// Replaces an earlier [`settle`](Self::settle) or [`charge_when`](Self::charge_when). See the
-    /// guide on [costs](crate::guide::costs#settle-after-a-streamed-response).
+    /// Replaces an earlier call of [`settle`](Self::settle) or
+    /// [`charge_when`](Self::charge_when). See the guide on
+    /// [costs](crate::guide::costs#settle-after-a-streamed-response).
     pub fn settle_later(self) -> Self {
         self.with_config(|config| config.settling = Some(Settling::Later))
     }
@@ -277,12 +320,18 @@ impl<St: Storage, R> RateLimitLayer<St, R> {
 /// Observation and shadow mode.
 impl<St: Storage, R> RateLimitLayer<St, R> {
     /// Runs the layer in shadow mode: it decides, counts, and reports to its
-    /// [observer](Self::observer) and the log, but never refuses or delays a request. Requests pass
-    /// even without a key or if the storage fails. Responses get no header fields.
+    /// [observer](Self::observer) and the log, but forwards every request without a delay. Defaults
+    /// to off.
     ///
-    /// The layer checks the enforced limits of the policy, not its shadow limits. Requests that
-    /// cost nothing are not counted. Use a separate memory storage, which is the default. If layers
-    /// share a storage, the keys of the shadow layer take memory from those of the others.
+    /// - A request without a key or a cost passes, and so does each request while the storage
+    ///   fails.
+    /// - Responses get no header fields from this layer.
+    /// - The layer checks the enforced limits of the policy, not its
+    ///   [shadow limits](crate::Policy#shadow-limits).
+    /// - A request whose cost is 0 is not checked.
+    ///
+    /// Use a separate memory storage, which is the default. If a shadow layer shares a memory
+    /// storage with other layers, its keys take memory from theirs.
     ///
     /// To run only one of several limits in shadow mode, use
     /// [`Policy::shadow`](crate::Policy::shadow).
@@ -291,27 +340,38 @@ impl<St: Storage, R> RateLimitLayer<St, R> {
     }
 
     /// Inserts the [`Decision`](crate::Decision) into the extensions of each admitted request, for
-    /// handlers. With the feature `axum`, `Decision` is an extractor.
+    /// handlers. With the feature `axum`, `Decision` is an extractor. Defaults to off.
     ///
-    /// A request has no decision if it is not limited, or if the storage failed. In a
-    /// [shadow](Self::shadow) layer, it also has none if it would have been refused, if it costs
-    /// nothing, or if the storage did not decide immediately. So handlers should take an
-    /// `Option<Decision>`. With stacked layers, the handler sees the decision of the innermost one.
+    /// A request has no decision in these cases, so handlers should take an `Option<Decision>`:
+    ///
+    /// - It is not limited.
+    /// - The storage or the look-up of the policy failed, and the request was forwarded without a
+    ///   limit.
+    /// - The layer is a [shadow](Self::shadow) layer, and the request would have been refused, its
+    ///   cost is 0, or the storage did not decide immediately.
+    ///
+    /// With stacked layers that have this option, the handler gets the decision of the innermost
+    /// one.
     pub fn share_decision(self) -> Self {
         self.with_config(|config| config.shares_decision = true)
     }
 
     /// Sets the observer, which receives every [`Event`](crate::Event) of this layer: decisions,
-    /// failures of the storage, missing keys and settlements. `observer` is a closure that takes
-    /// the event, or an [`Observer`](crate::Observer) such as `MetricsObserver` (feature
-    /// `metrics`). Defaults to none.
+    /// failures of the storage or of a look-up, missing keys and settlements. It also receives each
+    /// [`Lint`](crate::Lint). Defaults to none.
+    ///
+    /// `observer` is a closure that takes the event, or an [`Observer`](crate::Observer) such as
+    /// `MetricsObserver` (feature `metrics`). It replaces an earlier observer.
     pub fn observer(self, observer: impl Observer) -> Self {
         self.with_config(|config| config.reporter.observer = Some(Arc::new(observer)))
     }
 
-    /// Adds the key to log events (feature `tracing`). Defaults to off, because keys can be
-    /// addresses or secrets. Bytes that are not printable ASCII are escaped, and a key is cut off
-    /// after 256 bytes.
+    /// Adds the keys of clients to log events (feature `tracing`). Defaults to off, because keys
+    /// can be addresses or secrets.
+    ///
+    /// A key is written with the byte of its kind, such as `talice` for the text `alice`. Quotes,
+    /// backslashes and bytes that are not printable ASCII are escaped. A key is cut off after 256
+    /// bytes.
     pub fn log_keys(self) -> Self {
         self.with_config(|config| config.reporter.logs_keys = true)
     }

@@ -16,6 +16,12 @@ impl<St: Storage, R> RateLimitLayer<St, R> {
     /// let layer = RateLimitLayer::new(Quota::per_second(10), PeerIp::new()).wait(Duration::from_secs(2), 1_000);
     /// ```
     ///
+    /// Choose `max_wait` shorter than the timeouts of clients and proxies. Waiting requests keep
+    /// their memory and their connections, so choose `max_waiting` as the number of them that the
+    /// server can hold. A single client can use up the `max_waiting` of the whole layer.
+    ///
+    /// # Which requests wait
+    ///
     /// A request whose hit was refused waits, unless one of these conditions holds. Then it is
     /// refused immediately, as without this option:
     ///
@@ -23,34 +29,39 @@ impl<St: Storage, R> RateLimitLayer<St, R> {
     /// - It can never be admitted, because its cost exceeds the capacity.
     /// - `max_waiting` requests already wait.
     ///
-    /// If requests of the same key already wait, a new request waits behind them without a hit. The
-    /// order is that of [`RateLimiter::acquire`](crate::RateLimiter::acquire). The new request
-    /// makes a hit, which can overtake the others, if `max_waiting` requests already wait, or if
-    /// the last refusal of the key lasts for longer than `max_wait`. Requests in other processes
-    /// can overtake too. So a request with a high [cost](Self::cost) may not be admitted within
-    /// `max_wait`.
+    /// In a [shadow](Self::shadow) layer, no request waits.
     ///
-    /// A waiting request is refused as soon as an attempt shows that it cannot be admitted in time,
-    /// or after `max_wait` if it had no turn. The header fields then show the latest refusal of the
-    /// same key and cost, with times counted from now. If there is none, they show the result of a
-    /// peek.
+    /// # Order
     ///
-    /// A waiting request holds no permit of the inner service: it keeps a clone, which is polled
-    /// ready after the wait. If the client disconnects before the inner service is called, a hit
-    /// that was already admitted is refunded. The delay of a [`LeakyBucket`](crate::LeakyBucket)
-    /// follows after the wait, and is not part of it.
+    /// Waiting requests of the same policy and key are admitted in the order of
+    /// [`RateLimiter::acquire`](crate::RateLimiter::acquire). A new request waits behind them
+    /// without a hit. In these cases it makes a hit instead, which can overtake them:
     ///
-    /// Waiting requests keep their memory and their connections. Choose `max_waiting` so that the
-    /// server can hold as many, and `max_wait` shorter than the timeouts of clients and proxies. A
-    /// single client can take all `max_waiting` places of a layer.
+    /// - `max_waiting` requests already wait.
+    /// - The last refusal of a waiting request shows that the new one cannot be admitted within
+    ///   `max_wait`.
     ///
-    /// The observer and the log get one event for a request, when its wait is over. In a
-    /// [shadow](Self::shadow) layer no request waits. If the storage fails while a request waits,
-    /// [`OnError`](crate::OnError) applies.
+    /// Requests in other processes can overtake too. So a request with a high [cost](Self::cost)
+    /// may not be admitted within `max_wait`.
+    ///
+    /// # The end of the wait
+    ///
+    /// - An admitted request waits until a clone of the inner service is ready, and then calls the
+    ///   clone. While a request waits, it holds no permit of the inner service. The delay of a
+    ///   [`LeakyBucket`](crate::LeakyBucket) follows after the wait, and is not part of `max_wait`.
+    /// - A request is refused as soon as a hit of its own shows that it cannot be admitted in time.
+    ///   If requests ahead of it still wait, it is refused after `max_wait`. The header fields show
+    ///   the latest refusal of the same key and cost, with times counted from now. If there is
+    ///   none, they show the result of a peek.
+    /// - If the client disconnects before the inner service is called, a hit that was already
+    ///   admitted is refunded.
+    /// - If the storage fails, [`OnError`](crate::OnError) applies.
+    ///
+    /// The observer and the log get one decision for each request, when its wait is over.
     ///
     /// # Panics
     ///
-    /// The future of a request panics if it has to wait outside of a tokio runtime with time
+    /// The response future panics if the request has to wait outside of a tokio runtime with time
     /// enabled.
     pub fn wait(self, max_wait: Duration, max_waiting: usize) -> Self {
         self.with_config(|config| config.wait = Some(WaitBounds { max_wait, max_waiting }))

@@ -34,9 +34,10 @@ struct Shared<I> {
 /// A successful result.
 struct Cached {
     tenant: Arc<Tenant>,
-    /// The time from which a request starts another look-up.
+    /// The time from which the next request starts another look-up.
     fresh_until: Instant,
-    /// `true` if a later look-up failed. Then requests do not wait for the next one.
+    /// `true` if the last look-up failed. Then requests use this tenant and do not wait for the
+    /// next look-up.
     is_stale: bool,
 }
 
@@ -50,8 +51,9 @@ impl<I: Clone + Eq + Hash + Send + Sync + 'static> LookupCache<I> {
         }))
     }
 
-    /// Joins the look-up of this id that is in flight, or starts one, and returns its future as
-    /// `Err`. Returns the tenant as `Ok` if a look-up has succeeded in the meantime.
+    /// Joins the look-up of this id that is in flight, or starts one. Returns the future of this
+    /// look-up as `Err`. If a look-up has succeeded since the caller read the cache, returns its
+    /// tenant as `Ok` instead.
     #[cold]
     fn join_or_start(&self, id: I) -> Result<Arc<Tenant>, Finding> {
         let Ok(runtime) = Handle::try_current() else {
@@ -100,7 +102,8 @@ impl<I: Clone + Eq + Hash + Send + Sync + 'static> Shared<I> {
         let timeout = self.lookup.settings.timeout;
         let looking_up = async {
             let _permit = self.permits.acquire().await;
-            // A separate task, because it may panic. The set aborts it at the timeout.
+            // The look-up has a task of its own, because it may panic. Dropping the set at the
+            // timeout aborts this task.
             let mut task = JoinSet::new();
             let (shared, id) = (Arc::clone(&self), id.clone());
             task.spawn(async move { (shared.lookup.look_up)(id).await });

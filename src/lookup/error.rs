@@ -5,7 +5,16 @@ use std::time::Duration;
 
 use crate::BoxError;
 
-/// The error of a failed look-up of a policy. All requests that wait for one look-up share it.
+/// The error of a failed look-up of a policy.
+///
+/// | cause | [`source`](Error::source) |
+/// |---|---|
+/// | the look-up returned an error | this error |
+/// | the look-up took longer than its [timeout](crate::PolicyLookup::timeout) | none |
+/// | the look-up panicked, or its runtime has ended | none |
+/// | there is no tokio runtime | none |
+///
+/// All requests that wait for the same look-up get clones of one error.
 #[derive(Clone)]
 pub struct LookupError(Arc<Cause>);
 

@@ -6,14 +6,14 @@ use tokio::sync::watch;
 
 use super::{Finding, LookupError, Tenant};
 
-/// `None` until the look-up has completed.
+/// The result of a look-up, or `None` until it has completed.
 type Completion = Option<Result<Arc<Tenant>, LookupError>>;
 
-/// The receiving end, held by the requests that wait for the result.
+/// The handle of a request that waits for a look-up in flight.
 #[derive(Clone)]
 pub(super) struct Flight(watch::Receiver<Completion>);
 
-/// The sending end, held by the task of the look-up.
+/// The handle of the task of a look-up in flight, which sends the result to the requests.
 pub(super) struct FlightSender(watch::Sender<Completion>);
 
 pub(super) fn start() -> (FlightSender, Flight) {

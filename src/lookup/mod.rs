@@ -18,12 +18,11 @@ pub use self::tenant::Tenant;
 use crate::error::BoxError;
 use crate::extract::{Head, KeyError};
 
-/// Chooses the policy of each request by an asynchronous look-up, for example of tenants in a
-/// database. The asynchronous counterpart of [`policy_by`](crate::policy_by).
+/// Chooses the policy of each request by an asynchronous look-up of its [`Tenant`], for example in
+/// a database. It is the asynchronous counterpart of [`policy_by`](crate::policy_by).
 ///
-/// The first closure returns the id of the request's tenant, or `None` if the request is not
-/// limited. The type of the id implements `Clone`, `Eq` and `Hash`. The second closure looks up the
-/// tenant with this id. Results are cached by id.
+/// A look-up has two closures. The first returns the id of the request's tenant, or `None` if the
+/// request is not limited. The second looks up the tenant with this id. Results are cached by id.
 ///
 /// ```
 /// use http::HeaderValue;
@@ -56,25 +55,33 @@ use crate::extract::{Head, KeyError};
 ///
 /// # The cache
 ///
+/// - Each layer has its own cache, which its clones share.
+/// - Every [`Tenant`] is cached, also one that is not limited, and one that is a [`KeyError`].
+///   Errors of the look-up itself are not cached.
 /// - Each id has at most one look-up in flight. Requests with the same id wait for it.
 /// - A result is used for one minute ([`ttl`](Self::ttl)). The next request after that waits for a
 ///   new look-up.
-/// - If that look-up fails, the last result is used until a look-up succeeds. Meanwhile requests
-///   do not wait, and start at most one look-up per second and id in the background.
-/// - If the look-up fails and there is no earlier result, [`OnError`](crate::OnError) applies. The
-///   observer and the log get a [`LookupError`].
-/// - The cache holds up to 10,000 ids ([`max_tenants`](Self::max_tenants)). Ids that are used often
-///   stay.
+/// - The cache holds up to 10,000 ids ([`max_tenants`](Self::max_tenants)). It prefers to keep the
+///   ids that are used often.
 /// - At most 64 look-ups run at the same time ([`max_lookups`](Self::max_lookups)). A look-up fails
 ///   after one second, including the time that it waits for others ([`timeout`](Self::timeout)).
 ///
 /// A client that sends many invalid ids causes a look-up for each. Authenticate clients first where
 /// you can, and put a layer that limits by address around this one.
 ///
+/// # Failures
+///
+/// - If a look-up fails and the cache has an earlier result, this result is used until a look-up
+///   succeeds. Meanwhile, requests do not wait, and start at most one look-up per second and id in
+///   the background. These failures are not reported.
+/// - If a look-up fails and there is no earlier result, [`OnError`](crate::OnError) applies. The
+///   observer and the log get a [`LookupError`].
+///
 /// # Runtime
 ///
 /// A look-up runs in a task of the tokio runtime, which must have time enabled. Without such a
-/// runtime, the look-up fails.
+/// runtime, the look-up fails. If the client of a request disconnects, the look-up continues, and
+/// its result is cached.
 #[must_use = "a look-up does nothing until a layer uses it"]
 pub struct PolicyLookup<I> {
     id: Arc<IdFn<I>>,
@@ -94,12 +101,14 @@ struct Settings {
 }
 
 impl<I: Clone + Eq + Hash + Send + Sync + 'static> PolicyLookup<I> {
-    /// Creates a look-up from two closures. `id` returns the id of a request's tenant, and
-    /// `look_up` returns a future of the tenant with this id.
+    /// Creates a look-up from two closures.
     ///
-    /// The result of `id` is an `Option` of an id, or a `Result` of that with [`KeyError`]. The
-    /// output of the future is a `Result` of a [`Tenant`], or of a type that converts into one,
-    /// such as a policy or an `Option` of a policy.
+    /// | closure | argument | returns |
+    /// |---|---|---|
+    /// | `id` | the [`Head`] of a request | the id of its tenant: an `Option<I>`, where `None` means that the request is not limited, or a `Result<Option<I>, KeyError>` |
+    /// | `look_up` | an id | a future of `Result<T, E>`, where `T` is a [`Tenant`] or converts into one, such as a policy or an `Option` of a policy |
+    ///
+    /// If the future returns an error or panics, the look-up has failed.
     pub fn new<S, O, F, Fut, T, E>(id: S, look_up: F) -> Self
     where
         S: Fn(&Head<'_>) -> O + Send + Sync + 'static,
@@ -125,6 +134,9 @@ impl<I: Clone + Eq + Hash + Send + Sync + 'static> PolicyLookup<I> {
     }
 
     /// Sets the time to live of a result. Defaults to 1 minute.
+    ///
+    /// With zero, each request waits for a look-up. Requests with the same id still share a look-up
+    /// that is in flight.
     pub fn ttl(mut self, ttl: Duration) -> Self {
         self.settings.ttl = ttl;
         self
@@ -136,15 +148,15 @@ impl<I: Clone + Eq + Hash + Send + Sync + 'static> PolicyLookup<I> {
         self
     }
 
-    /// Sets the maximum number of look-ups in flight. Further ones wait. 0 counts as 1. Defaults to
-    /// 64.
+    /// Sets the maximum number of look-ups in flight. Further look-ups wait until one of them has
+    /// ended. 0 counts as 1. Defaults to 64.
     pub fn max_lookups(mut self, max_lookups: usize) -> Self {
         self.settings.max_lookups = max_lookups;
         self
     }
 
-    /// Sets the timeout of a look-up, which includes the wait for
-    /// [other look-ups](Self::max_lookups). Defaults to 1 second.
+    /// Sets the timeout of a look-up, after which it is aborted and has failed. The time includes
+    /// the wait for [other look-ups](Self::max_lookups). Defaults to 1 second.
     pub fn timeout(mut self, timeout: Duration) -> Self {
         self.settings.timeout = timeout;
         self
@@ -156,8 +168,8 @@ impl<I: Clone + Eq + Hash + Send + Sync + 'static> PolicyLookup<I> {
     }
 }
 
-/// The return value of the first closure of [`PolicyLookup::new`]: an `Option` of an id, or a
-/// `Result` of that with [`KeyError`].
+/// A value that the first closure of [`PolicyLookup::new`] can return. Implemented for `Option<I>`
+/// and `Result<Option<I>, KeyError>`, where `I` is the type of the id.
 pub trait IntoId<I> {
     /// Returns the id, or `None` if the request is not limited.
     ///
@@ -179,7 +191,7 @@ impl<I> IntoId<I> for Result<Option<I>, KeyError> {
     }
 }
 
-/// A [`PolicyLookup`] whose id type is erased.
+/// A [`PolicyLookup`] with its cache, whose id type is erased.
 pub(crate) trait Lookup: Send + Sync {
     /// Returns the tenant of a request, or starts to look it up.
     fn find(&self, head: &Head<'_>) -> Found;

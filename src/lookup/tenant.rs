@@ -1,11 +1,17 @@
 use crate::extract::KeyError;
 use crate::{IntoPolicy, Key, SharedPolicy};
 
-/// The result of a [`PolicyLookup`](crate::PolicyLookup): a policy, no limit, or a key error.
+/// The result of a [`PolicyLookup`](crate::PolicyLookup). It decides what happens to the requests
+/// with one id.
 ///
-/// A policy, a [`Quota`](crate::Quota), a [`Limit`](crate::Limit), a
-/// [`LivePolicy`](crate::LivePolicy), a [`KeyError`] and an `Option` of a policy convert into a
-/// tenant. `None` means that the tenant is not limited.
+/// Created with `Tenant::from` or `into` from one of these:
+///
+/// | type | effect on the requests |
+/// |---|---|
+/// | [`Policy`](crate::Policy), [`Quota`](crate::Quota) or [`Limit`](crate::Limit) | they are limited by this policy |
+/// | [`LivePolicy`](crate::LivePolicy) | they are limited by its current policy, even while the tenant is cached |
+/// | an `Option` of one of these | `None` means that they are not limited |
+/// | [`KeyError`] | they are rejected with the status of the error |
 #[derive(Clone, Debug)]
 pub struct Tenant(pub(crate) Outcome);
 
@@ -17,8 +23,10 @@ pub(crate) enum Outcome {
 }
 
 impl Tenant {
-    /// Sets the key of the tenant's requests. Defaults to the key of the layer's extractor. Does
-    /// nothing for a tenant without a policy.
+    /// Sets the key of the tenant's requests. The layer's extractor is then not called for them.
+    /// Defaults to the key that the extractor returns.
+    ///
+    /// Does nothing for a tenant that is not limited or is a [`KeyError`].
     #[must_use]
     pub fn key(self, key: Key) -> Self {
         match self.0 {
@@ -40,7 +48,8 @@ impl<P: IntoPolicy> From<Option<P>> for Tenant {
     }
 }
 
-/// Rejects the tenant's requests with the status of the error, for example if the id is unknown.
+/// Rejects the tenant's requests with the status of the error. Use it for an unknown id, for
+/// example.
 impl From<KeyError> for Tenant {
     fn from(error: KeyError) -> Self {
         Self(Outcome::Rejected(error))

@@ -15,8 +15,9 @@ impl Policy {
     ///
     /// # Panics
     ///
-    /// Panics if the strategy does not support the quota. [`try_new`](Self::try_new) returns an
-    /// error instead.
+    /// Panics if the strategy does not support the quota, for example a burst with a window. Also
+    /// panics if a custom strategy writes the limit as a text that is empty or not printable ASCII.
+    /// [`try_new`](Self::try_new) returns an error instead.
     #[track_caller]
     pub fn new(strategy: impl Strategy, quota: Quota) -> Self {
         Limit::new(strategy, quota).into()
@@ -26,36 +27,41 @@ impl Policy {
     ///
     /// # Errors
     ///
-    /// Returns an error if the strategy does not support the quota.
+    /// Returns an error if the strategy does not support the quota, or if a custom strategy writes
+    /// the limit as a text that is empty or not printable ASCII.
     pub fn try_new(strategy: impl Strategy, quota: Quota) -> Result<Self, ConfigError> {
         Ok(Limit::try_new(strategy, quota)?.into())
     }
 
-    /// Starts a policy with a name. [`PolicyBuilder::limit`] adds the first limit.
+    /// Starts a policy with a name. [`PolicyBuilder::limit`] and [`PolicyBuilder::with`] add the
+    /// first limit and return the policy.
     ///
     /// # Panics
     ///
-    /// Panics if the name is empty or not printable ASCII. [`try_with_name`](Self::try_with_name)
-    /// returns an error instead.
+    /// Panics if the name is empty or not printable ASCII. To get an error instead, create an
+    /// unnamed policy and call [`try_with_name`](Self::try_with_name).
     #[track_caller]
     pub fn named(name: impl Into<String>) -> PolicyBuilder {
         PolicyBuilder { name: or_panic(name::checked(name.into())) }
     }
 
-    /// Adds a limit.
+    /// Adds a limit after the others.
     ///
     /// # Panics
     ///
-    /// Panics if the strategy does not support the quota, or if another limit has the same
-    /// [name](Self::limit_name). [`Limit::try_new`] and [`try_with`](Self::try_with) return an
-    /// error instead.
+    /// Panics in these cases. To get an error instead, create the limit with [`Limit::try_new`] and
+    /// add it with [`try_with`](Self::try_with).
+    ///
+    /// - The strategy does not support the quota, for example a burst with a window.
+    /// - Another limit of the policy has the same [name](Self::limit_name).
+    /// - A custom strategy writes the limit as a text that is empty or not printable ASCII.
     #[must_use]
     #[track_caller]
     pub fn limit(self, strategy: impl Strategy, quota: Quota) -> Self {
         self.with(Limit::new(strategy, quota))
     }
 
-    /// Adds a limit that was built separately.
+    /// Adds a [`Limit`] after the others. Use it for a limit with a name of its own.
     ///
     /// # Panics
     ///
@@ -71,16 +77,18 @@ impl Policy {
     ///
     /// # Errors
     ///
-    /// Returns an error if another limit has the same [name](Self::limit_name), because clients
-    /// distinguish limits by name. For example, the second limit of `Policy::named("free")` cannot
-    /// be named `free-1`, because that is the name of the first one if it has no name of its own.
+    /// Returns an error if another limit of the policy has the same [name](Self::limit_name),
+    /// because clients distinguish limits by name. For example, the second limit of
+    /// `Policy::named("free")` cannot be named `free-1`, because that is the default name of the
+    /// first limit.
     pub fn try_with(self, limit: Limit) -> Result<Self, ConfigError> {
         let mut limits = self.0.limits.clone();
         limits.push(limit);
         name::distinct(Self::of(self.0.name.clone(), limits, self.shadow_limits()))
     }
 
-    /// Adds a [shadow limit](Self#shadow-limits), which is observed but not enforced.
+    /// Adds a [shadow limit](Self#shadow-limits), which is observed but not enforced. It does not
+    /// change the [identity](Self::identity) of the policy.
     ///
     /// ```
     /// use tower_ratelimit::{Limit, Policy, Quota, TokenBucket};
@@ -96,7 +104,8 @@ impl Policy {
         Self::of(self.0.name.clone(), self.0.limits.clone(), shadow)
     }
 
-    /// Sets the name.
+    /// Sets the name, which becomes the [identity](Self::identity) of the policy. Defaults to no
+    /// name.
     ///
     /// # Panics
     ///
@@ -138,13 +147,17 @@ impl Policy {
         Self(Arc::new(Inner { name, limits, identity, digest, limit_digests, called, shadows }))
     }
 
-    /// Divides this policy among `replicas` and returns the part of one of them. Divides the
-    /// amount, the burst and the queue length of each limit, rounded down. Each is at least 1,
-    /// except for a queue of length 0, which is unchanged.
+    /// Divides this policy among `replicas` and returns the part of one replica.
     ///
-    /// The name and the [identity](Self::identity) stay, so a storage treats the result as the same
-    /// policy. Add all limits before dividing: adding a limit to an unnamed divided policy gives it
-    /// a new identity.
+    /// The amount, the burst and the queue length of each limit are divided and rounded down. The
+    /// result is at least 1, except that a queue of length 0 stays 0. So if an amount is less than
+    /// `replicas`, the replicas together admit more than the policy. A burst or a queue that would
+    /// then take more than 142 years to refill is shortened further. A custom strategy can divide
+    /// its limit in another way, see [`Strategy::divide`].
+    ///
+    /// The name and the [identity](Self::identity) stay the same, so a storage treats the result as
+    /// the same policy. Add all limits before you divide, because adding a limit to an unnamed
+    /// divided policy gives it a new identity.
     ///
     /// ```
     /// use std::num::NonZeroU32;
@@ -182,7 +195,7 @@ impl Policy {
     }
 }
 
-/// A named policy without limits. Created by [`Policy::named`].
+/// A name for a policy that has no limit yet. Created by [`Policy::named`].
 #[derive(Clone, Debug)]
 #[must_use = "a policy needs a limit"]
 pub struct PolicyBuilder {
@@ -190,18 +203,20 @@ pub struct PolicyBuilder {
 }
 
 impl PolicyBuilder {
-    /// Adds the first limit.
+    /// Adds the first limit and returns the policy.
     ///
     /// # Panics
     ///
-    /// Panics if the strategy does not support the quota. [`with`](Self::with) and
-    /// [`Limit::try_new`] return an error instead.
+    /// Panics if the strategy does not support the quota, for example a burst with a window. Also
+    /// panics if a custom strategy writes the limit as a text that is empty or not printable ASCII.
+    /// To get an error instead, create the limit with [`Limit::try_new`] and add it with
+    /// [`with`](Self::with).
     #[track_caller]
     pub fn limit(self, strategy: impl Strategy, quota: Quota) -> Policy {
         self.with(Limit::new(strategy, quota))
     }
 
-    /// Adds the first limit, which was built separately.
+    /// Adds a [`Limit`] as the first limit, and returns the policy.
     pub fn with(self, limit: Limit) -> Policy {
         Policy::of(Some(self.name), vec![limit], Vec::new())
     }

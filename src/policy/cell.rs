@@ -1,4 +1,4 @@
-//! The current policy of a live policy, and its users.
+//! The current policy of a live policy, and the layers and limiters that use it.
 
 use std::borrow::Cow;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -101,9 +101,10 @@ impl PolicyCell {
 }
 
 impl Policy {
-    /// Returns `true` if the policies are certain to decide alike. Equality compares texts, which
-    /// do not contain the settings of custom strategies. So two policies with custom strategies
-    /// are interchangeable only if one is a clone of the other.
+    /// Returns `true` if the two policies always make the same decisions.
+    ///
+    /// Equality compares texts, which do not contain the settings of custom strategies. So two
+    /// policies with custom strategies are interchangeable only if one is a clone of the other.
     fn is_interchangeable_with(&self, other: &Self) -> bool {
         Arc::ptr_eq(&self.0, &other.0) || self == other && self.to_string().parse().as_ref() == Ok(self)
     }

@@ -1,4 +1,4 @@
-//! Applies the limits of a policy to states.
+//! Decisions of a policy: its limits are applied to the states of a key.
 
 use super::Policy;
 use crate::Timestamp;
@@ -9,24 +9,31 @@ use crate::strategy::State;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[expect(clippy::exhaustive_enums, reason = "storages match on every operation")]
 pub enum Op {
-    /// Spends if all limits admit.
+    /// Spends the cost from every limit if all limits admit it, and from none otherwise.
     Hit,
     /// Returns the decision that a hit would get. Spends nothing.
     Peek,
-    /// Spends from every limit, even if less remains. No limit refuses a charge, so a charge can
-    /// put a key into debt. The decision contains the statuses after the charge.
+    /// Spends the cost from every limit, even if less remains. No limit refuses a charge, so a
+    /// charge can leave a key in debt. The decision contains the statuses after the charge.
     Charge,
 }
 
 impl Policy {
-    /// Decides a hit or a peek: checks every limit, then spends from all of them or none. Cost 0 is
-    /// admitted and spends nothing. A charge spends from all limits without a check.
+    /// Decides an operation of `cost` units at the time `now`. A storage calls this method between
+    /// loading and storing the states of a key.
     ///
-    /// `states` are the states of the limits, in the order of [`limits`](Self::limits). A hit or a
-    /// charge updates them in place, ready to be stored. A peek does not change them.
+    /// | operation | effect |
+    /// |---|---|
+    /// | [`Op::Hit`] | checks every limit, then spends from all of them or none |
+    /// | [`Op::Peek`] | checks every limit and spends nothing |
+    /// | [`Op::Charge`] | spends from every limit without a check |
     ///
-    /// A storage only has to read the clock, load the states, call this method and store the
-    /// states.
+    /// A cost of 0 is always admitted and spends nothing.
+    ///
+    /// `states` are the states of the limits, in the order of [`limits`](Self::limits), and
+    /// [`State::Fresh`] for a limit without a stored state. A hit or a charge updates them in
+    /// place, and the storage has to store them. A refused hit can change them too. A peek does not
+    /// change them. Loading, deciding and storing must be atomic for each key.
     ///
     /// # Panics
     ///
@@ -71,8 +78,8 @@ impl Policy {
         decision
     }
 
-    /// Charges units like [`decide`](Self::decide), but does not make a log longer: adds the units
-    /// to its newest entry, so they expire with this entry. An empty log gets one entry.
+    /// Charges units like [`decide`](Self::decide), but does not make a log longer. Adds the units
+    /// to the newest entry of the log, so they expire with this entry. An empty log gets one entry.
     pub(crate) fn charge_without_growth(&self, states: &mut [State], now: Timestamp, units: u32) -> Decision {
         for (limit, state) in self.limits().iter().zip(&mut *states) {
             let newest = if let State::Log(log) = state { log.newest() } else { None };
@@ -81,20 +88,26 @@ impl Policy {
         self.charge(states, now, 0).of_cost(units)
     }
 
-    /// Returns the refusal of a storage that cannot decide: every limit refuses for `retry_after`
-    /// microseconds, with nothing remaining. Mark it as [storage full](Decision::storage_full) or
-    /// [contended](Decision::contended).
+    /// Returns a refusal of `cost` units, for a storage that cannot decide. Every limit refuses for
+    /// `retry_after` microseconds, and nothing remains.
+    ///
+    /// Mark the refusal with [`Decision::storage_full`] or [`Decision::contended`].
     pub fn refuse(&self, now: Timestamp, cost: u32, retry_after: u64) -> Decision {
         let limits = self.limits();
         Decision::new(now, cost, Statuses::from_fn(limits.len(), |i| limits[i].refusal(retry_after)))
             .of_policy(self.digest())
     }
 
-    /// Corrects the cost of an admitted hit to `actual` units. If the hit has spent more, the
-    /// difference is refunded. Units that a limit has already restored are not refunded. If the hit
-    /// has spent less, the difference is charged to every limit, even if less remains.
+    /// Corrects the cost of the hit that returned `decision` to `actual` units. `states` are the
+    /// states of the limits, as for [`decide`](Self::decide), and are updated in place.
     ///
-    /// Does nothing if the decision has spent nothing: a refusal, a peek, or a charge.
+    /// - If the hit has spent more, the difference is refunded to each limit, by the rules of
+    ///   [`RateLimiter::settle`](crate::RateLimiter::settle).
+    /// - If the hit has spent less, the difference is charged to each limit, even if less remains.
+    /// - If the decision has spent nothing, nothing changes. This is a refusal, a peek, a charge,
+    ///   or a hit of cost 0.
+    ///
+    /// The decision must be one of this policy, which is not checked.
     ///
     /// # Panics
     ///

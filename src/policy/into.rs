@@ -4,7 +4,7 @@ use super::shared::SharedPolicy;
 use super::{Limit, Policy};
 use crate::Quota;
 
-/// Types that convert into a [`Policy`]: `Policy` itself, a [`Quota`], a [`Limit`] and a
+/// A value that converts into a [`Policy`]: a `Policy`, a [`Quota`], a [`Limit`], or a
 /// [`LivePolicy`](crate::LivePolicy).
 #[diagnostic::on_unimplemented(
     message = "`{Self}` is not a policy",
@@ -12,7 +12,8 @@ use crate::Quota;
     note = "parse a text: `\"10/second\".parse::<Policy>()?`"
 )]
 pub trait IntoPolicy {
-    /// Converts into a policy.
+    /// Converts into a policy. A [`LivePolicy`](crate::LivePolicy) converts into its current
+    /// policy.
     fn into_policy(self) -> Policy;
 
     /// Converts into a policy that may change later.

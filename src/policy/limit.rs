@@ -11,7 +11,7 @@ use crate::{ConfigError, Quota, SlidingWindowCounter, Timestamp, TokenBucket};
 /// The bit of a limit's digest that marks a shadow limit.
 pub(crate) const SHADOW: u32 = 2;
 
-/// The bits of a limit's digest that are reserved for flags of this module and of the storages.
+/// The bits of a limit's digest that this module and the storages use for flags.
 const LOW_BITS: u32 = 3;
 
 /// Returns a different digest for each limit of a policy. Limits with the same digest would share
@@ -28,8 +28,9 @@ pub(super) fn digests<'a>(limits: impl IntoIterator<Item = &'a Limit>, shadow: b
 
 /// A quota with its strategy, and optionally a name.
 ///
-/// Most policies do not need this type. Use it to give a limit a name such as `daily`, instead of
-/// the default, such as `free-1`.
+/// Most policies do not need this type. Use it to give a limit a name such as `daily`, instead of a
+/// [default name](crate::Policy::limit_name) such as `free-2`, or to add a
+/// [shadow limit](crate::Policy::shadow).
 ///
 /// ```
 /// use tower_ratelimit::{FixedWindow, Limit, MovingWindow, Policy, Quota};
@@ -52,9 +53,9 @@ impl Limit {
     ///
     /// # Panics
     ///
-    /// Panics if the strategy does not support the quota, for example a burst with a window, or if
-    /// the text of the limit is not printable ASCII. [`try_new`](Self::try_new) returns an error
-    /// instead.
+    /// Panics if the strategy does not support the quota, for example a burst with a window. Also
+    /// panics if a custom strategy writes the limit as a text that is empty or not printable ASCII.
+    /// [`try_new`](Self::try_new) returns an error instead.
     #[track_caller]
     pub fn new(strategy: impl Strategy, quota: Quota) -> Self {
         or_panic(Self::try_new(strategy, quota))
@@ -64,8 +65,8 @@ impl Limit {
     ///
     /// # Errors
     ///
-    /// Returns an error if the strategy does not support the quota, or if the text of the limit is
-    /// not printable ASCII.
+    /// Returns an error if the strategy does not support the quota, or if a custom strategy writes
+    /// the limit as a text that is empty or not printable ASCII.
     pub fn try_new(strategy: impl Strategy, quota: Quota) -> Result<Self, ConfigError> {
         Self::of(Arc::new(strategy), quota)
     }
@@ -73,18 +74,19 @@ impl Limit {
     pub(super) fn of(strategy: Arc<dyn StrategyDyn>, quota: Quota) -> Result<Self, ConfigError> {
         strategy.validate(&quota)?;
         let limit = Self { strategy, quota, name: None };
-        // The text of the limit is the name of an unnamed policy on the wire.
+        // Header fields report an unnamed policy by the text of its limit.
         name::checked(limit.to_string())?;
         Ok(limit)
     }
 
     /// Sets the name of the limit. Clients distinguish the limits of a policy by name, so each
-    /// needs a different one.
+    /// limit of a policy needs a different one.
+    /// [`Policy::limit_name`](crate::Policy::limit_name) returns the default.
     ///
     /// # Panics
     ///
-    /// Panics if the name is empty or not printable ASCII. Parsing a policy returns an error
-    /// instead.
+    /// Panics if the name is empty or not printable ASCII. To get an error instead, parse the
+    /// policy from its [text](crate::Policy#impl-FromStr-for-Policy).
     #[must_use]
     #[track_caller]
     pub fn named(self, name: impl Into<String>) -> Self {
@@ -114,12 +116,14 @@ impl Limit {
         &self.quota
     }
 
-    /// Returns the name, if one was set with [`named`](Self::named) or in the text form.
+    /// Returns the name that [`named`](Self::named) or the text form has set, or `None`.
+    /// [`Policy::limit_name`](crate::Policy::limit_name) returns the name that clients get.
     pub fn name(&self) -> Option<&str> {
         self.name.as_deref()
     }
 
-    /// Returns the maximum number of units that can be spent at one instant.
+    /// Returns the maximum number of units that can be spent at one instant: the amount or the
+    /// burst of the quota, or one more than the queue length of a leaky bucket.
     pub fn capacity(&self) -> u32 {
         self.strategy.capacity(&self.quota)
     }
@@ -134,8 +138,8 @@ impl Limit {
     }
 
     /// Returns a hash of the position, strategy and period of this limit, with the flag bits
-    /// cleared. It distinguishes the states of this limit from those of others. Each `attempt`
-    /// after a collision results in another hash.
+    /// cleared. The hash distinguishes the states of this limit from those of other limits. After a
+    /// collision, a higher `attempt` returns another hash.
     fn digest(&self, position: usize, attempt: u32) -> u32 {
         let mut hasher = DefaultHasher::new();
         (position, self.strategy.name(), self.quota.period_micros()).hash(&mut hasher);
@@ -147,9 +151,11 @@ impl Limit {
         digest & !LOW_BITS
     }
 
-    /// Returns the status to report for a decision that the storage made itself, for example in a
-    /// script on a server. `state` is the key's state after the decision, at the time `now`.
-    /// `outcome` is the effect of a hit of `cost` units on this limit, or `None` for a peek.
+    /// Returns the status of this limit in a decision that the storage has made itself, for example
+    /// by a script on a server.
+    ///
+    /// `state` is the state of the key after the decision, which was made at the time `now` on
+    /// `cost` units. `outcome` is the effect of a hit on this limit, or `None` for a peek.
     pub fn answer(&self, state: &State, now: Timestamp, cost: u32, outcome: Option<Outcome>) -> Status {
         let mut status = Status::BLANK;
         self.write_status(state, now, cost, outcome, &mut status);
@@ -187,7 +193,7 @@ impl Limit {
         self.strategy.counts_refusals()
     }
 
-    /// Writes the status after the decision into `status`.
+    /// Writes the status of this limit after the decision into `status`.
     #[inline]
     pub(crate) fn write_status(&self, state: &State, now: Timestamp, cost: u32, part: Part, status: &mut Status) {
         self.strategy.write_status(&self.quota, state, now, cost, part, status);

@@ -10,7 +10,8 @@ use crate::ConfigError;
 
 /// A policy that can be replaced while the program runs.
 ///
-/// Layers and limiters take it in place of a [`Policy`]. Clones are handles to the same policy.
+/// Layers and limiters take a live policy in place of a [`Policy`], and follow its changes. Clones
+/// are handles to the same live policy.
 ///
 /// ```
 /// use tower_ratelimit::{Key, LivePolicy, Policy, Quota, RateLimiter};
@@ -28,10 +29,14 @@ use crate::ConfigError;
 /// # }
 /// ```
 ///
-/// A change takes effect with the next request. A request reads the policy once: its hit, its
-/// refund and its header fields all use that policy. A request that
-/// [waits](crate::RateLimitLayer::wait) to be admitted reads the policy again at each attempt. So
-/// does [`acquire`](crate::RateLimiter::acquire).
+/// # When a change takes effect
+///
+/// - A layer uses the new policy from the next request. A request reads the policy once. Its hit,
+///   its refund and its header fields use that policy.
+/// - A limiter uses the new policy from the next call. To settle a hit after a change, see
+///   [`RateLimiter::current`](crate::RateLimiter::current).
+/// - A request that [waits](crate::RateLimitLayer::wait) to be admitted, and a call of
+///   [`acquire`](crate::RateLimiter::acquire), read the policy again at each attempt.
 ///
 /// # Units already spent
 ///
@@ -40,17 +45,18 @@ use crate::ConfigError;
 /// an unnamed policy with another text, starts with its full quota. So does a limit with another
 /// period, strategy or position.
 ///
-/// # Cost
+/// # Memory and locks
 ///
-/// Reading the policy takes no lock for the first 64 distinct policies. They stay in memory until
-/// the last handle and all layers and limiters that use it are dropped. Setting one of them again
-/// takes no further memory. Each later policy replaces the one before it, and is read under a read
-/// lock.
+/// The first 64 distinct policies are read without a lock. They stay in memory until all handles,
+/// layers and limiters of this live policy are dropped. Setting one of them again takes no further
+/// memory. Each later policy replaces the one before it, and is read under a read lock.
+///
+/// Policies with custom strategies are distinct, unless one is a clone of the other.
 #[derive(Clone)]
 pub struct LivePolicy(Arc<PolicyCell>);
 
 impl LivePolicy {
-    /// Creates a live policy with this first value.
+    /// Creates a live policy whose current policy is `policy`.
     pub fn new(policy: impl IntoPolicy) -> Self {
         Self(Arc::new(PolicyCell::new(&policy.into_policy())))
     }
@@ -60,13 +66,14 @@ impl LivePolicy {
         self.0.read().into_owned()
     }
 
-    /// Replaces the policy. Requests that were admitted or refused by the old policy finish with
-    /// it. Requests that wait to be admitted use the new one from their next attempt.
+    /// Replaces the policy. A request that the old policy has admitted or refused keeps the old
+    /// policy until its response. A request that waits to be admitted uses the new policy from its
+    /// next attempt.
     ///
     /// # Errors
     ///
-    /// Returns an error if the storage of a layer or a limiter that uses this live policy does not
-    /// support the new policy. The old policy stays.
+    /// Returns an error, and keeps the old policy, if the storage of a layer or a limiter that uses
+    /// this live policy cannot keep the new policy.
     pub fn set(&self, policy: impl IntoPolicy) -> Result<(), ConfigError> {
         self.0.set(&policy.into_policy())
     }
@@ -78,7 +85,8 @@ impl fmt::Debug for LivePolicy {
     }
 }
 
-/// Converts into the current policy. Layers and limiters follow later changes.
+/// A layer or a limiter follows later changes. [`into_policy`](IntoPolicy::into_policy) returns the
+/// current policy, which does not change later.
 impl IntoPolicy for LivePolicy {
     fn into_policy(self) -> Policy {
         self.get()

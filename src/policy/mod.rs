@@ -22,11 +22,12 @@ pub(crate) use self::limit::SHADOW;
 pub use self::live::LivePolicy;
 pub use self::shared::SharedPolicy;
 
-/// The limits that apply to one key. A hit is admitted only if all of them admit it, and a refused
-/// hit spends nothing.
+/// The limits that apply to each key, with an optional name. A hit is admitted if all limits admit
+/// it, and spends its cost from each of them. A refused hit spends nothing.
 ///
-/// A [`Quota`](crate::Quota) or a [`Limit`] converts into a policy, and the text form supports all options.
-/// Cloning is cheap.
+/// A [`Quota`](crate::Quota) or a [`Limit`] converts into a policy. The
+/// [text form](Self#impl-FromStr-for-Policy) supports all options except for custom strategies.
+/// Cloning a policy is cheap.
 ///
 /// ```
 /// use tower_ratelimit::{FixedWindow, MovingWindow, Policy, Quota};
@@ -42,38 +43,43 @@ pub use self::shared::SharedPolicy;
 ///
 /// # Identity
 ///
-/// The name of a policy is its identity in a storage. Policies with the same name on one storage
-/// share their states, others never do. The identity of an unnamed policy is its text, so processes
-/// with the same configuration share states. A limit is identified by its position, its strategy
-/// and its period.
+/// The [identity](Self::identity) of a policy is its name. The identity of an unnamed policy is its
+/// text, so processes with the same configuration share their states. On one storage, policies with
+/// the same identity share their states, and others never do. Within a policy, the state of a limit
+/// is identified by the position, the strategy and the period of the limit.
 ///
-/// A *named* policy keeps its identity when its configuration changes. The effect on its stored
-/// states:
+/// A *named* policy keeps its identity when its limits change:
 ///
 /// | change | effect on the units already spent |
 /// |---|---|
-/// | amount of a window or log | kept: with 8 of 10 spent, 0 remain after lowering to 5, and 12 after raising to 20 |
-/// | amount of a bucket, with its burst | scaled: with 4 of 10 remaining, 8 remain after raising to 20 |
-/// | amount of a bucket, without its burst | the time until the bucket is full is kept, up to that of an empty bucket |
-/// | burst of a bucket, or length of a queue | kept if possible: with 5 of 20 remaining, 0 remain after lowering to 15 |
-/// | period, strategy, or position of a limit | reset: the limit starts with its full quota |
+/// | amount of a window or log | they stay spent: with 8 of 10 spent, 0 remain after lowering to 5, and 12 after raising to 20 |
+/// | amount and burst (or queue) of a bucket, by the same factor | they are scaled: with 4 of 10 remaining, 8 remain after raising to 20 |
+/// | amount of a bucket whose burst (or queue) stays the same | they are scaled so that the time until the bucket is full stays the same, up to that of an empty bucket |
+/// | burst of a bucket, or length of a queue | they stay spent, up to an empty bucket: with 15 of 20 spent, 15 remain after raising to 30, and 0 after lowering to 10 |
+/// | period, strategy, or position of a limit | they are forgotten: the limit starts with its full quota |
 ///
-/// An unnamed policy with another text is another policy, and starts with its full quota.
+/// The burst of a token bucket, and the queue of a leaky bucket, default to the amount. A change of
+/// the amount then changes both. An unnamed policy with another text is another policy, and starts
+/// with its full quota.
 ///
 /// `retry_after` is exact after any of these changes. A client of a bucket never waits longer than
-/// if its last admitted hit had emptied a bucket of the new quota (plus up to 0.2 % of the time in
-/// which that bucket fills).
+/// if its last admitted hit had emptied a bucket of the new quota, plus up to 0.2 % of the time in
+/// which that bucket fills. This bound does not hold for a key that a
+/// [charge](crate::RateLimiter::charge) has left in debt.
 ///
 /// # Shadow limits
 ///
 /// [`shadow`](Self::shadow) adds a limit that is observed but not enforced. It never refuses a
-/// request, and no header field reports it. The text form is `10/second; shadow moving-window
-/// 5/second`.
+/// request, and no header field reports it. The text form is
+/// `10/second; shadow moving-window 5/second`.
 ///
-/// The middleware checks shadow limits for the requests that the enforced limits admit. It counts
-/// each shadow limit as a separate policy ([`shadows`](Self::shadows)) and reports the decisions to
-/// its observer. The memory storage keeps shadow states next to the enforced states of the same
-/// key. Shadow states take no memory from other keys and are evicted first.
+/// The middleware checks the shadow limits for each request that the enforced limits admit and that
+/// has a cost above 0. It treats each shadow limit as a separate policy
+/// ([`shadows`](Self::shadows)), and reports its decisions to the observer. A
+/// [`RateLimiter`](crate::RateLimiter) ignores shadow limits.
+///
+/// The memory storage keeps shadow states next to the enforced states of the same key. Shadow
+/// states take no memory from other keys and are evicted first.
 #[derive(Clone)]
 pub struct Policy(Arc<Inner>);
 
@@ -83,20 +89,21 @@ struct Inner {
     identity: String,
     digest: u128,
     limit_digests: Vec<u32>,
-    /// The default name of a single limit on the wire. With several limits, the start of their
-    /// default names.
+    /// The name that header fields and responses report for a limit without its own name. If the
+    /// policy has several limits, it is the prefix, as `free` in `free-1`.
     called: String,
     shadows: Vec<Policy>,
 }
 
 impl Policy {
-    /// Returns the shadow limits, each as a separate policy, for example to peek at their states.
+    /// Returns the [shadow limits](Self#shadow-limits), each as a separate policy with one limit.
+    /// A [`RateLimiter`](crate::RateLimiter) for such a policy can peek at its states.
     #[inline]
     pub fn shadows(&self) -> &[Self] {
         &self.0.shadows
     }
 
-    /// Returns `true` if an admitted hit can be delayed.
+    /// Returns `true` if one of the limits can delay an admitted hit.
     pub(crate) fn delays(&self) -> bool {
         self.limits().iter().any(|limit| limit.strategy().delays())
     }
@@ -107,12 +114,14 @@ impl Policy {
         self.limit_digests().first().is_some_and(|digest| digest & SHADOW != 0)
     }
 
-    /// Returns the name, or `None` for an unnamed policy.
+    /// Returns the name of the policy, or `None` for an unnamed policy and for those in
+    /// [`shadows`](Self::shadows).
     pub fn name(&self) -> Option<&str> {
         self.0.name.as_deref()
     }
 
-    /// Returns the enforced limits, at least one.
+    /// Returns the enforced limits, of which there is at least one. [`shadows`](Self::shadows)
+    /// returns the shadow limits.
     #[inline]
     pub fn limits(&self) -> &[Limit] {
         &self.0.limits
@@ -120,9 +129,14 @@ impl Policy {
 
     /// Returns the name by which header fields and responses report the limit at `position`.
     ///
-    /// This is the limit's own name if it has one. Otherwise it is the name of the policy, or its
-    /// text if the policy has no name. If the policy has several limits, the limit's number
-    /// follows, counted from 1, as in `free-1`.
+    /// The first row that applies determines the name:
+    ///
+    /// | limit | name |
+    /// |---|---|
+    /// | with a [name of its own](Limit::named) | this name |
+    /// | of a policy in [`shadows`](Self::shadows) | the identity of the enclosing policy and a number, as in `free shadow-1` |
+    /// | the only limit of the policy | the [identity](Self::identity) of the policy: its name, or its text |
+    /// | one of several limits | the identity and the number of the limit, counted from 1, as in `free-1` |
     ///
     /// # Panics
     ///
@@ -136,36 +150,48 @@ impl Policy {
         }
     }
 
-    /// Returns the name of the limit in double quotes.
+    /// Returns the [name of the limit](Self::limit_name) in double quotes, with the escapes of a
+    /// Structured Field string.
     pub(crate) fn quoted_name(&self, position: usize) -> String {
         name::Quoted(&self.limit_name(position)).to_string()
     }
 
-    /// Returns the string that identifies the policy in a storage: its name, or its
-    /// [text](Self#impl-Display-for-Policy) if it has no name.
+    /// Returns the string that identifies the policy in a storage.
+    ///
+    /// | policy | identity |
+    /// |---|---|
+    /// | with a name | the name |
+    /// | without a name | the [text](Self#impl-Display-for-Policy) of its enforced limits |
+    /// | the result of [`divide`](Self::divide) | the identity of the original policy |
+    /// | one of the [`shadows`](Self::shadows) | the identity of the enclosing policy and a number, as in `free·shadow-1` |
     pub fn identity(&self) -> &str {
         &self.0.identity
     }
 
     /// Returns a 128-bit hash of the [identity](Self::identity), for storages that keep hashes
-    /// instead of names. The hash may change between builds of a program.
+    /// instead of names.
     ///
-    /// The policies in [`shadows`](Self::shadows) have the digest of this policy. Their
-    /// [limit digests](Self::limit_digests) differ.
+    /// The hash may differ between builds of a program, so a storage must not write it to a file or
+    /// send it to another process. The policies in [`shadows`](Self::shadows) have the same digest
+    /// as this policy, but other [limit digests](Self::limit_digests).
     #[inline]
     pub fn digest(&self) -> u128 {
         self.0.digest
     }
 
-    /// Returns a 32-bit digest of the position, strategy and period of each limit. It distinguishes
-    /// the states of the limits, and changes with the strategy or period of a limit.
+    /// Returns a 32-bit hash for each limit, in the order of [`limits`](Self::limits).
+    ///
+    /// A hash depends on the position, the strategy and the period of its limit. No two limits of a
+    /// policy have the same hash. Storages that keep hashes identify the state of each limit by it.
+    /// Like [`digest`](Self::digest), it may differ between builds of a program.
     #[inline]
     pub fn limit_digests(&self) -> &[u32] {
         &self.0.limit_digests
     }
 }
 
-/// Compares the names and the texts of the limits, including shadow limits.
+/// Compares the [identities](Self::identity) and the [texts](Self#impl-Display-for-Policy), which
+/// include shadow limits. Two custom strategies with different settings can have the same text.
 impl PartialEq for Policy {
     fn eq(&self, other: &Self) -> bool {
         Arc::ptr_eq(&self.0, &other.0) || self.identity() == other.identity() && self.to_string() == other.to_string()

@@ -14,7 +14,7 @@ pub(super) fn checked(name: String) -> Result<Box<str>, ConfigError> {
     )))
 }
 
-/// Returns the policy if its limits have different names on the wire.
+/// Returns the policy if its limits have different [names](Policy::limit_name).
 pub(super) fn distinct(policy: Policy) -> Result<Policy, ConfigError> {
     let limits = policy.limits().len();
     let name_of = |position: usize| policy.limit_name(position);
@@ -29,7 +29,7 @@ pub(super) fn distinct(policy: Policy) -> Result<Policy, ConfigError> {
     }
 }
 
-/// A name in double quotes, as in header fields and in the text of a policy.
+/// Writes a name in double quotes, as in header fields and in the text of a policy.
 pub(super) struct Quoted<'a>(pub(super) &'a str);
 
 impl fmt::Display for Quoted<'_> {

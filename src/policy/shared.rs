@@ -18,7 +18,7 @@ enum Shared {
     Fixed(Policy),
     Live {
         live: Arc<PolicyCell>,
-        /// The registration with the live policy.
+        /// The registration with the live policy, or `None` before [`bind`](SharedPolicy::bind).
         user: Option<Arc<PolicyUser>>,
     },
 }
@@ -67,9 +67,11 @@ impl SharedPolicy {
         }
     }
 
-    /// Returns the policy if requests can take the fast path. A live policy must be readable
-    /// without a lock, have no shadow limits, and be unchanged since it was last checked for lints.
-    /// A fixed policy is not checked here, but by [`can_be_plain`](Self::can_be_plain).
+    /// Returns the policy if requests can take the fast path.
+    ///
+    /// A live policy is returned if it can be read without a lock, has no shadow limits, and has
+    /// not changed since it was last checked for lints. A fixed policy is always returned, because
+    /// the caller has checked it with [`can_be_plain`](Self::can_be_plain).
     #[inline]
     pub(crate) fn plain(&self) -> Option<&Policy> {
         match &self.0 {
@@ -91,7 +93,7 @@ impl SharedPolicy {
         }
     }
 
-    /// Validates the policy. Later policies of a live one are validated as well.
+    /// Validates the policy. If it is live, later policies are validated when they are set.
     pub(crate) fn bind(
         self,
         validate: impl Fn(&Policy) -> Result<(), ConfigError> + Send + Sync + 'static,

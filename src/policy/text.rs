@@ -12,9 +12,21 @@ use crate::{ConfigError, Quota};
 /// The keyword before a shadow limit.
 const SHADOW: &str = "shadow";
 
-/// Parses limits that are separated by `;`, `,` or `|`. Each limit is `[shadow] ["name"] [strategy]
-/// quota [queue n]`. Names are in double quotes: `"free": fixed-window 10/second; "daily"
-/// moving-window 10000/day`. The first limit cannot be a shadow limit.
+/// Parses `["name":] limit; limit; ..`, for example
+/// `"free": fixed-window 10/second; "daily" moving-window 10000/day`.
+///
+/// - The name of the policy is optional. It is in double quotes, with `:` after it.
+/// - The limits are separated by `;`, `,` or `|`. Each is
+///   `[shadow] ["name"] [strategy] quota [queue n]`.
+/// - `shadow` marks a [shadow limit](Policy#shadow-limits). The first limit cannot have it.
+/// - The name of a limit is in double quotes. In names, `\"` and `\\` are escapes.
+/// - The strategy is a name such as `token-bucket`. Without it, a quota with a burst uses
+///   [`TokenBucket`](crate::TokenBucket), and any other quota uses
+///   [`SlidingWindowCounter`](crate::SlidingWindowCounter).
+/// - The quota is a text such as `10/second burst 20`, see [`Quota`].
+/// - `queue n` sets the length of the queue of a leaky bucket.
+///
+/// Except in names, upper and lower case are equivalent.
 impl FromStr for Policy {
     type Err = ConfigError;
 
@@ -82,8 +94,10 @@ fn scan_limit(scanner: &mut Scanner<'_>) -> Result<Limit, ConfigError> {
     strategy.map_or(Ok(quota.into()), |strategy| Limit::of(strategy, quota))
 }
 
-/// Writes a text that parses to the same policy, if the text form supports its strategies and
-/// quotas.
+/// Writes a text that parses to an equal policy.
+///
+/// Exceptions are policies with custom strategies, with a period that has [no text](Quota), and
+/// unnamed policies that were [divided](Policy::divide).
 impl fmt::Display for Policy {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if let Some(name) = self.name() {

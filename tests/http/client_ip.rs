@@ -787,7 +787,7 @@ proptest! {
     }
 
     #[test]
-    fn well_formed_elements_are_parsed_as_from_the_left(
+    fn parsing_forwarded_from_the_right_agrees_with_parsing_from_the_left(
         elements in vec(prop_oneof![6 => addresses().prop_flat_map(forwarded), 1 => without_address()], 1..6)
     ) {
         let value = elements.iter().map(|(text, _)| &**text).collect::<Vec<_>>().join(&b","[..]);

@@ -129,7 +129,7 @@ async fn inner_refusal_keeps_its_body() {
 }
 
 #[tokio::test]
-async fn pushback_of_an_inner_grpc_refusal_is_the_longer_wait_too() {
+async fn grpc_pushback_of_an_inner_refusal_is_the_longer_wait_of_both_layers() {
     for (inner, pushback) in [("fixed-window 1/minute", "3600000"), ("fixed-window 1/day", "86400000")] {
         let (storage, _clock) = memory_with_manual_clock();
         let grpc = layer(inner, &storage).rejection(GrpcRejection);
