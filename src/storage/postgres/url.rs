@@ -4,7 +4,9 @@ use std::str::FromStr;
 use std::time::Duration;
 
 use tokio_postgres::Config;
-use tokio_postgres::config::{Host, SslMode, TargetSessionAttrs};
+#[cfg(unix)]
+use tokio_postgres::config::Host;
+use tokio_postgres::config::{SslMode, TargetSessionAttrs};
 
 use super::table::Table;
 use super::tls;
@@ -74,6 +76,7 @@ impl Target {
         let config = Config::from_str(&format!("postgres://{authority}{path}?{}", rest.join("&")));
         // The error names an option or a part of the URL. It does not quote a password.
         let mut config = config.map_err(|error| wrong(format!("{}: {EXAMPLES}", super::error::Cause(error))))?;
+        #[cfg(unix)]
         if tls.is_some() && config.get_hosts().iter().any(|host| matches!(host, Host::Unix(_))) {
             return Err(wrong("a Unix socket has no TLS: remove sslmode".to_owned()));
         }
