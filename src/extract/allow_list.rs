@@ -132,10 +132,10 @@ impl AllowList {
     }
 
     /// Limits the clients in this network, except for those that an earlier rule exempts. Call it
-    /// before [`allow`](Self::allow) to exclude a part of a larger network.
+    /// before [`allow`](Self::allow) to keep the limit for a part of a larger network that is
+    /// exempt. It is not needed otherwise, because clients that match no rule are limited anyway.
     ///
-    /// The network is written as for [`allow`](Self::allow). Clients that match no rule are limited
-    /// without this call.
+    /// The network is written as for [`allow`](Self::allow).
     ///
     /// # Panics
     ///

@@ -34,8 +34,8 @@ impl<A: KeyExtractor, B: KeyExtractor> KeyExtractor for Or<A, B> {
 
 /// An extractor that joins the keys of two others. Created by [`KeyExtractor::and`].
 ///
-/// If one of them returns an error, the key is missing. Otherwise, if one of them returns `None`,
-/// the request is not limited.
+/// If either of them returns an error, it returns this error, or the first one if both do.
+/// Otherwise, if either of them returns `None`, the request is not limited.
 #[derive(Clone, Copy, Debug)]
 pub struct And<A, B> {
     first: A,

@@ -155,8 +155,8 @@ impl<I: Clone + Eq + Hash + Send + Sync + 'static> PolicyLookup<I> {
         self
     }
 
-    /// Sets the timeout of a look-up, after which it is aborted and has failed. The time includes
-    /// the wait for [other look-ups](Self::max_lookups). Defaults to 1 second.
+    /// Sets the timeout of a look-up. A look-up that takes longer is aborted and counts as failed.
+    /// The timeout includes the wait for [other look-ups](Self::max_lookups). Defaults to 1 second.
     pub fn timeout(mut self, timeout: Duration) -> Self {
         self.settings.timeout = timeout;
         self

@@ -72,7 +72,8 @@ impl<St: Storage> ShadowCheck<St> {
         self.end(None);
     }
 
-    /// Continues in a task. `then` receives the check once it is decided, if its hit was admitted.
+    /// Decides the check, which must be undecided, in a task. If the hit is admitted, passes the
+    /// check to `then`.
     pub(super) fn decide_in_task(mut self, then: impl FnOnce(Self) + Send + 'static) {
         let Progress::Deciding(deciding) = mem::replace(&mut self.progress, Progress::Over) else { return };
         run_or_spawn(deciding, move |decided| {

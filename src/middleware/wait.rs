@@ -68,7 +68,8 @@ impl<St: Storage, R> LayerState<St, R> {
         Waiter { storage: self.storage.clone(), policy, key: key.clone(), cost, delayed_until: None, on_failed_refund }
     }
 
-    /// Returns a function that reports a hit whose refund has failed, because its client left.
+    /// Returns a function that reports a failed refund. A hit is refunded if its client left while
+    /// the hit was in flight.
     fn reports_failed_refunds(&self) -> OnFailedRefund {
         let reporter = self.config.reporter.clone();
         Arc::new(move |policy, key, decision, error| {

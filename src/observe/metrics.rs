@@ -10,7 +10,7 @@ use crate::storage::{IN_FLIGHT, LATENCY, PATHS};
 /// | `ratelimit_settlements_total` | `policy`, `outcome`, `mode` | settlements of hits: `refunded` or `charged`, failed (`not_settled`), or missing because the charge was dropped (`unsettled`) |
 /// | `ratelimit_settled_units_total` | `policy`, `outcome`, `mode` | units that were `refunded` or `charged`, or whose settlement failed (`not_settled`) |
 /// | `ratelimit_refusal_cache_total` | `policy`, `by` | hits that a [`RefusalCache`](crate::storage::RefusalCache) refused (`here`), and hits that it passed to the inner storage (`storage`) |
-/// | `ratelimit_leases_total` | `policy`, `by` | hits that [`Leases`](crate::storage::Leases) decided locally (`here`), and requests to the inner storage (`storage`) |
+/// | `ratelimit_leases_total` | `policy`, `by` | hits that [`Leases`](crate::storage::Leases) admitted from a lease (`here`), and requests for units to the inner storage (`storage`) |
 /// | `ratelimit_path_total` | `path` | decisions through a [`Breaker`](crate::storage::Breaker), by their source: `primary`, `fallback` or `none` |
 /// | `ratelimit_clock_skew_total` | | decisions on keys whose newest decision was ahead of the clock by more than [`max_skew`](crate::storage::Cas::max_skew) |
 /// | `ratelimit_memory_full_total` | `outcome` | hits that a full [`MemoryStorage`](crate::MemoryStorage) could not store: new keys (`refused`, `admitted`) and logs (`log_refused`) |
@@ -47,7 +47,7 @@ const SETTLEMENTS: &str = "ratelimit_settlements_total";
 /// The names and descriptions of the counters that storages update.
 const COUNTERS: [(&str, &str); 5] = [
     ("ratelimit_refusal_cache_total", "Hits on a refusal cache, by the storage that decided."),
-    ("ratelimit_leases_total", "Hits on leases, by the storage that decided."),
+    ("ratelimit_leases_total", "Hits that leases admitted, and requests for units."),
     ("ratelimit_clock_skew_total", "Decisions on keys that were ahead of the clock."),
     ("ratelimit_memory_full_total", "Hits that a full memory storage could not store."),
     ("ratelimit_memory_evictions_total", "Keys that a memory storage evicted before they expired."),

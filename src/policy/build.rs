@@ -15,8 +15,9 @@ impl Policy {
     ///
     /// # Panics
     ///
-    /// Panics if the strategy does not support the quota, for example a burst with a window. Also
-    /// panics if a custom strategy writes the limit as a text that is empty or not printable ASCII.
+    /// Panics if the strategy does not support the quota. For example, window strategies do not
+    /// support a burst. Also panics if the text that a custom strategy writes in
+    /// [`describe`](crate::strategy::Strategy::describe) is empty or not printable ASCII.
     /// [`try_new`](Self::try_new) returns an error instead.
     #[track_caller]
     pub fn new(strategy: impl Strategy, quota: Quota) -> Self {
@@ -52,7 +53,8 @@ impl Policy {
     /// Panics in these cases. To get an error instead, create the limit with [`Limit::try_new`] and
     /// add it with [`try_with`](Self::try_with).
     ///
-    /// - The strategy does not support the quota, for example a burst with a window.
+    /// - The strategy does not support the quota. For example, window strategies do not support a
+    ///   burst.
     /// - Another limit of the policy has the same [name](Self::limit_name).
     /// - A custom strategy writes the limit as a text that is empty or not printable ASCII.
     #[must_use]
@@ -207,8 +209,9 @@ impl PolicyBuilder {
     ///
     /// # Panics
     ///
-    /// Panics if the strategy does not support the quota, for example a burst with a window. Also
-    /// panics if a custom strategy writes the limit as a text that is empty or not printable ASCII.
+    /// Panics if the strategy does not support the quota. For example, window strategies do not
+    /// support a burst. Also panics if the text that a custom strategy writes in
+    /// [`describe`](crate::strategy::Strategy::describe) is empty or not printable ASCII.
     /// To get an error instead, create the limit with [`Limit::try_new`] and add it with
     /// [`with`](Self::with).
     #[track_caller]

@@ -53,8 +53,9 @@ impl Limit {
     ///
     /// # Panics
     ///
-    /// Panics if the strategy does not support the quota, for example a burst with a window. Also
-    /// panics if a custom strategy writes the limit as a text that is empty or not printable ASCII.
+    /// Panics if the strategy does not support the quota. For example, window strategies do not
+    /// support a burst. Also panics if the text that a custom strategy writes in
+    /// [`describe`](Strategy::describe) is empty or not printable ASCII.
     /// [`try_new`](Self::try_new) returns an error instead.
     #[track_caller]
     pub fn new(strategy: impl Strategy, quota: Quota) -> Self {

@@ -269,7 +269,7 @@ pub trait Storage: Clone + fmt::Debug + Send + Sync + 'static {
     /// | `false` | a refusal by the only limit of the policy | nothing was counted; the caller may refuse the hit without calling `decide` |
     /// | `false` | anything else, or `None` | nothing was counted; the caller calls `decide` |
     ///
-    /// To fill in a refusal is optional. A wrapper whose own `decide` must run for each refusal
+    /// Filling in a refusal is optional. A wrapper whose own `decide` must run for each refusal
     /// resets the summary to its default.
     ///
     /// The default implementation returns `false`, and does not change the summary.

@@ -78,7 +78,7 @@ pub use self::token_bucket::TokenBucket;
 /// An algorithm that spends a quota over time, as a pure function.
 ///
 /// A custom strategy is part of a [`Policy`](crate::Policy), and runs on every storage except
-/// [`Leases`](crate::storage::Leases). The feature `testing` has property tests for it. All spans
+/// [`Leases`](crate::storage::Leases). The feature `testing` has property tests for it. All durations
 /// are in whole microseconds.
 ///
 /// ```
@@ -86,13 +86,16 @@ pub use self::token_bucket::TokenBucket;
 /// use tower_ratelimit::{Policy, Quota, Timestamp};
 ///
 /// /// Admits the quota's amount once. Resets one period after the last admitted hit.
-/// #[derive(Debug)]
+/// #[derive(Clone, Debug)]
 /// struct Once;
 ///
 /// impl Once {
-///     fn spent(state: &State, now: Timestamp) -> (u32, u64) {
+///     fn spent(quota: &Quota, state: &State, now: Timestamp) -> (u32, u64) {
 ///         match *state {
-///             State::Counts { until, amounts: [spent, 0] } if until > now => (spent, until.since(now)),
+///             // After the clock went back, the state counts as written now.
+///             State::Counts { until, amounts: [spent, 0] } if until > now => {
+///                 (spent, until.since(now).min(quota.period_micros()))
+///             }
 ///             _ => (0, 0),
 ///         }
 ///     }
@@ -104,7 +107,7 @@ pub use self::token_bucket::TokenBucket;
 ///     }
 ///
 ///     fn check(&self, quota: &Quota, state: &State, now: Timestamp, cost: u32) -> Status {
-///         let (spent, left) = Self::spent(state, now);
+///         let (spent, left) = Self::spent(quota, state, now);
 ///         let remaining = quota.amount().saturating_sub(spent);
 ///         if cost <= remaining {
 ///             Status::admitted(quota.amount(), remaining, left)
@@ -114,12 +117,19 @@ pub use self::token_bucket::TokenBucket;
 ///     }
 ///
 ///     fn spend(&self, quota: &Quota, state: &mut State, now: Timestamp, cost: u32) -> u64 {
-///         let (spent, _) = Self::spent(state, now);
+///         let (spent, _) = Self::spent(quota, state, now);
 ///         let until = now.plus(quota.period_micros());
 ///         *state = State::Counts { until, amounts: [spent.saturating_add(cost), 0] };
 ///         0
 ///     }
 ///
+///     fn refuse(&self, quota: &Quota, state: &mut State, now: Timestamp) {
+///         if let State::Counts { until, .. } = state {
+///             *until = (*until).min(now.plus(quota.period_micros()));
+///         }
+///     }
+///
+///     // For brevity, only the latest hit can be refunded.
 ///     fn refund(&self, _: &Quota, state: &mut State, _: Timestamp, hit: &Hit, units: u32) {
 ///         if let State::Counts { until, amounts: [spent, 0] } = state
 ///             && *until == hit.until
@@ -130,6 +140,8 @@ pub use self::token_bucket::TokenBucket;
 /// }
 ///
 /// let policy = Policy::new(Once, Quota::per_minute(3));
+/// # #[cfg(feature = "testing")]
+/// # tower_ratelimit::testing::StrategyLaws::new(Once).check();
 /// ```
 pub trait Strategy: fmt::Debug + Send + Sync + 'static {
     /// Returns the name of the strategy, such as `token-bucket`. Storages identify states by this

@@ -11,10 +11,10 @@ use crate::time::micros;
 /// The time to live of texts that must not expire during a test.
 const LONG: Duration = Duration::from_secs(60);
 
-/// Checks that a [`CasStorage`] keeps the laws of this table.
+/// A test suite that checks that a [`CasStorage`] obeys these laws.
 ///
 /// The constructor takes a function that creates an empty store. The suite calls it often, inside a
-/// tokio runtime with time and I/O. Check [`StorageLaws`](super::StorageLaws) on a
+/// tokio runtime with time and I/O enabled. Check [`StorageLaws`](super::StorageLaws) on a
 /// [`Cas`](crate::storage::Cas) around the store as well.
 ///
 /// | law | meaning |
@@ -26,7 +26,7 @@ const LONG: Duration = Duration::from_secs(60);
 /// | of keys | Keys are independent. |
 /// | of expiry | A text does not expire before its time to live, which can be seconds or months. This also holds if it replaced a text with a shorter time to live. |
 /// | of time | The store's time, if it returns one, is in microseconds since 1970, differs from the local time by less than a year, and advances. |
-/// | 9 | No concurrent swap is lost, or reported as stored if it was not. |
+/// | of concurrency | No concurrent swap is lost, or reported as stored if it was not. |
 ///
 /// See [`CasStorage`] for an example.
 #[must_use = "nothing is checked until `check` is called"]
@@ -43,7 +43,7 @@ impl<S: CasStorage, M: Fn() -> S> CasLaws<S, M> {
         Self { make, second_handle: None }
     }
 
-    /// Checks law 9 with several handles to the same texts, as in several processes. Without this,
+    /// Checks the law of concurrency with several handles to the same texts, as in several processes. Without this,
     /// the handles are clones.
     ///
     /// `second_handle` returns a new handle to the texts of the given store. Use it for stores
@@ -76,7 +76,7 @@ impl<S: CasStorage, M: Fn() -> S> CasLaws<S, M> {
     async fn concurrent_swaps(&self) {
         const EACH: u64 = 25;
         const TASKS: u64 = 8;
-        let one = self.store("9");
+        let one = self.store("of concurrency");
         let mut all = JoinSet::new();
         for _ in 0..TASKS {
             let second_handle = self.second_handle.as_ref().map(|second_handle| second_handle(&one.store));

@@ -82,8 +82,10 @@ impl<St: Storage> Waiter<St> {
         Spent::new(self.storage.clone(), policy, self.key.clone(), self.on_failed_refund.clone())
     }
 
-    /// Adds the hit to the end of its queue before its first attempt, if hits wait there that it
-    /// would overtake.
+    /// Adds the hit to the end of its queue before its first attempt, so that it does not overtake
+    /// the hits that wait there. Returns `None` if no hit waits, if the hit costs nothing, or if it
+    /// cannot be admitted before `deadline` according to the queue's last refusal. The caller then
+    /// makes the first attempt without a place.
     pub(crate) fn join_behind(&self, queues: &Arc<Queues>, deadline: Instant) -> Option<Place> {
         if queues.is_empty() {
             return None;

@@ -253,7 +253,7 @@ async fn aligned_calendar_lint_is_reported_once() {
 }
 
 #[tokio::test]
-async fn one_observer_may_observe_several_layers() {
+async fn layers_can_share_an_observer_and_a_skip_as_trait_objects() {
     let linted: Arc<dyn Observer> = Arc::new(LintObserver::default());
     let skip: Arc<dyn Skip> = Arc::new(|_: &Head<'_>| false);
     let [one, two] =

@@ -141,7 +141,7 @@ async fn new_policy_is_linted_once() {
 }
 
 #[tokio::test]
-async fn new_shadow_limits_are_checked() {
+async fn added_shadow_limits_are_decided_on_the_next_request() {
     let live = LivePolicy::new(api("5/day"));
     let observed = Arc::new(Mutex::new(Vec::new()));
     let events = Arc::clone(&observed);

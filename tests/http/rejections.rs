@@ -104,7 +104,7 @@ async fn check<R: Rejection<String> + Copy>(rejection: R, expected: &[(u16, &[&s
 }
 
 #[tokio::test]
-async fn text_rejection_contains_the_wait() {
+async fn text_rejection_contains_the_reason_and_the_wait() {
     let plain: &[&str] = &["content-type: text/plain; charset=utf-8"];
     let expected = [
         (429, plain, "too many requests, retry in 10 s\n"),

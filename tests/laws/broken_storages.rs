@@ -372,7 +372,7 @@ fn each_fault_of_a_cas_store_breaks_its_law() {
     let faults = [
         (Fault::DoesNotCompare, "law of comparing: "),
         (Fault::RemovesWhenStale, "law of comparing: a stale removal"),
-        (Fault::ComparesThenPuts, "law 9: "),
+        (Fault::ComparesThenPuts, "law of concurrency: "),
         (Fault::Trims, "law of storing: "),
         (Fault::IgnoresCase, "law of keys: "),
         (Fault::CutsKeys, "law of keys: "),

@@ -48,7 +48,7 @@ fn counts_refusals(policy: &Policy) -> bool {
 }
 
 #[test]
-fn redis_hit_takes_one_round_trip_or_two_without_a_script() {
+fn redis_hit_takes_one_round_trip_or_two_if_the_strategy_has_no_script() {
     let server = Server::start(&[]);
     let storage = RedisStorage::new(&server.url()).unwrap().deadline(LONG);
     let count = || server.calls("evalsha") + server.calls("eval");

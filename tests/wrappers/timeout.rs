@@ -93,7 +93,7 @@ async fn layer_obeys_on_error_at_the_deadline() {
 }
 
 #[test]
-fn invalid_deadlines_suggest_a_valid_one() {
+fn invalid_deadline_panics_with_an_example_of_a_valid_one() {
     for wrong in [Duration::ZERO, Duration::from_micros(999), Duration::from_secs(3_601)] {
         let error = panic_message(|| Timeout::new(MemoryStorage::new(), wrong));
         assert!(error.contains("for example Duration::from_millis(100)"), "{error}");

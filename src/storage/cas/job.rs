@@ -167,8 +167,9 @@ impl Waiting {
     }
 }
 
-/// Returns the answer to a job that was not executed in time. A hit that may have been stored is an
-/// error and not a refusal, because a refusal spends nothing.
+/// Returns the answer to a job that ends without a result: at its deadline, or after too many lost
+/// swaps. If a sent swap may have stored it, the answer is an error, because a refusal would mean
+/// that nothing was spent.
 fn unfinished_answer(policy: &Policy, command: &Command, stage: &Stage) -> Answer {
     match (stage.contended, command) {
         _ if stage.sent => Err(error::late(true)),

@@ -55,7 +55,8 @@ impl Queues {
         drop(jobs);
     }
 
-    /// Records at `at` that other jobs delay all waiting jobs of the key.
+    /// Records for each waiting job of the key that the worker's current batch still delayed it at
+    /// the time `at`.
     pub(super) fn set_contended(&self, place: &Place, at: Timestamp) {
         for job in self.lock().get(place).into_iter().flatten() {
             job.set_contended(at);

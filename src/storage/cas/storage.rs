@@ -32,7 +32,7 @@ const LONGEST_LOG: u32 = 1_000;
 /// A hit loads the state of its key, decides, and stores the new state if no other process has
 /// stored one meanwhile. Otherwise it loses the race, and tries again.
 ///
-/// - A hit that loses every race until its timeout, or 24 races, is refused as
+/// - A hit that loses every race until its timeout, or that has lost 24 races, is refused as
 ///   [contended](Decision::is_contended). It has spent nothing, and retrying can succeed.
 /// - Concurrent hits on the same key share round trips, if they are made through clones in one
 ///   tokio runtime.
@@ -63,8 +63,8 @@ const LONGEST_LOG: u32 = 1_000;
 /// |---|---|
 /// | [`Timeout`](crate::storage::StorageErrorKind::Timeout) | The store does not reply in time. A swap without a reply is not retried, because a retry could count a hit twice. |
 /// | [`Contended`](crate::storage::StorageErrorKind::Contended) | A settlement or a clear loses every race. |
-/// | [`Unsupported`](crate::storage::StorageErrorKind::Unsupported) | The states of the policy can exceed the longest text of the store. |
-/// | [`Cancelled`](crate::storage::StorageErrorKind::Cancelled) | There is no tokio runtime, or it shuts down. |
+/// | [`Unsupported`](crate::storage::StorageErrorKind::Unsupported) | The states of the policy can exceed, or have exceeded, the longest text of the store. Also returned by `clear_all`. |
+/// | [`Cancelled`](crate::storage::StorageErrorKind::Cancelled) | There is no tokio runtime, it shuts down, or a custom strategy panics. |
 /// | any other | The store fails. |
 #[derive(Clone)]
 pub struct Cas<S> {

@@ -23,7 +23,7 @@ use crate::storage::net::until_ready;
 use crate::storage::url::checked_prefix;
 use crate::storage::{Cas, StorageError, deadline, names};
 
-/// Shares rate limit states between processes on etcd (3.4 or later).
+/// Shares rate limit states between processes through etcd (3.4 or later).
 ///
 /// A majority of the members stores each write on disk, so the storage tolerates the loss of a
 /// minority. Use it for limits that must survive the loss of a server, at up to a few hundred hits
@@ -51,7 +51,7 @@ use crate::storage::{Cas, StorageError, deadline, names};
 /// processes together never admit more than the limit. A hit that loses every race is refused as
 /// [contended](crate::Decision::is_contended). [`Cas`] has the details.
 ///
-/// Decisions use the clock of the machine of each process.
+/// Each process decides by the clock of its own machine.
 ///
 /// A policy that can keep more than 1,000 log entries per key is rejected when the limiter or layer
 /// is built: see [long logs](crate::guide::several_processes#long-logs). A policy that can keep

@@ -79,7 +79,8 @@ impl<St: Storage> LeaseWorker<St> {
         self.has_ended = true;
     }
 
-    /// Takes the jobs that have arrived meanwhile. Returns `false` if there are none.
+    /// If this worker has no jobs left, takes those that are waiting. Returns `false` if there are
+    /// none either, which ends the worker.
     fn collect(&mut self) -> bool {
         let mut bucket = self.shared.table.lock(self.place);
         if let Some(entry) = bucket.find() {

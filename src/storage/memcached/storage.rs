@@ -16,7 +16,7 @@ use crate::storage::url::checked_prefix;
 use crate::storage::{Cas, Clock, Storage, StorageError, StorageErrorKind, StorageRequest, deadline};
 use crate::{ConfigError, Decision, Key, Policy};
 
-/// Shares rate limit states between processes on memcached (1.6.10 or later).
+/// Shares rate limit states between processes through memcached (1.6.10 or later).
 ///
 /// # Examples
 ///

@@ -103,12 +103,12 @@ use crate::{Decision, Key, Op, Policy};
 /// # Collisions
 ///
 /// The storage keeps a hash of each key instead of the key. Keys with the same hash share their
-/// counts. The hash has 95 bits and is seeded with secrets that are random in each process, so an
-/// attacker cannot compute a colliding pair.
+/// counts. The hash has at least 94 bits and is seeded with secrets that are random in each process,
+/// so an attacker cannot compute a colliding pair.
 ///
-/// Two random keys collide with a probability of 2^-95. The two halves of the hash share some of
-/// the secrets. So a pair that was chosen without knowing the secrets collides with a probability
-/// of up to about 2^-47.
+/// Two random keys collide with a probability of at most 2^-94. However, the two halves of the hash
+/// share some of the secrets, so a pair that was chosen without knowing them may collide with a
+/// probability of up to about 2^-47.
 ///
 /// # Examples
 ///

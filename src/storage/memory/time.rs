@@ -42,7 +42,8 @@ impl Time {
         }
     }
 
-    /// Reads the clock in the rare case that another thread has decided at a later time.
+    /// Reads the clock again, because another thread has decided at a time after the first reading.
+    /// This is rare, so the call is kept out of the hot path.
     #[cold]
     pub(super) fn now_again(&self) -> Timestamp {
         self.now()

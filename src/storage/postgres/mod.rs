@@ -37,7 +37,7 @@ use crate::{ConfigError, Timestamp};
 /// The label `storage` of the metrics.
 const LABEL: &str = "postgres";
 
-/// Shares rate limit states between processes on PostgreSQL (14 or later).
+/// Shares rate limit states between processes through PostgreSQL (14 or later).
 ///
 /// # Examples
 ///

@@ -9,18 +9,19 @@ use crate::BoxError;
 use crate::storage::credentials::{Credentials, LoginSource};
 
 impl RedisStorage {
-    /// Sets a provider of credentials, which is called to open a connection. Use it for passwords
-    /// and tokens that rotate. Overrides the user and the password in the URL, but not the login
-    /// for sentinels.
+    /// Sets a provider of credentials, which the storage calls for each new connection. Use it for
+    /// passwords and tokens that rotate. Overrides the user and the password in the URL, but not
+    /// the login for sentinels.
     ///
     /// | event | effect |
     /// |---|---|
     /// | the password changes | open connections stay open |
     /// | the server closes the connection, or replies that a login is required | the storage reconnects with new credentials |
-    /// | the provider fails | calls fail, and the storage tries again after a backoff of up to 200 ms |
+    /// | the provider fails, or the server rejects its credentials | calls fail, and the storage tries again after a backoff of up to 200 ms |
     ///
-    /// Connecting takes at most one second, including the provider. If it takes longer than 250
-    /// milliseconds, more attempts start, so the provider can be called up to four times at once.
+    /// An attempt to connect takes at most one second, including the call of the provider. While it
+    /// has not succeeded, another try starts every 250 milliseconds, up to four in total. So up to
+    /// four calls of the provider can run at once.
     /// The guide on [operating](crate::guide::operating#logins-that-rotate) has more details.
     ///
     /// The returned storage opens new connections, which it does not share with earlier clones.
@@ -29,6 +30,7 @@ impl RedisStorage {
     /// use tower_ratelimit::storage::{Credentials, RedisStorage};
     ///
     /// let storage = RedisStorage::new("redis://cache")?.credentials(|| async {
+    ///     // Blocks only for a moment, because the file is small and local.
     ///     let password = std::fs::read_to_string("/run/secrets/redis-password")?;
     ///     Ok(Credentials::new("ratelimit", password.trim_end()))
     /// });
@@ -44,8 +46,8 @@ impl RedisStorage {
         self.with_access(access)
     }
 
-    /// Sets the certificates and the private key for TLS. Replaces all of the options `ca`, `cert`
-    /// and `key` of the URL, also those that `config` does not set.
+    /// Sets the certificates and the private key for TLS. Overrides the options `ca`, `cert` and
+    /// `key` of the URL. Those that `config` does not set return to their defaults.
     ///
     /// The returned storage opens new connections, which it does not share with earlier clones.
     ///

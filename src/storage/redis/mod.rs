@@ -34,7 +34,7 @@ use crate::storage::net::until_ready;
 use crate::storage::url::checked_prefix;
 use crate::storage::{Cas, Clock, StorageError, deadline};
 
-/// Shares rate limit states between processes on Redis (6.2 or later) or Valkey (7.2 or later).
+/// Shares rate limit states between processes through Redis (6.2 or later) or Valkey (7.2 or later).
 ///
 /// ```
 /// use std::time::Duration;
@@ -167,13 +167,14 @@ impl RedisStorage {
         Self { deadline, ..self }.with_new_cas()
     }
 
-    /// Enables or disables calls that several hits share. Overrides the option `combine` of the
-    /// URL. Defaults to `true`.
+    /// Sets whether concurrent hits can be combined into one call, which saves work on the server
+    /// and in the client. Overrides the option `combine` of the URL. Defaults to `true`.
     ///
     /// While at least four hits are in flight, further hits wait for a moment and then share a
     /// call, up to 16 of them. Each hit keeps its own timeout, result and error. Hits share a call
     /// only if their policies have the same strategies, at most eight limits, and no
-    /// [`MovingWindow`](crate::MovingWindow). Peeks, charges, settlements and clears share no call.
+    /// [`MovingWindow`](crate::MovingWindow). Peeks, charges, settlements and clears are never
+    /// combined.
     ///
     /// Set it to `false` behind a proxy that distributes keys to several servers, such as Envoy or
     /// twemproxy. Such a proxy sends a call with several keys to the server of its first key. The

@@ -97,7 +97,9 @@ impl<St: Storage> RefusalCache<St> {
         Self { cache: Arc::new(Cache::new(max_keys, ttl, clock)), ..self }
     }
 
-    /// Sets the longest time for which a refusal is cached. Defaults to 1 second.
+    /// Sets the longest time for which a refusal is cached. Defaults to 1 second. While a hit of the
+    /// same key is in flight to the storage, an expired refusal still answers other hits, for at
+    /// most one more `ttl`.
     ///
     /// The returned cache is empty, and independent of clones of this one.
     ///
@@ -134,7 +136,7 @@ impl<St: Storage> RefusalCache<St> {
     }
 
     /// Sets the clock that measures the age of refusals, for example in tests. Defaults to
-    /// [`SystemClock`]. The clock of the storage may show another time.
+    /// [`SystemClock`]. It does not have to agree with the clock of the storage.
     ///
     /// The returned cache is empty, and independent of clones of this one.
     #[must_use]
@@ -205,7 +207,8 @@ impl<St: Storage> Storage for RefusalCache<St> {
         if request.cost == 0 {
             return self.inner.try_admit(request, shown);
         }
-        // If this returns `false`, the caller calls `decide`, which answers from the cache.
+        // After `false`, the caller calls `decide`, which answers from the cache if it contains a
+        // refusal, and otherwise asks the inner storage.
         if self.cache.contains(&request) || !self.inner.try_admit(request, shown.as_deref_mut()) {
             return Summary::remove_refusal(shown);
         }

@@ -80,7 +80,9 @@ impl Range {
             Value::SimpleString(text) => text,
             _ => "",
         };
-        // A node that does not know its own address returns an empty name or "?".
+        // NULL (read as "" above) means the endpoint that was asked. The name is empty if a node does
+        // not know its own address, and "?" if it should have a hostname and has none. The best guess
+        // is then the asked host, too.
         let name = if matches!(name, "" | "?") { &asked.name } else { name };
         let host = Host { name: name.to_owned(), port: u16::try_from(*port).ok()? };
         let slot = |number: i64| u16::try_from(number).ok().filter(|slot| *slot < SLOT_COUNT);
