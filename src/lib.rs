@@ -10,10 +10,10 @@
 //!     .layer(RateLimitLayer::new(Quota::per_minute(60), PeerIp::new()));
 //! ```
 //!
-//! Each client is admitted 60 times per minute. Every response reports the number of remaining
-//! requests. Further requests get a 429 with `Retry-After`. The counts are kept in a
-//! [`MemoryStorage`], whose size is bounded. To share counts between processes, use Redis or
-//! [another storage](storage).
+//! Each client has 60 requests per minute. [Another strategy](guide::choosing_a_strategy) can be
+//! stricter. The response to each limited request reports how many remain. Further requests get a
+//! 429 with `Retry-After`. The counts are kept in a [`MemoryStorage`], whose size is bounded. To
+//! share counts between processes, use Redis or [another storage](storage).
 //!
 //! Serve the router with `into_make_service_with_connect_info::<SocketAddr>()`, because [`PeerIp`]
 //! reads the address of the connection from it. Behind a proxy, use [`ClientIp`].
@@ -26,10 +26,10 @@
 //! | Find the client, also behind a proxy | [Keys and proxies](guide::keys_and_proxies) |
 //! | Set the cost of a request, before or after its response | [Costs](guide::costs) |
 //! | Refuse requests, let them wait, choose header fields | [Headers and refusals](guide::headers_and_refusals) |
-//! | Share limits between processes | [Several processes](guide::several_processes) |
+//! | Share limits between processes: choose and connect a storage, also over TLS | [Several processes](guide::several_processes) |
 //! | Handle failures of Redis and other storages | [Outages](guide::outages) |
 //! | Test an app that has limits | [Testing your app](guide::testing_your_app) |
-//! | Plan memory, monitor, check health, set up servers | [Operating](guide::operating) |
+//! | Plan memory, monitor, check health, set rights | [Operating](guide::operating) |
 //! | Plan servers for many clients | [How far does it scale](guide::how_far_does_it_scale) |
 //! | Move from `tower_governor` | [Migrating](guide::migrating_from_tower_governor) |
 //! | Look up the order of a layer's steps | [The path of a request](guide#the-path-of-a-request) |
@@ -46,7 +46,7 @@
 //! | [`Policy`] | the limits that apply to one key; a hit is admitted by all of them or by none |
 //! | [`Key`] | the identity of a client; a [`KeyExtractor`] takes it from a request |
 //! | [`State`](strategy::State) | the data that one limit stores for one key |
-//! | log | the state of a [`MovingWindow`]: the instants at which units were spent |
+//! | log | the part of a [`MovingWindow`]'s state that lists the instants at which units were spent |
 //! | cost | the units that one hit spends |
 //! | [`Decision`] | the result of a hit: admitted, admitted after a delay, or refused, with the numbers of each limit |
 //! | [`Storage`] | keeps states and applies a policy to them atomically |

@@ -6,10 +6,10 @@
 //! | Find the client, also behind a proxy | [Keys and proxies](keys_and_proxies) |
 //! | Set the cost of a request, before or after its response | [Costs](costs) |
 //! | Refuse requests, let them wait, choose header fields | [Headers and refusals](headers_and_refusals) |
-//! | Share limits between processes | [Several processes](several_processes) |
+//! | Share limits between processes: choose and connect a storage, also over TLS | [Several processes](several_processes) |
 //! | Handle failures of Redis and other storages | [Outages](outages) |
 //! | Test an app that has limits | [Testing your app](testing_your_app) |
-//! | Plan memory, monitor, check health, set up servers | [Operating](operating) |
+//! | Plan memory, monitor, check health, set rights | [Operating](operating) |
 //! | Plan servers for many clients | [How far does it scale](how_far_does_it_scale) |
 //! | Move from `tower_governor` | [Migrating](migrating_from_tower_governor) |
 //!

@@ -33,7 +33,7 @@ impl<St: Storage, R> RateLimitLayer<St, R> {
     ///
     /// # Errors
     ///
-    /// Returns an error if the storage cannot keep the policy.
+    /// Returns an error if the storage does not support the policy or one of its shadow limits.
     pub fn limiter_for(&self, policy: impl IntoPolicy) -> Result<RateLimiter<St>, ConfigError> {
         let limiter = RateLimiter::try_with_storage(policy, self.storage_handle())?;
         Ok(limiter.waiting_in(Arc::clone(&self.shared.queues)))

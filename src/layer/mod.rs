@@ -102,7 +102,8 @@ impl<St: InfallibleStorage> RateLimitLayer<St> {
     ///
     /// # Panics
     ///
-    /// Panics if the storage cannot keep the policy. A [`MemoryStorage`] can keep every policy.
+    /// Panics if the storage does not support the policy or one of its shadow limits. A
+    /// [`MemoryStorage`] supports every policy.
     #[track_caller]
     pub fn with_storage(policy: impl IntoPolicySource, key: impl KeyExtractor, storage: St) -> Self {
         Self::with(or_panic(policy.into_policy_source().bind(&storage)), key, storage)
@@ -133,15 +134,16 @@ impl<St: Storage, R> RateLimitLayer<St, R> {
     /// [`OnError::Refuse`].
     ///
     /// A policy that [`policy_by`](crate::policy_by) or a `PolicyLookup` chooses is not validated
-    /// here. If the storage cannot keep such a policy, its requests are handled as if the storage
-    /// had failed. [Leases](crate::storage::Leases) pass the requests of a policy that they do not
-    /// support to their inner storage.
+    /// here. If the storage does not support such a policy, its requests are handled as if the
+    /// storage had failed. [Leases](crate::storage::Leases) pass the requests of a policy that they
+    /// do not support to their inner storage.
     ///
     /// # Panics
     ///
-    /// Panics if the storage cannot keep the policy. [`try_storage`](Self::try_storage) returns an
-    /// error instead. Examples are a long log on a storage with a maximum value size, and a policy
-    /// other than a fixed window on [leases](crate::storage::Leases).
+    /// Panics if the storage does not support the policy or one of its shadow limits.
+    /// [`try_storage`](Self::try_storage) returns an error instead. Examples are a long log on a
+    /// storage with a maximum value size, and a policy other than a fixed window on
+    /// [leases](crate::storage::Leases).
     #[track_caller]
     pub fn storage<T: Storage>(self, storage: T, on_error: OnError) -> RateLimitLayer<T, R> {
         or_panic(self.try_storage(storage, on_error))
@@ -151,7 +153,7 @@ impl<St: Storage, R> RateLimitLayer<St, R> {
     ///
     /// # Errors
     ///
-    /// Returns an error if the storage cannot keep the policy.
+    /// Returns an error if the storage does not support the policy or one of its shadow limits.
     pub fn try_storage<T: Storage>(self, storage: T, on_error: OnError) -> Result<RateLimitLayer<T, R>, ConfigError> {
         let (mut config, _, rejection) = self.into_parts();
         config.policies = config.policies.bind(&storage)?;

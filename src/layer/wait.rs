@@ -54,7 +54,8 @@ impl<St: Storage, R> RateLimitLayer<St, R> {
     ///   the latest refusal of the same key and cost, with times counted from now. If there is
     ///   none, they show the result of a peek.
     /// - If the client disconnects before the inner service is called, a hit that was already
-    ///   admitted is refunded.
+    ///   admitted is refunded. If it disconnects during its first hit, before it waits, the units
+    ///   can stay spent.
     /// - If the storage fails, [`OnError`](crate::OnError) applies.
     ///
     /// The observer and the log get one decision for each request, when its wait is over.

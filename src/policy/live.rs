@@ -73,7 +73,7 @@ impl LivePolicy {
     /// # Errors
     ///
     /// Returns an error, and keeps the old policy, if the storage of a layer or a limiter that uses
-    /// this live policy cannot keep the new policy.
+    /// this live policy does not support the new policy or one of its shadow limits.
     pub fn set(&self, policy: impl IntoPolicy) -> Result<(), ConfigError> {
         self.0.set(&policy.into_policy())
     }
