@@ -21,7 +21,8 @@ pub(crate) enum RunOutcome {
 impl RunOutcome {
     /// Returns an error if the work was dropped.
     pub(crate) fn error(self) -> Option<&'static str> {
-        (self == Self::Dropped).then_some("the storage is asynchronous and there is no tokio runtime")
+        (self == Self::Dropped)
+            .then_some("the storage is asynchronous, and the call was made outside of a tokio runtime")
     }
 }
 

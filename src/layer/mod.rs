@@ -1,5 +1,6 @@
 //! The layer and its options.
 
+mod costs;
 mod handles;
 mod wait;
 
@@ -9,9 +10,9 @@ use std::sync::Arc;
 use tower_layer::Layer;
 
 use crate::error::or_panic;
-use crate::extract::{Head, KeyExtractor};
+use crate::extract::KeyExtractor;
 use crate::middleware::config::{LayerConfig, OnError};
-use crate::middleware::options::{CostFn, IntoCost, IntoPolicySource, PolicySource, ResponseHead, Settling, Skip};
+use crate::middleware::options::{IntoPolicySource, PolicySource, Skip};
 use crate::middleware::state::LayerState;
 use crate::observe::Observer;
 use crate::storage::InfallibleStorage;
@@ -186,7 +187,7 @@ impl<St: Storage, R> RateLimitLayer<St, R> {
     }
 }
 
-/// Options that depend on the request.
+/// Requests that are not limited.
 impl<St: Storage, R> RateLimitLayer<St, R> {
     /// Skips the requests that `skip` selects. A skipped request goes to the inner service. It is
     /// not counted and not reported to the observer, and its response gets no header fields.
@@ -206,116 +207,6 @@ impl<St: Storage, R> RateLimitLayer<St, R> {
     /// ```
     pub fn skip(self, skip: impl Skip) -> Self {
         self.with_config(|config| config.skip.push(Arc::new(skip)))
-    }
-
-    /// Sets the cost of each request in units. Defaults to 1.
-    ///
-    /// The closure returns a `u32`, or a `Result<u32, KeyError>`. Never let a client choose the
-    /// cost of its own request.
-    ///
-    /// | result | effect |
-    /// |---|---|
-    /// | 0 | the request passes and spends nothing, and its header fields report the state of the limits |
-    /// | at most the [capacity](crate::Limit::capacity) of each limit | the request spends all of these units, or is refused |
-    /// | more than the capacity of a limit | the request is always refused, without `Retry-After` |
-    /// | a [`KeyError`](crate::extract::KeyError) | the layer responds with the status of the error |
-    ///
-    /// ```
-    /// use tower_ratelimit::extract::Head;
-    /// use tower_ratelimit::{PeerIp, Quota, RateLimitLayer};
-    ///
-    /// let layer = RateLimitLayer::new(Quota::per_minute(100), PeerIp::new())
-    ///     .cost(|head: &Head<'_>| if head.uri().path().starts_with("/search") { 10 } else { 1 });
-    /// ```
-    pub fn cost<F, T>(self, cost: F) -> Self
-    where
-        F: Fn(&Head<'_>) -> T + Send + Sync + 'static,
-        T: IntoCost,
-    {
-        let cost: Arc<CostFn> = Arc::new(move |head: &Head<'_>| cost(head).into_cost());
-        self.with_config(|config| config.cost = Some(cost))
-    }
-
-    /// Charges only the requests for whose response `charge` returns `true`, for example failed
-    /// logins. Defaults to charging all requests.
-    ///
-    /// ```
-    /// use http::StatusCode;
-    /// use tower_ratelimit::{PeerIp, Policy, RateLimitLayer, ResponseHead};
-    ///
-    /// let policy: Policy = "moving-window 5/minute".parse()?;
-    /// let failed_logins = RateLimitLayer::new(policy, PeerIp::new())
-    ///     .charge_when(|response: &ResponseHead<'_>| response.status == StatusCode::UNAUTHORIZED);
-    /// # Ok::<(), tower_ratelimit::ConfigError>(())
-    /// ```
-    ///
-    /// The [cost](Self::cost) is spent before the inner service is called. If `charge` then returns
-    /// `false` for the head of the response, the hit is refunded. This is [`settle`](Self::settle)
-    /// with an actual cost of 0, or with the estimated cost, and replaces an earlier call of
-    /// `settle` or [`settle_later`](Self::settle_later).
-    ///
-    /// Do not combine this option with an [`ElasticWindow`](crate::ElasticWindow), which would lock
-    /// out well-behaved clients. The layer reports the combination as
-    /// [`Lint::ElasticWindowRefunded`](crate::Lint::ElasticWindowRefunded). See the guide on
-    /// [costs](crate::guide::costs#charge-by-the-response).
-    pub fn charge_when<F>(self, charge: F) -> Self
-    where
-        F: Fn(&ResponseHead<'_>) -> bool + Send + Sync + 'static,
-    {
-        self.settle(move |response: &ResponseHead<'_>| if charge(response) { None } else { Some(0) })
-    }
-
-    /// Corrects the cost of each request to the units that `actual` returns for the head of its
-    /// response. `None` keeps the estimated cost, which is that of [`cost`](Self::cost). Defaults
-    /// to the estimated cost for all requests.
-    ///
-    /// ```
-    /// use tower_ratelimit::{PeerIp, Quota, RateLimitLayer, ResponseHead};
-    ///
-    /// let layer = RateLimitLayer::new(Quota::per_minute(1_000), PeerIp::new())
-    ///     .settle(|response: &ResponseHead<'_>| response.headers.get("x-query-cost")?.to_str().ok()?.parse().ok());
-    /// ```
-    ///
-    /// The estimated cost is spent before the inner service is called. When the head of the
-    /// response is ready, the difference is refunded or charged, as [`RateLimiter::settle`] does.
-    ///
-    /// - A charge can leave the client in debt.
-    /// - A request keeps its estimated cost if the inner service returns an error, or if the client
-    ///   disconnects before the head of the response is ready.
-    /// - A request whose estimated cost is 0 is not settled.
-    /// - [Shadow limits](crate::Policy#shadow-limits) are settled too.
-    /// - If the storage fails, the hit keeps its estimated cost, unless the storage has settled the
-    ///   hit before the failure. The observer and the log get the error.
-    ///
-    /// The response does not wait for a storage that is not immediately ready. The header fields
-    /// then report the units that remained before the settlement.
-    ///
-    /// Replaces an earlier call of [`charge_when`](Self::charge_when) or
-    /// [`settle_later`](Self::settle_later).
-    pub fn settle<F>(self, actual: F) -> Self
-    where
-        F: Fn(&ResponseHead<'_>) -> Option<u32> + Send + Sync + 'static,
-    {
-        self.with_config(|config| config.settling = Some(Settling::ByResponse(Arc::new(actual))))
-    }
-
-    /// Inserts a [`Charge`](crate::Charge) into the extensions of each admitted request. The
-    /// handler settles the charge when the actual cost is known, for example at the end of a
-    /// streamed body. A request whose charge is never settled keeps its estimated cost, which is
-    /// that of [`cost`](Self::cost).
-    ///
-    /// - A request has no charge if it is not limited, or if the storage failed. If either can
-    ///   happen, handlers should take an `Option<Charge>`.
-    /// - With stacked layers, the handler gets the charge of the innermost one.
-    ///   [`Charge::of_policy`](crate::Charge::of_policy) returns those of the others.
-    /// - In a [shadow](Self::shadow) layer, each limited request has a charge, even if it would
-    ///   have been refused, or if the storage failed.
-    ///
-    /// Replaces an earlier call of [`settle`](Self::settle) or
-    /// [`charge_when`](Self::charge_when). See the guide on
-    /// [costs](crate::guide::costs#settle-after-a-streamed-response).
-    pub fn settle_later(self) -> Self {
-        self.with_config(|config| config.settling = Some(Settling::Later))
     }
 }
 

@@ -44,8 +44,8 @@ pub enum EventKind<'a> {
         actual: u32,
     },
     /// The cost of a hit could not be corrected, because the storage failed, or because it is
-    /// asynchronous and there is no tokio runtime. The hit keeps its estimated cost, unless the
-    /// storage settled the hit before it failed.
+    /// asynchronous and was called outside of a tokio runtime. The hit keeps its estimated cost,
+    /// unless the storage settled the hit before it failed.
     NotSettled {
         /// The decision on the hit, with its estimated cost.
         decision: &'a Decision,

@@ -164,3 +164,22 @@ async fn hit_on_several_limits_is_refunded_to_the_storage() {
     let peeked = storage.decide(StorageRequest::new(&two, &Key::from("a"), Op::Peek, 1)).await.unwrap();
     assert_eq!(peeked.limits()[1].remaining(), 1_000);
 }
+
+/// The policy of the charge has the same name, and shares the window with the lease.
+#[tokio::test]
+async fn refund_after_a_charge_by_another_policy_of_the_name_goes_to_the_storage() {
+    let (storage, clock) = memory_with_manual_clock();
+    let storage = FakeStorage::around(storage);
+    let leases = Leases::new(storage.clone(), 10).clock(clock);
+    let [policy, other] =
+        ["fixed-window 100/minute", "fixed-window 50/minute"].map(|text| policy(text).with_name("api"));
+    let key = Key::from("a");
+    let [settled, charged] = [hit(&leases, &policy, "a", 1).await, hit(&leases, &policy, "a", 1).await];
+    let _ = storage.take_changes();
+    leases.settle(&policy, &key, &settled, 0).await.unwrap();
+    assert_eq!(storage.take_changes(), 0, "the slice takes the refund");
+    leases.settle(&other, &key, &charged, 200).await.unwrap();
+    assert_eq!(storage.take_changes(), 1);
+    leases.settle(&policy, &key, &charged, 0).await.unwrap();
+    assert_eq!(storage.take_changes(), 1, "a refund pays off the charge first");
+}

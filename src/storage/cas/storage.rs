@@ -64,7 +64,7 @@ const LONGEST_LOG: u32 = 1_000;
 /// | [`Timeout`](crate::storage::StorageErrorKind::Timeout) | The store does not reply in time. A swap without a reply is not retried, because a retry could count a hit twice. |
 /// | [`Contended`](crate::storage::StorageErrorKind::Contended) | A settlement or a clear loses every race. |
 /// | [`Unsupported`](crate::storage::StorageErrorKind::Unsupported) | The states of the policy can exceed, or have exceeded, the longest text of the store. Also returned by `clear_all`. |
-/// | [`Cancelled`](crate::storage::StorageErrorKind::Cancelled) | There is no tokio runtime, it shuts down, or a custom strategy panics. |
+/// | [`Cancelled`](crate::storage::StorageErrorKind::Cancelled) | The call was made outside of a tokio runtime, the runtime shuts down, or a custom strategy panics. |
 /// | any other | The store fails. |
 #[derive(Clone)]
 pub struct Cas<S> {

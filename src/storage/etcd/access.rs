@@ -45,7 +45,7 @@ impl EtcdStorage {
     /// including those that `config` does not set.
     ///
     /// With `--client-cert-auth`, etcd takes the user from the common name of the client
-    /// certificate if there is no other login.
+    /// certificate, unless the storage has a login.
     ///
     /// Call this method before the first decision, because the returned storage opens new
     /// connections.

@@ -33,7 +33,7 @@ pub(super) struct LeaseEntry {
 /// The state of a key's worker.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum WorkerState {
-    /// There is no worker.
+    /// No worker runs.
     Idle,
     /// The worker runs in this runtime, or outside of a runtime (`None`). Callers in another
     /// runtime do not wait for it, because its runtime may have stopped.

@@ -103,7 +103,7 @@ impl Postgres {
             let Some(content) = content else { continue };
             let file = data.join(setting);
             fs::write(&file, content).unwrap();
-            // The server accepts only a key that nobody else can read.
+            // The server rejects a key that other users can read.
             fs::set_permissions(&file, fs::Permissions::from_mode(0o600)).unwrap();
             chown(&file, Some(owner.uid()), Some(owner.gid())).unwrap();
             self.ask(&format!("ALTER SYSTEM SET {setting} = '{setting}'"));

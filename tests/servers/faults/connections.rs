@@ -45,12 +45,19 @@ async fn silent_connection_is_replaced_after_three_timeouts<B: Backend>() {
         assert!(quick_hit::<B>(&limiter, &Key::everybody()).await.is_err());
         timeouts += 1;
     }
+    let replaced = Instant::now();
     assert!(silent.elapsed() > 2 * QUICK);
     assert_eq!(timeouts, 4, "the call after three timeouts connects");
     server.resume();
     recovers::<B>(&limiter).await;
-    // On a busy machine, the second connection may be silent, too.
-    assert!(proxy.connections() <= 3, "{}", proxy.connections());
+    assert_second_connection_is_used(&proxy, replaced);
+}
+
+/// Asserts that the connection that was opened just before `replaced` is the last one. On a busy
+/// machine, it can be silent for so long that others follow, one for each two timeouts.
+fn assert_second_connection_is_used(proxy: &Proxy, replaced: Instant) {
+    let others = (replaced.elapsed() + QUICK).as_millis() / (2 * QUICK).as_millis();
+    assert!(proxy.connections() as u128 <= 2 + others, "{} connections", proxy.connections());
 }
 
 /// The callers' own timeout is shorter than the storage's.
@@ -65,10 +72,11 @@ async fn silent_connection_is_replaced_although_callers_stop_waiting_early<B: Ba
         let _ = timeout(QUICK / 4, limiter.peek(&Key::everybody())).await;
         assert!(silent.elapsed() < 5 * (QUICK + B::MARGIN));
     }
+    let replaced = Instant::now();
     assert!(silent.elapsed() > 2 * QUICK);
     server.resume();
     recovers::<B>(&limiter).await;
-    assert!(proxy.connections() <= 3, "{}", proxy.connections());
+    assert_second_connection_is_used(&proxy, replaced);
 }
 
 /// Guards against this defect: the queue of requests is unbounded while the server hangs.
@@ -113,8 +121,7 @@ async fn many_retrying_callers_on_one_thread_make_progress<B: Backend>() {
         });
     }
     tasks.join_all().await;
-    // A busy machine may take longer for all answers. With the defect, there are none.
-    assert!(answers.load(Ordering::Relaxed) >= CALLERS / 30, "{answers:?}");
+    assert!(answers.load(Ordering::Relaxed) >= CALLERS, "{answers:?}");
 }
 
 /// Guards against this defect: a lock around each call. Sequential hits would take four seconds.
