@@ -192,7 +192,7 @@ impl<St: Storage, R> RateLimitLayer<St, R> {
     /// Skips the requests that `skip` selects. A skipped request goes to the inner service. It is
     /// not counted and not reported to the observer, and its response gets no header fields.
     ///
-    /// `skip` is a closure that takes the [`Head`] and returns a `bool`, or an
+    /// `skip` is a closure that takes the [`Head`](crate::extract::Head) and returns a `bool`, or an
     /// [`AllowList`](crate::extract::AllowList) of networks. Each call of this method adds a
     /// condition. A request is skipped if at least one condition selects it. Defaults to none.
     ///
