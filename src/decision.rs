@@ -120,6 +120,11 @@ impl Decision {
         self.verdict = if admitted { Verdict::ADMITTED } else { Verdict::REFUSED };
     }
 
+    /// Replaces the time of the decision.
+    pub(crate) fn with_at(self, at: Timestamp) -> Self {
+        Self { at, ..self }
+    }
+
     /// Turns this decision into a refusal by a [full storage](Self::is_storage_full). The statuses
     /// do not change. [`Policy::refuse`](crate::Policy::refuse) creates a decision with suitable
     /// statuses.

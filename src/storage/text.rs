@@ -1,6 +1,7 @@
 //! The text format of states.
 //!
-//! A text is a sequence of entries, one per limit:
+//! A text begins with `v` and the [version](head) of its format. All versions do. A sequence of
+//! entries follows, one per limit:
 //!
 //! - `[TAG UNTIL,AMOUNT,AMOUNT]` for two amounts
 //! - `[TAG UNTIL,INSTANT*UNITS,INSTANT*UNITS]` for a log
@@ -8,14 +9,20 @@
 //! `TAG` is the [tag](names::tag) of the limit. `UNTIL` is the instant at which the state expires.
 //! All instants are in microseconds since 1970.
 //!
-//! The text may start with `@INSTANT`, the time of the newest decision on the key. The Redis
-//! storage does not write it, because its server has the only clock.
+//! Before the entries, a text can contain the time of the key:
+//!
+//! - `@INSTANT` is the time of the newest decision on the key.
+//! - `.MARK-MICROS-MICROS` follows if clocks differ by more than `max_skew`: a number that
+//!   distinguishes this time of the key from others, and by how much other clocks are behind it.
 //!
 //! Two processes may configure the same policy differently. So a text can contain entries of other
 //! limits, which are kept. An entry that cannot be parsed is read as [`State::Fresh`].
 
+mod head;
+
 use std::fmt::Write;
 
+pub(super) use self::head::{Head, LONGEST as LONGEST_HEAD, UnknownVersion, join, split};
 use super::names;
 use crate::strategy::{Log, State};
 use crate::{Policy, Timestamp};
@@ -30,38 +37,6 @@ pub(super) fn read(policy: &Policy, text: &str) -> Vec<State> {
     (0..policy.limits().len())
         .map(|position| numbers(text, &names::tag(policy, position)).and_then(state).unwrap_or_default())
         .collect()
-}
-
-/// Returns the time of the newest decision on the key, if the text contains it.
-pub(super) fn decided_at(text: &str) -> Option<Timestamp> {
-    let rest = text.strip_prefix('@')?;
-    instant(rest.split_once('[').map_or(rest, |(digits, _)| digits))
-}
-
-/// Returns the text without the time of the newest decision.
-pub(super) fn states(text: &str) -> &str {
-    text.find('[').map_or("", |at| &text[at..])
-}
-
-/// Returns the text of states, preceded by the time of a decision.
-pub(super) fn with_instant(at: Timestamp, states: &str) -> String {
-    format!("@{}{states}", at.as_micros())
-}
-
-/// Returns the text of states with all instants moved back by `micros` microseconds.
-pub(super) fn moved_back(states: &str, micros: u64) -> String {
-    let moved = |text: &str| instant(text).map_or(0, |at| at.minus(micros).as_micros());
-    entries(states).fold(String::with_capacity(states.len()), |text, (tag, numbers)| {
-        let (until, rest) = numbers.split_once(',').unwrap_or((numbers, ""));
-        let rest: Vec<String> = rest
-            .split(',')
-            .map(|number| match number.split_once('*') {
-                Some((at, units)) => format!("{}*{units}", moved(at)),
-                None => number.to_owned(),
-            })
-            .collect();
-        text + &format!("[{tag} {},{}]", moved(until), rest.join(","))
-    })
 }
 
 /// Returns the numbers of the entry with this tag.

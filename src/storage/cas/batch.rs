@@ -4,7 +4,8 @@ use std::time::Duration;
 
 use super::job::Command;
 use super::skew::View;
-use crate::storage::text;
+use crate::storage::StorageError;
+use crate::storage::text::{self, Head};
 use crate::strategy::State;
 use crate::{Decision, Op, Policy, Timestamp};
 
@@ -21,9 +22,15 @@ const GRACE: Duration = Duration::from_millis(500);
 pub(in crate::storage) struct Batch<'a> {
     /// The stored states before the first job.
     loaded: &'a str,
-    /// `true` if the states were moved back in time, so that they differ from the stored ones.
-    is_moved: bool,
     now: Timestamp,
+    /// The microseconds by which this node's clock is behind `now`.
+    behind: u64,
+    /// The time of the key to store.
+    head: Option<Head>,
+    /// `true` if the text must be stored even if no state has changed.
+    must_store: bool,
+    /// The error of all commands before a clear, if the text has an unknown version.
+    unknown: Option<StorageError>,
     text: String,
     /// The instant at which the last state in `text` expires.
     until: Timestamp,
@@ -41,17 +48,32 @@ struct Parsed {
 }
 
 impl<'a> Batch<'a> {
-    pub(in crate::storage) fn new(loaded: &'a str, view: View<'_>) -> Self {
-        let View { at: now, states, is_moved } = view;
-        let (loaded, text) = (text::states(loaded), states.into_owned());
-        Self { loaded, is_moved, now, text, until: now, parsed: None, changed: is_moved, cleared: false }
+    pub(in crate::storage) fn new(view: View<'a>) -> Self {
+        let View { at: now, behind, states: loaded, head, has_new_line: must_store, unknown } = view;
+        let (text, until) = (loaded.to_owned(), now);
+        let (parsed, changed, cleared) = (None, must_store, false);
+        Self { loaded, now, behind, head, must_store, unknown, text, until, parsed, changed, cleared }
     }
 
     /// Executes one command. Returns the decision if the command is a hit or a charge, and `None`
     /// for a settlement or a clear.
-    pub(in crate::storage) fn execute(&mut self, policy: &Policy, command: &Command) -> Option<Decision> {
-        let now = self.now;
-        self.cleared |= matches!(command, Command::Clear);
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if the text has an unknown version, unless the command is a clear.
+    pub(in crate::storage) fn execute(
+        &mut self,
+        policy: &Policy,
+        command: &Command,
+    ) -> Result<Option<Decision>, StorageError> {
+        let (now, behind) = (self.now, self.behind);
+        if matches!(command, Command::Clear) {
+            self.cleared = true;
+            self.must_store |= self.unknown.take().is_some();
+        }
+        if let Some(error) = &self.unknown {
+            return Err(error.clone());
+        }
         let parsed = self.parse(policy);
         let (decision, changed) = match command {
             Command::Hit(cost) => {
@@ -62,7 +84,9 @@ impl<'a> Batch<'a> {
             }
             Command::Charge(units) => (Some(policy.decide(&mut parsed.states, now, Op::Charge, *units)), true),
             Command::Settle(decision, actual) => {
-                policy.settle(&mut parsed.states, now, decision, *actual);
+                let decision = (**decision).clone();
+                let at = decision.at().plus(behind);
+                policy.settle(&mut parsed.states, now, &decision.with_at(at), *actual);
                 (None, true)
             }
             Command::Clear => {
@@ -72,7 +96,7 @@ impl<'a> Batch<'a> {
         };
         parsed.changed |= changed;
         self.changed |= changed;
-        decision
+        Ok(decision.map(|decision| decision.with_at(now.minus(behind))))
     }
 
     /// Returns `true` if there is a change to store.
@@ -82,18 +106,17 @@ impl<'a> Batch<'a> {
 
     /// Returns the text to store and the time to keep it, or `None` if nothing has changed.
     ///
-    /// The text begins with the instant of the decision. Without this instant, a node whose clock
-    /// is behind could decide at an earlier time. After a refund of all units, the text is only the
-    /// instant. The text has no instant if `max_skew` is zero, or if a clear has removed all
-    /// states.
+    /// The text begins with the time of the key. Without it, a node whose clock is behind could
+    /// decide at an earlier time. After a refund of all units, the text has only this time. The
+    /// text has no time if `max_skew` is zero, or if a clear has removed all states.
     pub(in crate::storage) fn finish(mut self, max_skew: Duration) -> Option<(String, Duration)> {
         self.write_back();
-        if !self.changed || self.text == self.loaded {
+        if !self.changed || self.text == self.loaded && !self.must_store {
             return None;
         }
         let keep = Duration::from_micros(self.until.since(self.now)) + max_skew.max(GRACE);
-        let is_bare = max_skew.is_zero() || self.cleared && self.text.is_empty();
-        Some((if is_bare { self.text } else { text::with_instant(self.now, &self.text) }, keep))
+        let head = self.head.filter(|_| !(self.cleared && self.text.is_empty()));
+        Some((text::join(head.as_ref(), &self.text), keep))
     }
 
     /// Returns the states of this policy. Writes back those of the previous policy.
@@ -111,8 +134,8 @@ impl<'a> Batch<'a> {
 
     /// Writes the states of the current policy back to the text.
     fn write_back(&mut self) {
-        let is_moved = self.is_moved;
-        if let Some(parsed) = self.parsed.take().filter(|parsed| parsed.changed || is_moved) {
+        let must_store = self.must_store;
+        if let Some(parsed) = self.parsed.take().filter(|parsed| parsed.changed || must_store) {
             (self.text, self.until) = text::write(&parsed.policy, &parsed.states, &self.text, self.now);
         }
     }

@@ -1,5 +1,6 @@
 //! The errors of the compare-and-swap loop.
 
+use crate::storage::text::UnknownVersion;
 use crate::storage::{StorageError, StorageErrorKind};
 
 /// Creates the error of a timeout. `sent` is `true` if a swap was sent, which the store may have
@@ -39,4 +40,13 @@ pub(super) fn cancelled() -> StorageError {
 pub(super) fn no_runtime() -> StorageError {
     StorageError::new(StorageErrorKind::Cancelled, "no tokio runtime: await the call inside a tokio runtime")
         .uncounted()
+}
+
+/// Creates the error of a decision on a text of another version of this crate.
+pub(super) fn unknown_version(UnknownVersion(version): &UnknownVersion<'_>) -> StorageError {
+    let message = format!(
+        "the state of the key has the unknown format v{version}, which another version of this program wrote; upgrade \
+         all processes, use another prefix for each version, or clear the key"
+    );
+    StorageError::new(StorageErrorKind::Unsupported, message)
 }

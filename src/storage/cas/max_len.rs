@@ -1,5 +1,6 @@
 //! The largest state that a policy can need.
 
+use crate::storage::text;
 use crate::{ConfigError, Limit, Policy};
 
 /// The largest number of bytes per log entry: `,`, an instant, `*` and a number of units.
@@ -9,13 +10,10 @@ const ENTRY: u64 = 19;
 /// entries: brackets, separators, position, period, an instant and two amounts.
 const LIMIT: u64 = 80;
 
-/// The number of bytes of the instant of the last decision, with its `@`.
-const INSTANT: u64 = 18;
-
 /// Returns an error if the state of a key can grow longer than `longest` bytes.
 pub(super) fn check(policy: &Policy, longest: usize) -> Result<(), ConfigError> {
     let available = u64::try_from(longest).unwrap_or(u64::MAX);
-    let all: u64 = INSTANT + policy.limits().iter().map(max_bytes).sum::<u64>();
+    let all: u64 = text::LONGEST_HEAD + policy.limits().iter().map(max_bytes).sum::<u64>();
     if all <= available {
         return Ok(());
     }

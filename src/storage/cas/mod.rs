@@ -3,6 +3,7 @@
 mod batch;
 mod error;
 mod job;
+mod known;
 mod max_len;
 mod pause;
 mod queues;

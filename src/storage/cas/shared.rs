@@ -46,9 +46,14 @@ impl<S> CasShared<S> {
         Self::new(store, self.time.clone(), Skew::new(self.skew.max()))
     }
 
-    /// Returns the states to decide on, and the instant of the decision.
-    pub(super) fn view<'a, V>(&self, loaded: &'a Loaded<V>) -> View<'a> {
-        self.skew.view(&loaded.text, self.now(loaded))
+    /// Returns the states of `key` to change, and the instant of the decision.
+    pub(super) fn view<'a, V>(&self, key: &str, loaded: &'a Loaded<V>) -> View<'a> {
+        self.skew.view(key, &loaded.text, self.now(loaded))
+    }
+
+    /// Returns the states of `key` for a peek, and the instant of the decision.
+    pub(super) fn peek<'a, V>(&self, key: &str, loaded: &'a Loaded<V>) -> View<'a> {
+        self.skew.peek(key, &loaded.text, self.now(loaded))
     }
 
     /// Returns the node's time for a decision on `loaded`.

@@ -1,16 +1,22 @@
 //! Corrects the differences between the clocks of nodes.
 //!
-//! Each text begins with the newest instant at which its key was decided. No later decision is made
-//! at an earlier instant. So the time of a key never goes back, although the clocks of its nodes
-//! differ.
+//! A key has one time. Each text begins with the newest instant at which its key was decided, and
+//! no later decision is made at an earlier instant. So the time of a key never goes back, although
+//! the clocks of its nodes differ.
+//!
+//! A clock that is behind by more than `max_skew` has a line of its own: a constant difference to
+//! the time of the key. So the time of the key goes on by the time that passes on any clock, and
+//! does not jump to the fastest clock again after each decision of a slower one.
 
-use std::borrow::Cow;
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use crate::storage::text;
+use super::error;
+use super::known::{Behind, Known};
+use crate::storage::StorageError;
+use crate::storage::text::{self, Head};
 use crate::time::micros;
-use crate::{ConfigError, Timestamp};
+use crate::{ConfigError, Decision, Op, Policy, Timestamp};
 
 /// The default of `max_skew`. The clocks of machines with NTP differ by less. In the worst case, a
 /// client waits this much too long.
@@ -22,8 +28,11 @@ const LONGEST: Duration = Duration::from_secs(86_400);
 /// The shortest time between two warnings.
 const WARN_EVERY: Duration = Duration::from_secs(60);
 
-/// The metric that counts decisions at a node's own time, because the stored instant was too far
-/// ahead.
+/// The latest time of a node, in microseconds since 1970: it is in the year 2255. A clock that is
+/// further ahead would store instants that no node can parse.
+const LATEST: u64 = 1 << 53;
+
+/// The metric that counts keys whose time is too far ahead of the node's clock.
 #[cfg(feature = "metrics")]
 const SKEWED: &str = "ratelimit_clock_skew_total";
 
@@ -31,12 +40,13 @@ const SKEWED: &str = "ratelimit_clock_skew_total";
 #[derive(Debug)]
 pub(in crate::storage) struct Skew {
     max: Duration,
+    known: Known,
     warned: Mutex<Option<Instant>>,
 }
 
 impl Skew {
     pub(in crate::storage) fn new(max: Duration) -> Self {
-        Self { max, warned: Mutex::default() }
+        Self { max, known: Known::default(), warned: Mutex::default() }
     }
 
     /// Returns `false` if `max_skew` is zero, so that each node decides at its own time.
@@ -48,18 +58,53 @@ impl Skew {
         self.max
     }
 
-    /// Returns the states in `text`, and the instant to decide at. `own` is the time of this node.
-    ///
-    /// If the newest decision is too far ahead of `own`, the states are moved back to `own`.
-    /// Otherwise the key could be refused until the instant of that decision.
-    pub(in crate::storage) fn view<'a>(&self, text: &'a str, own: Timestamp) -> View<'a> {
-        let newest = text::decided_at(text).filter(|_| self.is_on()).unwrap_or(own).max(own);
-        let (ahead, states) = (newest.since(own), text::states(text));
-        if ahead <= micros(self.max) {
-            return View { at: newest, states: states.into(), is_moved: false };
+    /// Returns the states in `text`, and the instant to decide a change of `key` at. `own` is the
+    /// time of this node.
+    pub(in crate::storage) fn view<'a>(&self, key: &str, text: &'a str, own: Timestamp) -> View<'a> {
+        let (view, behind) = self.look(key, text, own);
+        if self.is_on() {
+            self.known.insert(key, behind);
         }
-        self.report(Duration::from_micros(ahead));
-        View { at: own, states: text::moved_back(states, ahead).into(), is_moved: true }
+        view
+    }
+
+    /// Returns the same as [`view`](Self::view) for a peek, which changes nothing.
+    pub(in crate::storage) fn peek<'a>(&self, key: &str, text: &'a str, own: Timestamp) -> View<'a> {
+        self.look(key, text, own).0
+    }
+
+    fn look<'a>(&self, key: &str, text: &'a str, own: Timestamp) -> (View<'a>, Behind) {
+        let own = own.min(Timestamp::from_micros(LATEST));
+        let (stored, states, unknown) = match text::split(text) {
+            Ok((head, states)) => (head, states, None),
+            Err(version) => (None, "", Some(error::unknown_version(&version))),
+        };
+        let head = self.is_on().then(|| stored.unwrap_or_else(|| Head::new(own)));
+        let mut view = View { at: own, behind: 0, states, head, has_new_line: false, unknown };
+        let Some(head) = &mut view.head else { return (view, Behind::default()) };
+        let (gap, max) = (head.newest.since(own), micros(self.max));
+        if gap <= max {
+            view.at = head.newest.max(own);
+            head.newest = view.at;
+            return (view, Behind::default());
+        }
+        let behind = match self.known.get(key) {
+            Some(known) if head.mark > 0 && known.mark == head.mark && gap <= known.micros.saturating_add(max) => {
+                known.micros
+            }
+            // Another clock has moved the time of the key ahead, or this clock has gone back. The
+            // time that has passed is unknown.
+            Some(_) => gap,
+            // This node may have decided the key before it was restarted.
+            None => head.line(gap - max).unwrap_or(gap).max(gap),
+        };
+        // The time on this clock since the newest decision.
+        head.newest = head.newest.plus(behind.saturating_sub(gap));
+        view.has_new_line = head.add_line(behind, max);
+        (view.at, view.behind) = (head.newest, behind);
+        let mark = head.mark;
+        self.report(Duration::from_micros(gap));
+        (view, Behind { mark, micros: behind })
     }
 
     #[cold]
@@ -80,10 +125,27 @@ impl Skew {
 /// The states of a key, and the instant to decide at.
 #[derive(Debug)]
 pub(in crate::storage) struct View<'a> {
+    /// The instant to decide at, in the time of the key.
     pub(in crate::storage) at: Timestamp,
-    pub(in crate::storage) states: Cow<'a, str>,
-    /// `true` if the states were moved back in time, so that they differ from the stored ones.
-    pub(in crate::storage) is_moved: bool,
+    /// The microseconds by which this node's clock is behind the time of the key, if they exceed
+    /// `max_skew`.
+    pub(in crate::storage) behind: u64,
+    pub(in crate::storage) states: &'a str,
+    /// The time of the key to store, or `None` if `max_skew` is zero.
+    pub(in crate::storage) head: Option<Head>,
+    /// `true` if `head` has a new line, which must be stored.
+    pub(in crate::storage) has_new_line: bool,
+    /// The error of all decisions, if the text has an unknown version.
+    pub(in crate::storage) unknown: Option<StorageError>,
+}
+
+impl View<'_> {
+    /// Decides a peek.
+    pub(in crate::storage) fn peek(self, policy: &Policy, op: Op, cost: u32) -> Result<Decision, StorageError> {
+        self.unknown.map_or(Ok(()), Err)?;
+        let mut states = text::read(policy, self.states);
+        Ok(policy.decide(&mut states, self.at, op, cost).with_at(self.at.minus(self.behind)))
+    }
 }
 
 /// Returns `max`, or an error if it is more than a day.

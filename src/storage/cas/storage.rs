@@ -16,7 +16,7 @@ use super::{CasStorage, error, max_len};
 use crate::error::or_panic;
 use crate::storage::calls::measured;
 use crate::storage::deadline::{self, DEADLINE};
-use crate::storage::{Clock, Storage, StorageError, StorageRequest, names, text};
+use crate::storage::{Clock, Storage, StorageError, StorageRequest, names};
 use crate::{ConfigError, Decision, Key, Op, Policy};
 
 /// The largest number of log entries of a key, unless long logs are allowed. This many entries take
@@ -191,8 +191,7 @@ impl<S: CasStorage> Cas<S> {
             Handle::try_current().map_err(|_| error::no_runtime())?;
             let loaded = timeout(deadline, shared.store.load(&name)).await.map_err(|_| error::late(false))?;
             let loaded = loaded.map_err(|error| StorageError::from_boxed(error).uncounted())?;
-            let view = shared.view(&loaded);
-            Ok(policy.decide(&mut text::read(&policy, &view.states), view.at, op, cost))
+            shared.peek(&name, &loaded).peek(&policy, op, cost)
         }
     }
 }

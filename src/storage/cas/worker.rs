@@ -110,10 +110,10 @@ impl<S: CasStorage> Worker<S> {
         loaded: &Loaded<S::Version>,
         is_recalled: bool,
     ) -> Result<(), (Vec<Job>, Option<Loaded<S::Version>>)> {
-        let mut batch = Batch::new(&loaded.text, self.shared.view(loaded));
+        let mut batch = Batch::new(self.shared.view(&self.place.1, loaded));
         let mut pending: Vec<(Job, Answer)> = Vec::with_capacity(jobs.len());
         for job in jobs.into_iter().filter(Job::begin) {
-            let answer = Ok(batch.execute(&job.policy, &job.command));
+            let answer = batch.execute(&job.policy, &job.command);
             if is_recalled || batch.is_changed() {
                 pending.push((job, answer));
             } else {

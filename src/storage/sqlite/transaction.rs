@@ -7,12 +7,15 @@ use super::job::{Answer, Job, Work};
 use crate::Timestamp;
 use crate::storage::cas::Batch;
 use crate::storage::cas::skew::Skew;
-use crate::storage::{Clock, text};
+use crate::storage::{Clock, StorageError};
+
+/// The answer to a call. A call fails alone if the text of its key has an unknown version.
+type Reply = Result<Answer, StorageError>;
 
 /// Executes the calls and returns their answers, in the same order. The state of each key is loaded
 /// once, and stored once if it has changed.
-pub(super) fn execute(file: &mut File, skew: &Skew, jobs: &[Job]) -> rusqlite::Result<Vec<Answer>> {
-    let mut answers: Vec<Option<Answer>> = jobs.iter().map(|_| None).collect();
+pub(super) fn execute(file: &mut File, skew: &Skew, jobs: &[Job]) -> rusqlite::Result<Vec<Reply>> {
+    let mut answers: Vec<Option<Reply>> = jobs.iter().map(|_| None).collect();
     let mut keys: Vec<(&str, Vec<usize>)> = Vec::new();
     let mut positions: HashMap<&str, usize> = HashMap::new();
     for (index, job) in jobs.iter().enumerate() {
@@ -24,8 +27,8 @@ pub(super) fn execute(file: &mut File, skew: &Skew, jobs: &[Job]) -> rusqlite::R
                 });
                 keys[position].1.push(index);
             }
-            Work::Check => answers[index] = Some(Answer::Done(0)),
-            Work::DeleteAll { prefix } => answers[index] = Some(Answer::Done(file.delete_all(prefix)?)),
+            Work::Check => answers[index] = Some(Ok(Answer::Done(0))),
+            Work::DeleteAll { prefix } => answers[index] = Some(Ok(Answer::Done(file.delete_all(prefix)?))),
         }
     }
     let mut writes = 0;
@@ -36,7 +39,7 @@ pub(super) fn execute(file: &mut File, skew: &Skew, jobs: &[Job]) -> rusqlite::R
     if writes > 0 {
         file.sweep(writes)?;
     }
-    Ok(answers.into_iter().map(|answer| answer.unwrap_or(Answer::Done(0))).collect())
+    Ok(answers.into_iter().map(|answer| answer.unwrap_or(Ok(Answer::Done(0)))).collect())
 }
 
 /// Executes the calls on one key. Returns `true` if its states have changed.
@@ -45,7 +48,7 @@ fn execute_key<'a>(
     skew: &Skew,
     key: &str,
     jobs: impl Iterator<Item = (usize, &'a Job)>,
-    answers: &mut [Option<Answer>],
+    answers: &mut [Option<Reply>],
 ) -> rusqlite::Result<bool> {
     let loaded = file.load(key)?;
     let mut batch: Option<Batch<'_>> = None;
@@ -54,13 +57,12 @@ fn execute_key<'a>(
         answers[index] = match &job.work {
             // A peek is concurrent with the hits of the same transaction, so it may ignore them.
             Work::Peek { policy, op, cost, .. } => {
-                let view = skew.view(&loaded, now());
-                let mut states = text::read(policy, &view.states);
-                Some(Answer::Decided(policy.decide(&mut states, view.at, *op, *cost)))
+                Some(skew.peek(key, &loaded, now()).peek(policy, *op, *cost).map(Answer::Decided))
             }
             Work::Change { policy, command, .. } => {
-                let batch = batch.get_or_insert_with(|| Batch::new(&loaded, skew.view(&loaded, now())));
-                Some(batch.execute(policy, command).map_or(Answer::Done(0), Answer::Decided))
+                let batch = batch.get_or_insert_with(|| Batch::new(skew.view(key, &loaded, now())));
+                let executed = batch.execute(policy, command);
+                Some(executed.map(|decision| decision.map_or(Answer::Done(0), Answer::Decided)))
             }
             Work::Check | Work::DeleteAll { .. } => None,
         };

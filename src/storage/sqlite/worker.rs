@@ -148,7 +148,7 @@ impl Worker {
             self.unsynced.get_or_insert_with(Instant::now);
         }
         for (job, answer) in jobs.drain(..).zip(answers) {
-            job.answer(Ok(answer));
+            job.answer(answer);
         }
         Ok(())
     }

@@ -90,7 +90,7 @@ fn stored_states_are_as_documented() {
         let limiter = RateLimiter::with_storage(policy(free).with_name("free"), storage.clone());
         let _ = limiter.hit(&alice).await.unwrap();
         // The last number is the low 32 bits of the start of the window.
-        let first = "@1728000000000000[1.fixed-window/60000000 1728000060000000,1,1512833024]";
+        let first = "v1@1728000000000000[1.fixed-window/60000000 1728000060000000,1,1512833024]";
         assert_eq!(etcd.all(), [("rl:free|t:alice".to_owned(), first.to_owned())]);
         let both = RateLimiter::with_storage(policy(other).with_name("free"), storage.prefix("shop"));
         let _ = both.hit(&alice).await.unwrap();
@@ -125,7 +125,7 @@ fn clear_all_removes_the_keys_of_one_prefix() {
 fn unreadable_state_is_treated_as_fresh() {
     let etcd = Etcd::start(1);
     let limiter = RateLimiter::with_storage(policy("fixed-window 2/day").with_name("p"), storage(&etcd));
-    for spoil in [&b"garbage"[..], b"\xff\xfe", b"[1.fixed-window/86400000000 99999999999999999999,1,1]", b""] {
+    for spoil in [&b"garbage"[..], b"\xff\xfe", b"v1[1.fixed-window/86400000000 99999999999999999999,1,1]", b""] {
         etcd.put("rl:p|t:k", spoil);
         RUNTIME.block_on(async {
             for expected in [true, true, false] {

@@ -79,7 +79,7 @@ fn stored_states_are_as_documented() {
     let rows = || server.ask("SELECT key, state, expires_at > now() + '1 minute' FROM tower_ratelimit");
     let _ = RUNTIME.block_on(limiter.hit(&Key::from("alice"))).unwrap();
     // The last number is the low 32 bits of the start of the window.
-    let state = "@1728000000000000[1.fixed-window/60000000 1728000060000000,1,1512833024]";
+    let state = "v1@1728000000000000[1.fixed-window/60000000 1728000060000000,1,1512833024]";
     assert_eq!(rows(), format!("rl:free|t:alice|{state}|t"));
     RUNTIME.block_on(limiter.clear(&Key::from("alice"))).unwrap();
     assert_eq!(rows(), "");
@@ -90,7 +90,7 @@ fn unreadable_state_is_treated_as_fresh() {
     let server = Postgres::start(&[]);
     let limiter = RateLimiter::with_storage(policy("fixed-window 2/day").with_name("p"), storage(&server));
     RUNTIME.block_on(limiter.storage().migrate()).unwrap();
-    for spoil in ["garbage", "[1.fixed-window/86400000000 99999999999999999999,1,1]", ""] {
+    for spoil in ["garbage", "v1[1.fixed-window/86400000000 99999999999999999999,1,1]", ""] {
         server.ask(&format!(
             "INSERT INTO tower_ratelimit VALUES ('rl:p|t:k', '{spoil}', 'infinity')
              ON CONFLICT (key) DO UPDATE SET state = excluded.state"

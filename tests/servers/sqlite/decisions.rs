@@ -85,7 +85,7 @@ fn stored_states_are_as_documented() {
     };
     let _ = RUNTIME.block_on(limiter.hit(&Key::from("alice"))).unwrap();
     // The last number is the low 32 bits of the start of the window.
-    let state = "@1728000000000000[1.fixed-window/60000000 1728000060000000,1,1512833024]";
+    let state = "v1@1728000000000000[1.fixed-window/60000000 1728000060000000,1,1512833024]";
     assert_eq!(rows(), [("rl:free|t:alice".to_owned(), state.to_owned())]);
     RUNTIME.block_on(limiter.clear(&Key::from("alice"))).unwrap();
     assert_eq!(rows(), []);
@@ -95,7 +95,7 @@ fn stored_states_are_as_documented() {
 fn unreadable_state_is_treated_as_fresh() {
     let folder = Folder::new();
     let limiter = RateLimiter::with_storage(policy("fixed-window 2/day").with_name("p"), open(&folder.file()));
-    for spoil in ["garbage", "[1.fixed-window/86400000000 99999999999999999999,1,1]", ""] {
+    for spoil in ["garbage", "v1[1.fixed-window/86400000000 99999999999999999999,1,1]", ""] {
         let connection = Connection::open(folder.file()).unwrap();
         let write = "INSERT OR REPLACE INTO tower_ratelimit VALUES ('rl:p|t:k', ?1, 9223372036854775807)";
         connection.execute(write, [spoil]).unwrap();
