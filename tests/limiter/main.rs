@@ -4,6 +4,7 @@
 mod acquire;
 mod cas;
 mod cas_skew;
+mod cas_versions;
 mod coarse_clock;
 mod divided_quotas;
 mod live_policy;

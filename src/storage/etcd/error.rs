@@ -22,6 +22,7 @@ pub(super) fn from_status(member: &str, status: Status) -> StorageError {
         // cannot be decoded.
         _ if is_local => StorageError::connection_lost(member, cause),
         _ if was_refused => StorageError::refused(member, cause),
+        Code::ResourceExhausted => StorageError::refused(member, cause).with_may_have_counted(true),
         Code::DeadlineExceeded => StorageError::timed_out(member).with_source(cause),
         _ => StorageError::unexpected_reply(member, cause),
     }
@@ -67,7 +68,8 @@ fn status(error: &StorageError) -> Option<&Status> {
 
 /// Returns `true` for statuses that a member returns before it executes a call.
 ///
-/// After `request timed out` or `database space exceeded`, the call may have been executed.
+/// After `request timed out` or `database space exceeded`, the call may have been executed: etcd can
+/// execute the write that exceeds the space, and report the error nevertheless.
 fn means_not_executed(status: &Status) -> bool {
     match status.code() {
         Code::InvalidArgument
@@ -97,6 +99,9 @@ impl fmt::Display for EtcdCause {
             Some(source) => fmt::Display::fmt(source, f),
             None if means_unauthenticated(status) && means_not_executed(status) => {
                 write!(f, "{} (write etcd://user:password@ in the URL)", status.message())
+            }
+            None if status.message().contains("space exceeded") => {
+                write!(f, "{} (compact and defragment etcd, then run etcdctl alarm disarm)", status.message())
             }
             None => f.write_str(status.message()),
         }

@@ -1,9 +1,10 @@
-//! etcd: decisions on one member and on three, logins, leases and TLS.
+//! etcd: decisions on one member and on three, logins, leases, TLS, and a full server.
 
 mod decisions;
 mod leases;
 mod login;
 mod members;
+mod space;
 mod tls;
 
 use std::time::Duration;

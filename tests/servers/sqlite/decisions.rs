@@ -7,7 +7,7 @@ use common::servers::storage::RUNTIME;
 use common::{Foreign, hit, policy};
 use rusqlite::Connection;
 use tokio::task::JoinSet;
-use tower_ratelimit::storage::{Durability, ManualClock, SqliteStorage, StorageUrl};
+use tower_ratelimit::storage::{Durability, ManualClock, SqliteStorage, StorageErrorKind, StorageUrl};
 use tower_ratelimit::testing::StorageLaws;
 use tower_ratelimit::{ElasticWindow, Key, MovingWindow, Policy, Quota, RateLimiter, Storage, Timestamp};
 
@@ -104,6 +104,38 @@ fn unreadable_state_is_treated_as_fresh() {
             assert_eq!(decision.is_admitted(), expected, "{spoil:?}");
         }
     }
+}
+
+/// A program with the next version of this crate shares the file.
+#[test]
+fn state_of_an_unknown_version_is_never_overwritten() {
+    let folder = Folder::new();
+    let limiter = RateLimiter::with_storage(policy("fixed-window 2/day").with_name("p"), open(&folder.file()));
+    assert!(RUNTIME.block_on(limiter.hit(&Key::from("k"))).unwrap().is_admitted());
+    let connection = Connection::open(folder.file()).unwrap();
+    connection.execute("UPDATE tower_ratelimit SET state = 'v2;new'", []).unwrap();
+    let state = || -> String {
+        let select = "SELECT state FROM tower_ratelimit WHERE key = 'rl:p|t:k'";
+        connection.query_row(select, [], |row| row.get(0)).unwrap()
+    };
+    RUNTIME.block_on(async {
+        let key = Key::from("k");
+        for error in [limiter.hit(&key).await.unwrap_err(), limiter.peek(&key).await.unwrap_err()] {
+            assert_eq!((error.kind(), error.may_have_counted()), (StorageErrorKind::Unsupported, false), "{error:?}");
+            assert!(error.to_string().contains("unknown format v2"), "{error}");
+        }
+        // Other keys of the same batch are not affected.
+        let others = [Key::from("a"), Key::from("b")];
+        let (a, next, b) = tokio::join!(limiter.hit(&others[0]), limiter.hit(&key), limiter.hit(&others[1]));
+        assert!(a.unwrap().is_admitted() && next.is_err() && b.unwrap().is_admitted());
+    });
+    assert_eq!(state(), "v2;new");
+    RUNTIME.block_on(async {
+        let key = Key::from("k");
+        limiter.clear(&key).await.unwrap();
+        assert_eq!(limiter.hit(&key).await.unwrap().remaining(), 1);
+    });
+    assert!(state().starts_with("v1@"), "{}", state());
 }
 
 /// Each write checks the next four rows of the table.
