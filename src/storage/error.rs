@@ -68,8 +68,8 @@ pub enum StorageErrorKind {
     Contended,
     /// The [circuit breaker](super::Breaker) is open, so the storage was not called.
     CircuitOpen,
-    /// The storage does not support the policy or the operation, or the state of the key is too
-    /// long for it.
+    /// The storage does not support the policy or the operation, the state of the key is too long
+    /// for it, or another version of this crate has written the state in an unknown format.
     Unsupported,
     /// The call ended without a result: there is no tokio runtime, its runtime was shut down, or a
     /// custom strategy panicked.

@@ -376,7 +376,7 @@ async fn correction_of_a_clock_admits_at_most_one_more_quota() {
 /// `token-bucket 100/minute` admitted 6,098 hits here in 6 seconds.
 #[tokio::test]
 async fn alternating_nodes_do_not_refill_a_bucket() {
-    for text in ["token-bucket 100/minute", "fixed-window 100/minute"] {
+    for (text, most) in [("token-bucket 100/minute", 210), ("fixed-window 100/minute", 200)] {
         for ahead in [7 * SECOND, 61 * SECOND] {
             let nodes = Nodes::new(&policy(text), &[0, ahead]);
             let mut admitted = 0;
@@ -384,7 +384,7 @@ async fn alternating_nodes_do_not_refill_a_bucket() {
                 admitted += usize::from(nodes.hit(hit % 2, 1).await.is_admitted());
                 nodes.advance(1_000);
             }
-            assert!((100..=210).contains(&admitted), "{text}, {ahead} us: {admitted} admitted");
+            assert!((100..=most).contains(&admitted), "{text}, {ahead} us: {admitted} admitted");
         }
     }
 }

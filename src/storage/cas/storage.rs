@@ -51,8 +51,8 @@ const LONGEST_LOG: u32 = 1_000;
 /// [`clock`](Self::clock).
 ///
 /// The instant of the newest decision is stored with the key. No decision is made at an earlier
-/// instant, even if the clock of the next process is behind. A stored instant that is more than 5
-/// seconds ahead of the clock is ignored: see [`max_skew`](Self::max_skew). The guide has the
+/// instant, even if the clock of the next process is behind. A clock that is more than 5 seconds
+/// behind the stored instant is corrected: see [`max_skew`](Self::max_skew). The guide has the
 /// [guarantees](crate::guide::several_processes#clocks).
 ///
 /// # Errors
@@ -63,7 +63,7 @@ const LONGEST_LOG: u32 = 1_000;
 /// |---|---|
 /// | [`Timeout`](crate::storage::StorageErrorKind::Timeout) | The store does not reply in time. A swap without a reply is not retried, because a retry could count a hit twice. |
 /// | [`Contended`](crate::storage::StorageErrorKind::Contended) | A settlement or a clear loses every race. |
-/// | [`Unsupported`](crate::storage::StorageErrorKind::Unsupported) | The states of the policy can exceed, or have exceeded, the longest text of the store. Also returned by `clear_all`. |
+/// | [`Unsupported`](crate::storage::StorageErrorKind::Unsupported) | The states of the policy can exceed, or have exceeded, the longest text of the store. Another version of this crate has written the state in an [unknown format](crate::guide::several_processes#rolling-upgrades). Also returned by `clear_all`. |
 /// | [`Cancelled`](crate::storage::StorageErrorKind::Cancelled) | The call was made outside of a tokio runtime, the runtime shuts down, or a custom strategy panics. |
 /// | any other | The store fails. |
 #[derive(Clone)]
@@ -132,16 +132,18 @@ impl<S: CasStorage> Cas<S> {
     /// |---|---|
     /// | behind the clock | is made at the clock's time |
     /// | ahead by at most `max_skew` | is made at the instant of the newest decision |
-    /// | further ahead | is made at the clock's time, after the key's states were moved back to it |
+    /// | further ahead | is made at the instant of the newest decision, plus the time that has passed on this clock since its own last decision on the key; the decision [reports](Decision::at) the clock's time |
     ///
-    /// In the last case, a warning is logged at most once per minute (feature `tracing`).
+    /// In the last case, a warning is logged at most once per minute (feature `tracing`). At any
+    /// difference, all processes together admit at most what the strategy promises, plus one quota
+    /// for each [change of a clock](crate::guide::several_processes#clocks).
     ///
     /// The store keeps each state for `max_skew` after it expires, and for at least 500
     /// milliseconds.
     ///
     /// With zero, the instant of the newest decision is neither stored nor compared with the clock.
-    /// Each decision is made at the clock's time, and states are never moved back. So a node whose
-    /// clock is years ahead can block a key for years.
+    /// Each decision is made at the clock's time. So a node whose clock is years ahead can block a
+    /// key for years.
     ///
     /// # Panics
     ///

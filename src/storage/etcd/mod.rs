@@ -164,7 +164,7 @@ impl EtcdStorage {
     /// Sets the time by which the newest decision on a key may be ahead of this machine's clock.
     /// Overrides the URL. Defaults to 5 seconds.
     ///
-    /// If the decision is further ahead, the process decides by this machine's clock and logs a
+    /// If the decision is further ahead, the process corrects this machine's clock and logs a
     /// warning (feature `tracing`). [`Cas::max_skew`] has the details, also for zero. The guide
     /// explains [clock skew](crate::guide::several_processes#clocks).
     ///

@@ -142,7 +142,7 @@ impl MemcachedStorage {
     /// Sets the time by which the newest decision on a key may be ahead of this process's estimate
     /// of the server's time. Overrides the URL. Defaults to 5 seconds.
     ///
-    /// If the decision is further ahead, the process decides by its estimate and logs a warning
+    /// If the decision is further ahead, the process corrects its estimate and logs a warning
     /// (feature `tracing`). [`Cas::max_skew`] has the details, also for zero. The guide explains
     /// [clock skew](crate::guide::several_processes#clocks).
     ///

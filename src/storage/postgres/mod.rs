@@ -320,7 +320,7 @@ impl PostgresStorage {
     /// Sets the time by which the newest decision on a key may be ahead of the server's clock, for
     /// example after a failover. Overrides the URL. Defaults to 5 seconds.
     ///
-    /// If the decision is further ahead, the storage decides by the server's clock and logs a
+    /// If the decision is further ahead, the storage corrects the server's clock and logs a
     /// warning (feature `tracing`). [`Cas::max_skew`] has the details, also for zero. The guide
     /// explains [clock skew](crate::guide::several_processes#clocks).
     ///
