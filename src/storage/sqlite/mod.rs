@@ -1,7 +1,10 @@
+mod create;
 mod decide;
 mod error;
 mod file;
 mod job;
+mod reserve;
+mod room;
 #[cfg(test)]
 mod tests;
 mod transaction;
@@ -45,7 +48,7 @@ use crate::storage::{Clock, StorageError, StorageErrorKind, deadline, names};
 /// // After a restart:
 /// let limiter = RateLimiter::with_storage(Quota::per_day(5), SqliteStorage::open(&file)?);
 /// assert_eq!(limiter.hit(&Key::from("alice")).await?.remaining(), 3);
-/// # for end in ["", "-wal", "-shm"] {
+/// # for end in ["", "-wal", "-shm", "-reserve"] {
 /// #     let _ = std::fs::remove_file(format!("{}{end}", file.display()));
 /// # }
 /// # Ok(())

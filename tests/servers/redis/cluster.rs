@@ -91,7 +91,7 @@ async fn node_that_dies_or_hangs_fails_only_its_own_keys() {
     };
     until_all_decide().await;
     for (node, name) in homes.iter().enumerate() {
-        let found = cluster.nodes[node].ask(&["EXISTS", &format!("rl:{{p|t:{name}}}")]).to_string();
+        let found = cluster.nodes[node].ask(&["EXISTS", &format!("rl:{{p|t:{name}}}v1")]).to_string();
         assert_eq!(found, "1", "{name} is on its home node");
     }
     for (dead, hangs) in [(1, false), (0, false), (2, true)] {
@@ -172,7 +172,7 @@ async fn hits_follow_a_slot_that_moves_to_another_node() {
     let hit = async |limiter: &RateLimiter<RedisStorage>| limiter.hit(&Key::from("k")).await.unwrap().remaining();
     assert_eq!(hit(&limiter).await, 8);
 
-    let key = "rl:{p|t:k}";
+    let key = "rl:{p|t:k}v1";
     let slot = cluster.nodes[0].ask(&["CLUSTER", "KEYSLOT", key]).to_string();
     let from = Cluster::home(slot.parse().unwrap());
     let to = (from + 1) % 3;
