@@ -32,6 +32,9 @@ const LOG_PAGES: u32 = 4_000;
 /// more than one, so that the table is searched faster than it grows.
 const SWEPT_PER_HIT: u32 = 4;
 
+/// A text that is greater than all keys, which are ASCII.
+const AFTER_ALL_KEYS: &str = "\u{10ffff}";
+
 /// An open database.
 pub(super) struct File {
     pub(super) connection: Connection,
@@ -143,22 +146,19 @@ impl File {
 
     /// Checks the next `rows` rows of the table. Returns the number of rows that were deleted.
     pub(super) fn sweep_rows(&mut self, rows: u32) -> rusqlite::Result<usize> {
-        let next = "SELECT max(key), count(*), min(gone_at) FROM \
-                    (SELECT key, gone_at FROM tower_ratelimit WHERE key > ?1 ORDER BY key LIMIT ?2)";
-        let (last, count, first_gone): (Option<String>, u32, Option<i64>) = self
-            .connection
-            .prepare_cached(next)?
-            .query_row(params![self.swept, rows], |row| Ok((row.get(0)?, row.get(1)?, row.get(2)?)))?;
-        let (Some(last), Some(first_gone)) = (last, first_gone) else {
-            self.swept.clear();
-            return Ok(0);
-        };
-        let (now, mut deleted) = (wall_clock(), 0);
-        if first_gone < now {
+        let next = "SELECT key FROM tower_ratelimit WHERE key > ?1 ORDER BY key LIMIT 1 OFFSET ?2";
+        let mut next = self.connection.prepare_cached(next)?;
+        let last: Option<String> =
+            next.query_row(params![self.swept, rows.saturating_sub(1)], |row| row.get(0)).optional()?;
+        let range = params![self.swept, last.as_deref().unwrap_or(AFTER_ALL_KEYS), wall_clock()];
+        // Searching is much faster than deleting.
+        let find = "SELECT EXISTS (SELECT 1 FROM tower_ratelimit WHERE key > ?1 AND key <= ?2 AND gone_at < ?3)";
+        let mut deleted = 0;
+        if self.connection.prepare_cached(find)?.query_row(range, |row| row.get(0))? {
             let delete = "DELETE FROM tower_ratelimit WHERE key > ?1 AND key <= ?2 AND gone_at < ?3";
-            deleted = self.connection.prepare_cached(delete)?.execute(params![self.swept, last, now])?;
+            deleted = self.connection.prepare_cached(delete)?.execute(range)?;
         }
-        self.swept = if count < rows { String::new() } else { last };
+        self.swept = last.unwrap_or_default();
         Ok(deleted)
     }
 

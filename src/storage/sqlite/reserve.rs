@@ -56,8 +56,8 @@ impl Reserve {
         let Ok(mut file) = OpenOptions::new().write(true).create(true).truncate(false).open(&self.path) else {
             return Kept::Forbidden;
         };
-        let zeros = [0; 1 << 16];
-        if (0..SIZE >> 16).try_for_each(|_| file.write_all(&zeros)).is_err() {
+        let zeros = [0; 1 << 12];
+        if (0..SIZE >> 12).try_for_each(|_| file.write_all(&zeros)).is_err() {
             self.delete();
             return Kept::NoSpace;
         }

@@ -31,7 +31,7 @@ impl File {
 
     /// Makes room for a transaction that failed because the database must not grow further, or
     /// because the disk is full. `attempt` counts the failures of this transaction, from 0. Returns
-    /// `false` if there is no room.
+    /// `false` if it made none.
     ///
     /// | attempt | cause | action |
     /// |---|---|---|
