@@ -77,7 +77,7 @@ fn main() {
         println!("{SETTLED} settled hits on {place}: {spent:?} spent, {counted} counted");
         assert_eq!(spent.iter().sum::<u32>(), counted, "settled hits on {place}");
     }
-    for end in ["", "-wal", "-shm"] {
+    for end in ["", "-wal", "-shm", "-reserve"] {
         let _ = std::fs::remove_file(format!("{}{end}", file.display()));
     }
 }

@@ -3,11 +3,15 @@
 use crate::storage::names;
 use crate::{Key, Policy};
 
-/// Returns the key of the states: `PREFIX:{POLICY|KEY}`.
+/// The version of the [format](super::record) of the states and their logs. Every change of the
+/// format changes it, so that programs with different formats use different keys.
+const VERSION: &str = "v1";
+
+/// Returns the key of the states: `PREFIX:{POLICY|KEY}v1`.
 ///
 /// All keys of one request have the same text in braces, so they are in one slot of a cluster.
 pub(super) fn states(prefix: &str, policy: &Policy, key: &Key) -> String {
-    format!("{prefix}:{{{}}}", names::of(policy, key))
+    format!("{prefix}:{{{}}}{VERSION}", names::of(policy, key))
 }
 
 /// Returns the key of a moving window's log: the key of the states and the limit's tag.

@@ -25,7 +25,11 @@
 //!
 //! Two releases of a program may configure the same policy differently. So records of other limits
 //! can follow, and the scripts keep them until they expire. An expired record counts as fresh.
-//! Bytes after the last whole record are dropped.
+//!
+//! The key's name contains the [version](super::keys) of this format. A value of another format
+//! under the key is an error, and is not overwritten: bytes after the last whole record, or a
+//! record of another limit with an instant of 2^54 or later. A record of a limit of the policy with
+//! such an instant counts as fresh.
 
 use std::fmt::Write;
 

@@ -11,6 +11,11 @@ pub(super) fn is_busy(error: &Error) -> bool {
     matches!(error.sqlite_error_code(), Some(ErrorCode::DatabaseBusy | ErrorCode::DatabaseLocked))
 }
 
+/// Returns `true` if the disk is full, or the database must not grow.
+pub(super) fn is_full(error: &Error) -> bool {
+    error.sqlite_error_code() == Some(ErrorCode::DiskFull)
+}
+
 /// Converts the error of a transaction that was rolled back. It has counted nothing.
 pub(super) fn rolled_back(path: &Path, error: Error) -> StorageError {
     let kind = match error.sqlite_error_code() {
@@ -46,7 +51,7 @@ pub(super) fn rolled_back(path: &Path, error: Error) -> StorageError {
 /// Converts the error of a commit. The transaction may have been committed, unless the file was
 /// locked or the disk was full.
 pub(super) fn at_commit(path: &Path, error: Error) -> StorageError {
-    let is_certain = is_busy(&error) || error.sqlite_error_code() == Some(ErrorCode::DiskFull);
+    let is_certain = is_busy(&error) || is_full(&error);
     rolled_back(path, error).with_may_have_counted(!is_certain)
 }
 

@@ -1,11 +1,15 @@
 //! The database file: its settings, its table, and the statements of a transaction.
 
 use std::path::Path;
-use std::time::Duration;
+use std::thread;
+use std::time::{Duration, Instant};
 
 use rusqlite::{Connection, OpenFlags, OptionalExtension, params};
 
 use super::Durability;
+use super::create::create;
+use super::error::is_busy;
+use super::reserve::Reserve;
 use crate::Timestamp;
 
 /// The table of the states. `gone_at` is the wall clock's time, in microseconds since the epoch, at
@@ -17,34 +21,57 @@ const SCHEMA: &str = "CREATE TABLE IF NOT EXISTS tower_ratelimit (
 /// The longest wait for other processes while the file is opened.
 const OPENS_WITHIN: Duration = Duration::from_secs(1);
 
-/// The number of pages in the write-ahead log at which a commit writes them to the database. With
-/// [`Durability::EverySecond`], the worker does that once a second, so this number only limits the
-/// log under heavy load.
+/// The time between two attempts to open the file.
+const OPENS_AGAIN: Duration = Duration::from_millis(2);
+
+/// The number of pages in the write-ahead log at which a commit writes them to the database. The
+/// worker does that once a second, so this number only limits the log under heavy load.
 const LOG_PAGES: u32 = 4_000;
 
-/// The number of rows that a transaction checks for each key that it writes. It must be more than
-/// one, so that the table is searched faster than it grows.
-const SWEPT_PER_WRITE: u32 = 4;
+/// The number of rows that a transaction checks for each hit on the keys that it writes. It must be
+/// more than one, so that the table is searched faster than it grows.
+const SWEPT_PER_HIT: u32 = 4;
+
+/// A text that is greater than all keys, which are ASCII.
+const AFTER_ALL_KEYS: &str = "\u{10ffff}";
 
 /// An open database.
 pub(super) struct File {
-    connection: Connection,
+    pub(super) connection: Connection,
+    pub(super) reserve: Reserve,
     /// The identity of the file, to notice that it was replaced.
     identity: Option<Identity>,
     /// The last key that `sweep` checked, or an empty text before the first row of the table.
     swept: String,
+    /// The number of pages of a simulated disk.
+    #[cfg(test)]
+    pub(super) disk: Option<u32>,
 }
 
 impl File {
-    /// Opens the file, and creates it and its table if necessary.
+    /// Opens the file, and creates it and its table if necessary. Waits for other processes that
+    /// open or create the file.
     pub(super) fn open(path: &Path, durability: Durability) -> rusqlite::Result<Self> {
+        let started = Instant::now();
+        loop {
+            let left = OPENS_WITHIN.saturating_sub(started.elapsed());
+            match Self::open_once(path, durability, left) {
+                // `PRAGMA journal_mode` does not wait for the lock of another process.
+                Err(error) if is_busy(&error) && !left.is_zero() => thread::sleep(OPENS_AGAIN),
+                opened => return opened,
+            }
+        }
+    }
+
+    fn open_once(path: &Path, durability: Durability, wait: Duration) -> rusqlite::Result<Self> {
+        create(path);
         // `SQLITE_OPEN_URI` is not set, because a file may be called `file:a?b`.
         let flags = OpenFlags::SQLITE_OPEN_READ_WRITE
             | OpenFlags::SQLITE_OPEN_CREATE
             | OpenFlags::SQLITE_OPEN_NO_MUTEX
             | OpenFlags::SQLITE_OPEN_EXRESCODE;
         let connection = Connection::open_with_flags(path, flags)?;
-        connection.busy_timeout(OPENS_WITHIN)?;
+        connection.busy_timeout(wait)?;
         connection.pragma_update(None, "journal_mode", "wal")?;
         connection.pragma_update(None, "wal_autocheckpoint", LOG_PAGES)?;
         let synchronous = match durability {
@@ -55,13 +82,16 @@ impl File {
         connection.execute(SCHEMA, [])?;
         // From here on, the worker itself waits and retries while another process holds the lock.
         connection.busy_timeout(Duration::ZERO)?;
-        Ok(Self { connection, identity: Identity::of(path), swept: String::new() })
-    }
-
-    /// Limits the file to this number of pages, to simulate a full disk.
-    #[cfg(test)]
-    pub(super) fn limit_pages(&self, pages: u32) {
-        self.connection.pragma_update(None, "max_page_count", pages).unwrap();
+        let mut file = Self {
+            connection,
+            reserve: Reserve::of(path),
+            identity: Identity::of(path),
+            swept: String::new(),
+            #[cfg(test)]
+            disk: None,
+        };
+        file.allow_growth()?;
+        Ok(file)
     }
 
     /// Returns `true` if the path still names the opened file. SQLite would continue to write to a
@@ -109,27 +139,27 @@ impl File {
     }
 
     /// Deletes the expired rows among the next rows of the table, in the order of their keys.
-    /// Checks [`SWEPT_PER_WRITE`] rows for each of the `writes` keys that the transaction has
-    /// written.
-    pub(super) fn sweep(&mut self, writes: u32) -> rusqlite::Result<()> {
-        let rows = writes.saturating_mul(SWEPT_PER_WRITE);
-        let next = "SELECT max(key), count(*), min(gone_at) FROM \
-                    (SELECT key, gone_at FROM tower_ratelimit WHERE key > ?1 ORDER BY key LIMIT ?2)";
-        let (last, count, first_gone): (Option<String>, u32, Option<i64>) = self
-            .connection
-            .prepare_cached(next)?
-            .query_row(params![self.swept, rows], |row| Ok((row.get(0)?, row.get(1)?, row.get(2)?)))?;
-        let (Some(last), Some(first_gone)) = (last, first_gone) else {
-            self.swept.clear();
-            return Ok(());
-        };
-        let now = wall_clock();
-        if first_gone < now {
+    /// Checks [`SWEPT_PER_HIT`] rows for each of the `hits`.
+    pub(super) fn sweep(&mut self, hits: u32) -> rusqlite::Result<()> {
+        self.sweep_rows(hits.saturating_mul(SWEPT_PER_HIT)).map(drop)
+    }
+
+    /// Checks the next `rows` rows of the table. Returns the number of rows that were deleted.
+    pub(super) fn sweep_rows(&mut self, rows: u32) -> rusqlite::Result<usize> {
+        let next = "SELECT key FROM tower_ratelimit WHERE key > ?1 ORDER BY key LIMIT 1 OFFSET ?2";
+        let mut next = self.connection.prepare_cached(next)?;
+        let last: Option<String> =
+            next.query_row(params![self.swept, rows.saturating_sub(1)], |row| row.get(0)).optional()?;
+        let range = params![self.swept, last.as_deref().unwrap_or(AFTER_ALL_KEYS), wall_clock()];
+        // Searching is much faster than deleting.
+        let find = "SELECT EXISTS (SELECT 1 FROM tower_ratelimit WHERE key > ?1 AND key <= ?2 AND gone_at < ?3)";
+        let mut deleted = 0;
+        if self.connection.prepare_cached(find)?.query_row(range, |row| row.get(0))? {
             let delete = "DELETE FROM tower_ratelimit WHERE key > ?1 AND key <= ?2 AND gone_at < ?3";
-            self.connection.prepare_cached(delete)?.execute(params![self.swept, last, now])?;
+            deleted = self.connection.prepare_cached(delete)?.execute(range)?;
         }
-        self.swept = if count < rows { String::new() } else { last };
-        Ok(())
+        self.swept = last.unwrap_or_default();
+        Ok(deleted)
     }
 
     /// Deletes all keys with this prefix, and returns their number.

@@ -1,7 +1,10 @@
+mod create;
 mod decide;
 mod error;
 mod file;
 mod job;
+mod reserve;
+mod room;
 #[cfg(test)]
 mod tests;
 mod transaction;
@@ -45,7 +48,7 @@ use crate::storage::{Clock, StorageError, StorageErrorKind, deadline, names};
 /// // After a restart:
 /// let limiter = RateLimiter::with_storage(Quota::per_day(5), SqliteStorage::open(&file)?);
 /// assert_eq!(limiter.hit(&Key::from("alice")).await?.remaining(), 3);
-/// # for end in ["", "-wal", "-shm"] {
+/// # for end in ["", "-wal", "-shm", "-reserve"] {
 /// #     let _ = std::fs::remove_file(format!("{}{end}", file.display()));
 /// # }
 /// # Ok(())
@@ -80,11 +83,16 @@ use crate::storage::{Clock, StorageError, StorageErrorKind, deadline, names};
 ///
 /// - SQLite adds two files with the endings `-wal` and `-shm`. Keep the three together, and back
 ///   them up with `sqlite3 limits.db ".backup copy.db"`.
+/// - The file with the ending `-reserve` takes 1 MB. The storage deletes it if the disk is full, so
+///   that expired rows can be deleted, and creates it again later.
+/// - On Unix, only the owner can read and write the files that the storage creates (mode 600). The
+///   modes of existing files and of the directory do not change. The files of SQLite get the mode
+///   of the database.
 /// - The file must be on a local disk. Network file systems do not support the shared memory that
 ///   SQLite needs.
-/// - The storage creates the table `tower_ratelimit` if it does not exist. Each write of a key
-///   deletes the expired rows among the next four rows of the table. So if the table has N rows, an
-///   expired row is deleted after about N / 4 writes of a process.
+/// - The storage creates the table `tower_ratelimit` if it does not exist. Each hit that
+///   changes a state deletes the expired rows among the next four rows of the table. So if the table
+///   has N rows, an expired row is deleted after about N / 4 hits of a process.
 ///
 /// # Errors
 ///
@@ -146,7 +154,7 @@ impl SqliteStorage {
     /// Returns an error if
     ///
     /// - the file cannot be opened, created or written to, or is not a database,
-    /// - another process holds the lock of the file for more than a second,
+    /// - other processes hold the lock of the file, or create it, for more than a second,
     /// - `path` is empty or `:memory:`. For a storage in memory, use
     ///   [`MemoryStorage`](crate::MemoryStorage).
     pub fn open(path: impl AsRef<Path>) -> Result<Self, ConfigError> {

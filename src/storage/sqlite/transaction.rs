@@ -31,27 +31,28 @@ pub(super) fn execute(file: &mut File, skew: &Skew, jobs: &[Job]) -> rusqlite::R
             Work::DeleteAll { prefix } => answers[index] = Some(Ok(Answer::Done(file.delete_all(prefix)?))),
         }
     }
-    let mut writes = 0;
+    let mut written = 0;
     for (key, indices) in keys {
         let jobs = indices.into_iter().map(|index| (index, &jobs[index]));
-        writes += u32::from(execute_key(file, skew, key, jobs, &mut answers)?);
+        written += execute_key(file, skew, key, jobs, &mut answers)?;
     }
-    if writes > 0 {
-        file.sweep(writes)?;
+    if written > 0 {
+        file.sweep(written)?;
     }
     Ok(answers.into_iter().map(|answer| answer.unwrap_or(Ok(Answer::Done(0)))).collect())
 }
 
-/// Executes the calls on one key. Returns `true` if its states have changed.
+/// Executes the calls on one key. If they have changed its states, returns the number of calls that
+/// can change states, otherwise 0.
 fn execute_key<'a>(
     file: &File,
     skew: &Skew,
     key: &str,
     jobs: impl Iterator<Item = (usize, &'a Job)>,
     answers: &mut [Option<Reply>],
-) -> rusqlite::Result<bool> {
+) -> rusqlite::Result<u32> {
     let loaded = file.load(key)?;
-    let mut batch: Option<Batch<'_>> = None;
+    let (mut batch, mut changes): (Option<Batch<'_>>, u32) = (None, 0);
     for (index, job) in jobs {
         let now = || job.clock.as_ref().map_or_else(Timestamp::wall_clock, Clock::now);
         answers[index] = match &job.work {
@@ -60,6 +61,7 @@ fn execute_key<'a>(
                 Some(skew.peek(key, &loaded, now()).peek(policy, *op, *cost).map(Answer::Decided))
             }
             Work::Change { policy, command, .. } => {
+                changes += 1;
                 let batch = batch.get_or_insert_with(|| Batch::new(skew.view(key, &loaded, now())));
                 let executed = batch.execute(policy, command);
                 Some(executed.map(|decision| decision.map_or(Answer::Done(0), Answer::Decided)))
@@ -67,7 +69,7 @@ fn execute_key<'a>(
             Work::Check | Work::DeleteAll { .. } => None,
         };
     }
-    let Some((text, keep)) = batch.and_then(|batch| batch.finish(skew.max())) else { return Ok(false) };
+    let Some((text, keep)) = batch.and_then(|batch| batch.finish(skew.max())) else { return Ok(0) };
     file.save(key, &text, keep)?;
-    Ok(true)
+    Ok(changes)
 }

@@ -8,17 +8,17 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use super::Durability;
-use super::error::{at_commit, is_busy, rolled_back};
+use super::error::{at_commit, is_busy, is_full, rolled_back};
 use super::file::File;
 use super::job::Job;
+use super::room::{ATTEMPTS, FULL};
 use super::transaction::execute;
-use crate::storage::StorageError;
 use crate::storage::cas::skew::{MAX_SKEW, Skew};
 
 /// The maximum number of calls in a transaction.
 const MAX_BATCH: usize = 512;
 
-/// The time between two checkpoints with [`Durability::EverySecond`]. A power failure loses at most
+/// The time between two checkpoints. With [`Durability::EverySecond`], a power failure loses at most
 /// the hits since the last complete checkpoint.
 const CHECKPOINT_EVERY: Duration = Duration::from_secs(1);
 
@@ -89,37 +89,49 @@ impl Worker {
     }
 
     /// Executes these calls in one transaction. While another process holds the lock, retries until
-    /// no caller waits any more.
+    /// no caller waits any more. If the disk is full, retries as long as there is room.
     fn run_batch(&mut self, mut jobs: Vec<Job>, calls: &Receiver<Job>) {
-        let mut wait = FIRST_WAIT;
+        let (mut wait, mut attempts) = (FIRST_WAIT, 0);
         loop {
             jobs.retain(Job::is_awaited);
             if jobs.is_empty() {
                 return;
             }
-            let error = match self.transact(&mut jobs) {
+            let failure = match self.transact(&mut jobs) {
                 Ok(()) => return,
-                Err(Failure::RolledBack(error) | Failure::AtCommit(error)) if is_busy(&error) => {
-                    jobs.iter().for_each(Job::roll_back);
-                    thread::sleep(wait);
-                    wait = (wait * 3 / 2).min(LONGEST_WAIT);
-                    fill(&mut jobs, calls);
-                    continue;
-                }
-                Err(Failure::RolledBack(error)) => rolled_back(&self.path, error),
-                Err(Failure::AtCommit(error)) => at_commit(&self.path, error),
+                Err(failure) => failure,
             };
-            return self.fail(jobs, &error);
+            let (Failure::RolledBack(error) | Failure::AtCommit(error)) = &failure;
+            let (is_busy, is_full) = (is_busy(error), is_full(error));
+            if is_busy || is_full {
+                jobs.iter().for_each(Job::roll_back);
+            }
+            if is_busy {
+                thread::sleep(wait);
+                wait = (wait * 3 / 2).min(LONGEST_WAIT);
+                fill(&mut jobs, calls);
+                continue;
+            }
+            if is_full && attempts < ATTEMPTS && self.make_room(attempts) {
+                attempts += 1;
+                continue;
+            }
+            // The next call opens the file again. On a full disk it may not be possible to open it.
+            self.file = self.file.take().filter(|_| is_full);
+            let error = match failure {
+                Failure::RolledBack(error) => rolled_back(&self.path, error),
+                Failure::AtCommit(error) => at_commit(&self.path, error),
+            };
+            for job in jobs {
+                job.answer(Err(error.clone()));
+            }
+            return;
         }
     }
 
-    /// Answers all callers with `error`.
-    fn fail(&mut self, jobs: Vec<Job>, error: &StorageError) {
-        // The next call opens the file again.
-        self.file = None;
-        for job in jobs {
-            job.answer(Err(error.clone()));
-        }
+    /// Makes room on a full disk. Returns `false` if there is none.
+    fn make_room(&mut self, attempt: u32) -> bool {
+        self.file.as_mut().is_some_and(|file| file.make_room(attempt).unwrap_or(false))
     }
 
     /// Executes the calls in a transaction, and answers the callers after its commit. After an
@@ -153,24 +165,26 @@ impl Worker {
         Ok(())
     }
 
-    /// Makes a checkpoint if the first commit since the last checkpoint is a second old. With
-    /// [`Durability::EveryCommit`], only forgets that commit.
+    /// Makes a checkpoint if the first commit since the last checkpoint is a second old.
     fn checkpoint_if_due(&mut self) {
         if self.unsynced.is_none_or(|since| since.elapsed() < CHECKPOINT_EVERY) {
             return;
         }
         self.unsynced = None;
-        // With `EveryCommit`, SQLite makes checkpoints when the log is long.
-        if self.durability == Durability::EverySecond {
-            match self.file.as_ref().map(File::checkpoint) {
-                Some(Ok(true)) | None => {}
-                // The last writes may not be on the disk yet, so another checkpoint is due.
-                Some(Ok(false)) => self.unsynced = Some(Instant::now()),
-                Some(Err(error)) if is_busy(&error) => self.unsynced = Some(Instant::now()),
-                // The next call opens the file again, and gets the error if it is permanent.
-                Some(Err(_)) => self.file = None,
+        let Some(file) = self.file.as_mut() else { return };
+        match file.checkpoint().and_then(|is_complete| file.allow_growth().map(|()| is_complete)) {
+            Ok(true) => return,
+            // The last writes may not be on the disk yet, so another checkpoint is due.
+            Ok(false) => {}
+            Err(error) if is_busy(&error) => {}
+            Err(error) if is_full(&error) => drop(file.make_room(FULL)),
+            // The next call opens the file again, and gets the error if it is permanent.
+            Err(_) => {
+                self.file = None;
+                return;
             }
         }
+        self.unsynced = Some(Instant::now());
     }
 }
 

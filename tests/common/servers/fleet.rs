@@ -13,9 +13,7 @@ const ENDS: [u16; 3] = [5_461, 10_923, 16_384];
 
 impl Cluster {
     pub fn start() -> Self {
-        let options = "--cluster-enabled yes --cluster-node-timeout 1000 --cluster-require-full-coverage no";
-        let options: Vec<&str> = options.split(' ').collect();
-        let nodes: Vec<Server> = ENDS.iter().map(|_| Server::start(&options)).collect();
+        let nodes: Vec<Server> = ENDS.iter().map(|_| cluster_node()).collect();
         let mut first = 0;
         for (epoch, (node, end)) in nodes.iter().zip(ENDS).enumerate() {
             let slots: Vec<String> = (first..end).map(|slot| slot.to_string()).collect();
@@ -46,6 +44,19 @@ impl Cluster {
         }
     }
 
+    /// Starts a replica of a node. It replaces the node when the node fails.
+    pub fn start_replica(&self, of: usize) -> Server {
+        let replica = cluster_node();
+        ok(&replica, &["CLUSTER", "MEET", "127.0.0.1", &self.nodes[of].port().to_string()]);
+        let id = self.id(of);
+        wait_until("the replica knows its primary", || replica.ask(&["CLUSTER", "REPLICATE", &id]).to_string() == "OK");
+        wait_until("all nodes know the replica", || {
+            let knows = |node: &Server| node.ask(&["CLUSTER", "INFO"]).to_string().contains("cluster_known_nodes:4");
+            self.nodes.iter().all(knows) && knows(&replica)
+        });
+        replica
+    }
+
     /// Returns the node that initially has this slot.
     pub fn home(slot: u16) -> usize {
         ENDS.iter().position(|end| slot < *end).unwrap()
@@ -54,6 +65,24 @@ impl Cluster {
     pub fn id(&self, node: usize) -> String {
         self.nodes[node].ask(&["CLUSTER", "MYID"]).to_string()
     }
+}
+
+fn cluster_node() -> Server {
+    let options = "--cluster-enabled yes --cluster-node-timeout 1000 --cluster-require-full-coverage no \
+                   --repl-diskless-sync-delay 0";
+    Server::start(&options.split_whitespace().collect::<Vec<_>>())
+}
+
+/// Waits until the replica has received all writes of its primary.
+pub fn wait_until_replicated(primary: &Server, replica: &Server) {
+    let offset = |server: &Server| {
+        let info = server.ask(&["INFO", "replication"]).to_string();
+        info.lines().find_map(|line| line.strip_prefix("master_repl_offset:").map(str::to_owned)).unwrap()
+    };
+    wait_until("the replica has received all writes", || {
+        replica.ask(&["INFO", "replication"]).to_string().contains("master_link_status:up")
+            && offset(primary) == offset(replica)
+    });
 }
 
 /// A primary, its replica, and three sentinels that name them `mymaster`.

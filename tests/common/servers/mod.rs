@@ -25,7 +25,7 @@ use std::time::{Duration, Instant};
 use tower_ratelimit::storage::PostgresStorage;
 
 pub use self::etcd::{Etcd, Member};
-pub use self::fleet::{Cluster, Sentinels};
+pub use self::fleet::{Cluster, Sentinels, wait_until_replicated};
 pub use self::memcached::Memcached;
 pub use self::postgres::Postgres;
 use self::process::Process;

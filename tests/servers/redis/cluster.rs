@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use common::harness::{AGAIN, Answer, EntryPoints, SECOND};
-use common::servers::{Cluster, Reply, Server};
+use common::servers::{Cluster, Reply, Server, wait_until, wait_until_replicated};
 use common::{foreign, policy, with};
 use tokio::task::JoinSet;
 use tokio::time::sleep;
@@ -91,7 +91,7 @@ async fn node_that_dies_or_hangs_fails_only_its_own_keys() {
     };
     until_all_decide().await;
     for (node, name) in homes.iter().enumerate() {
-        let found = cluster.nodes[node].ask(&["EXISTS", &format!("rl:{{p|t:{name}}}")]).to_string();
+        let found = cluster.nodes[node].ask(&["EXISTS", &format!("rl:{{p|t:{name}}}v1")]).to_string();
         assert_eq!(found, "1", "{name} is on its home node");
     }
     for (dead, hangs) in [(1, false), (0, false), (2, true)] {
@@ -137,6 +137,43 @@ async fn node_that_dies_or_hangs_fails_only_its_own_keys() {
     }
 }
 
+/// A primary that hung and was replaced by its replica still considers itself the primary until
+/// another node contacts it.
+#[tokio::test]
+async fn returned_primary_is_not_used_after_the_cluster_has_demoted_it() {
+    let cluster = Cluster::start();
+    let replica = cluster.start_replica(0);
+    let policy = policy("fixed-window 20/day; moving-window 20 per 2 days").with_name("p");
+    let key = Key::from(&*homes(&cluster, "p")[0]);
+    let limiter = || RateLimiter::with_storage(policy.clone(), storage(&cluster.url()));
+    // The second process is idle during the failover, so its map of the slots is outdated.
+    let (active, idle) = (limiter(), limiter());
+    for limiter in [&active, &idle] {
+        ready(limiter.storage()).await;
+        for _ in 0..5 {
+            assert!(limiter.hit(&key).await.unwrap().is_admitted());
+        }
+    }
+    wait_until_replicated(&cluster.nodes[0], &replica);
+    cluster.nodes[0].stop();
+    let (mut admitted, started) = (10, Instant::now());
+    loop {
+        match active.hit(&key).await {
+            Ok(decision) if decision.is_refused() => break,
+            Ok(_) => admitted += 1,
+            Err(_) => sleep(AGAIN).await,
+        }
+        assert!(started.elapsed() < LONG * 2, "the replica does not decide: {admitted} admitted");
+    }
+    assert_eq!(admitted, 20, "the replica has the counts of its primary");
+    cluster.nodes[0].resume();
+    wait_until("the old primary is a replica", || cluster.nodes[0].ask(&["ROLE"]).list()[0].to_string() == "slave");
+    for (name, limiter) in [("active", active), ("idle", idle), ("new", limiter())] {
+        limiter.storage().ready(LONG).await.unwrap();
+        assert!(limiter.hit(&key).await.unwrap().is_refused(), "{name}");
+    }
+}
+
 #[tokio::test]
 async fn cluster_is_ready_when_all_of_its_nodes_are() {
     let mut cluster = Cluster::start();
@@ -172,7 +209,7 @@ async fn hits_follow_a_slot_that_moves_to_another_node() {
     let hit = async |limiter: &RateLimiter<RedisStorage>| limiter.hit(&Key::from("k")).await.unwrap().remaining();
     assert_eq!(hit(&limiter).await, 8);
 
-    let key = "rl:{p|t:k}";
+    let key = "rl:{p|t:k}v1";
     let slot = cluster.nodes[0].ask(&["CLUSTER", "KEYSLOT", key]).to_string();
     let from = Cluster::home(slot.parse().unwrap());
     let to = (from + 1) % 3;

@@ -66,7 +66,7 @@ fn long_logs_in_redis_decide_like_the_rust_strategy() {
                     let is_hit = op == Op::Hit && answer.is_admitted();
                     hits.extend(is_hit.then_some(answer));
                     if is_hit && step % 100 == 0 {
-                        let found = found(&server, &policy, &format!("{prefix}:{{p|t:k}}"), now);
+                        let found = found(&server, &policy, &format!("{prefix}:{{p|t:k}}v1"), now);
                         assert_eq!(found, stored(&policy, &states, now), "{policy}, step {step}");
                         longest = longest.max(found[0].split(',').count() - 1);
                     }
@@ -95,7 +95,7 @@ fn log_does_not_grow_with_refunded_hits() {
         let at = usize::try_from(numbers.below(hits.len() as u64)).unwrap();
         refund(&storage, &policy, &hits.swap_remove(at));
     }
-    let length = server.ask(&["STRLEN", "bounded:{p|t:k}:1.moving-window/86400000000"]).to_string();
+    let length = server.ask(&["STRLEN", "bounded:{p|t:k}v1:1.moving-window/86400000000"]).to_string();
     let entries = length.parse::<usize>().unwrap() / 9;
     assert!(entries <= 3_000, "{entries} places for 1,000 hits");
     assert_eq!(next().remaining(), 2_000 - 1_001);

@@ -15,6 +15,7 @@ mod server;
 mod states;
 mod tls;
 mod url;
+mod versions;
 
 use std::time::{Duration, Instant};
 

@@ -36,7 +36,7 @@ fn lost_log_admits_no_more_than_the_limit() {
             assert!(hit(&storage, &before).is_admitted());
             clock.advance(Duration::from_secs(1));
         }
-        server.ask(&["DEL", &format!("lost:{{p|t:k}}:{LOG}")]);
+        server.ask(&["DEL", &format!("lost:{{p|t:k}}v1:{LOG}")]);
         let admitted = (0..100).filter(|_| hit(&storage, &after).is_admitted()).count();
         assert!(admitted <= amount, "{admitted} of {amount}");
         clock.advance(Duration::from_micros(DAY));
@@ -63,8 +63,8 @@ fn damaged_log_is_valid_again_after_a_period() {
             })
             .collect();
         let text = format!("{small:?}");
-        records::write(&server, "odd:{p|t:k}", LOG, &small);
-        let log = format!("odd:{{p|t:k}}:{LOG}");
+        records::write(&server, "odd:{p|t:k}v1", LOG, &small);
+        let log = format!("odd:{{p|t:k}}v1:{LOG}");
         server.ask(&["DEL", &log]);
         match numbers.below(4) {
             0 => {}
@@ -100,7 +100,7 @@ fn damaged_log_of_several_chunks_is_valid_again_after_a_period() {
     let server = Server::start(&[]);
     let mut numbers = Numbers(0x2468_ace1_1357_9bdf);
     let policy = policy("moving-window 5000/day").with_name("p");
-    let states = "chunks:{p|t:k}";
+    let states = "chunks:{p|t:k}v1";
     let log = format!("{states}:{LOG}");
     let clock = ManualClock::default();
     let storage = on(&server, clock.clone()).prefix("chunks");
@@ -287,7 +287,7 @@ fn keys_live_as_long_as_their_state() {
             let now: i64 = all[0].parse().unwrap();
             for pair in all[1..].chunks(2) {
                 let lives: i64 = pair[0].parse::<i64>().unwrap() * 1_000;
-                if pair[1].ends_with('}') {
+                if pair[1].ends_with("}v1") {
                     let records = records::read(&server, &pair[1], &tags(&policy));
                     let end = records.iter().map(|(_, numbers)| numbers[0]).max().unwrap();
                     let matters = i64::try_from(end).unwrap() - now;

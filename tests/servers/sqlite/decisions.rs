@@ -9,9 +9,9 @@ use rusqlite::Connection;
 use tokio::task::JoinSet;
 use tower_ratelimit::storage::{Durability, ManualClock, SqliteStorage, StorageErrorKind, StorageUrl};
 use tower_ratelimit::testing::StorageLaws;
-use tower_ratelimit::{ElasticWindow, Key, MovingWindow, Policy, Quota, RateLimiter, Storage, Timestamp};
+use tower_ratelimit::{Decision, ElasticWindow, Key, MovingWindow, Policy, Quota, RateLimiter, Storage, Timestamp};
 
-use super::{Folder, open};
+use super::{Folder, LONG, open};
 
 /// A storage with a new prefix and a manual clock.
 fn on(storage: &SqliteStorage, clock: ManualClock) -> SqliteStorage {
@@ -164,6 +164,47 @@ fn expired_rows_are_deleted_by_later_writes() {
         }
     });
     assert_eq!(rows(), 100);
+}
+
+/// Guards against this defect: hits that share a transaction check as few rows as one hit, so most
+/// expired rows stay. A table of N rows is checked by about N / 4 hits, however they are grouped.
+#[test]
+fn hits_that_share_a_transaction_check_as_many_rows_as_others() {
+    const EXPIRED: u32 = 4_000;
+    let folder = Folder::new();
+    let storage = open(&folder.file());
+    let long = policy("fixed-window 100000/day");
+    RUNTIME.block_on(storage.ready(LONG)).unwrap();
+    let connection = Connection::open(folder.file()).unwrap();
+    connection
+        .execute(
+            "WITH RECURSIVE number(n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM number WHERE n < ?1) \
+             INSERT INTO tower_ratelimit SELECT 'rl:expired' || n, '[1.x 1,1,1]', 1 FROM number",
+            [EXPIRED],
+        )
+        .unwrap();
+    for left in [EXPIRED - 2_000, 0] {
+        // All hits wait for this lock, and then share few transactions.
+        connection.execute_batch("BEGIN IMMEDIATE").unwrap();
+        RUNTIME.block_on(async {
+            let mut tasks = JoinSet::new();
+            for _ in 0..500 {
+                let (storage, policy) = (storage.clone(), long.clone());
+                tasks.spawn(async move { hit(&storage, &policy, "k", 1).await });
+            }
+            // A hit is queued when it is polled for the first time.
+            while RUNTIME.metrics().global_queue_depth() > 0 {
+                tokio::task::yield_now().await;
+            }
+            tokio::time::sleep(Duration::from_millis(50)).await;
+            connection.execute_batch("COMMIT").unwrap();
+            assert!(tasks.join_all().await.iter().all(Decision::is_admitted));
+        });
+        let rows: u32 = connection
+            .query_row("SELECT count(*) FROM tower_ratelimit WHERE key LIKE 'rl:expired%'", [], |row| row.get(0))
+            .unwrap();
+        assert_eq!(rows, left);
+    }
 }
 
 #[test]

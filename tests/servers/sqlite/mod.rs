@@ -1,8 +1,10 @@
 //! SQLite: decisions on files that several handles share, and files that cannot be used.
 
+mod creation;
 mod decisions;
 mod faults;
 mod files;
+mod full_disk;
 
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};

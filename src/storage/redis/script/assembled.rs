@@ -15,6 +15,11 @@ const WRITE: &str = include_str!("write.lua");
 /// scripts leave them out, because Lua creates every function in each call.
 const ONLY_FOR_SETTLING: &str = "-- Only for settling.\n";
 
+/// The code that runs if the value of the key has an unknown format. A clear deletes the value.
+const REJECT: &str = "\
+return redis.error_reply('ERR the key has a value of an unknown format: clear it, or use another prefix')\n";
+const FORGET: &str = "stored, others = '', false\n";
+
 /// The variables of a script for each limit.
 const VARIABLES: &str = "digest, till, first, second, new_till, new_first, new_second, delay, ahead, \
                          units, oldest, length, room, head, tail, log";
@@ -103,6 +108,7 @@ fn assemble(kind: ScriptKind, parts: &[Part], template: &str, names: [&str; 3]) 
         .replace("-- variables\n", &variables(parts, in_tables))
         .replace("-- unpack\n", &unpacked(parts, in_tables))
         .replace("-- pack\n", &packed(parts, in_tables))
+        .replace("-- unknown\n", if kind == ScriptKind::Clear { FORGET } else { REJECT })
         .replace("STATES", states)
         .replace("PACKED", packed_arguments)
         .replace("OWN", own);

@@ -1,4 +1,5 @@
--- Clears the states of these limits. States of other limits in the same key are kept.
+-- Clears the states of these limits. States of other limits in the same key are kept. A value of
+-- an unknown format is deleted.
 -- begin
 -- read
 local changed = true

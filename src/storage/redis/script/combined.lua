@@ -13,6 +13,6 @@ end
 local answers, protected = {}, pcall
 for at = 1, #KEYS do
   local is_done, answer = protected(decide, KEYS[at], ARGV[at])
-  answers[at] = is_done and answer
+  answers[at] = is_done and type(answer) == 'string' and answer
 end
 return answers

@@ -50,6 +50,21 @@ if not (
     at = after
   end
 end
+-- A value that does not consist of records has another format.
+if others then
+  local at, is_known, found, till = 1, true
+  while is_known and at + 19 <= #stored do
+    found, till = unpack('>I4I8', stored, at)
+    is_known = till < TWO_54
+    -- each:
+    is_known = is_known or found == TAG$
+    -- done
+    at = at + (found < 2147483648 and 20 or 44)
+  end
+  if not is_known or at ~= #stored + 1 then
+    -- unknown
+  end
+end
 -- The end of the last state, from which the expiry of the key follows.
 local last = 0
 -- each small:

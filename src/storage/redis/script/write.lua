@@ -20,7 +20,7 @@ if changed then
     while at + 19 <= #before do
       found, till = unpack('>I4I8', before, at)
       after = at + (found < 2147483648 and 20 or 44)
-      dropped = till <= now or till >= TWO_54 or after - 1 > #before
+      dropped = till <= now
       -- each:
       dropped = dropped or found == TAG$
       -- done
