@@ -12,7 +12,7 @@ use tower_ratelimit::{GrpcRejection, PeerIp, ProblemRejection, Quota, RateLimitL
 
 /// Serves gRPC until the listener fails. A refused call ends with `RESOURCE_EXHAUSTED`.
 async fn grpc(listener: TcpListener, limiter: &RateLimiter) -> io::Result<()> {
-    let limit = RateLimitLayer::from_limiter(limiter, PeerIp::new()).rejection(GrpcRejection);
+    let limit = RateLimitLayer::from_limiter(limiter, PeerIp::new()).rejection(GrpcRejection::new());
     let (_, health) = tonic_health::server::health_reporter();
     let server = Server::builder().layer(limit).add_service(health);
     server.serve_with_incoming(TcpIncoming::from(listener)).await.map_err(io::Error::other)

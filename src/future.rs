@@ -33,7 +33,7 @@ pin_project! {
     ///
     /// | progress | effect of a drop |
     /// |---|---|
-    /// | the policy is looked up | nothing is spent |
+    /// | the policy is looked up, or the inner service is not ready after that | nothing is spent |
     /// | the storage decides the first hit | the units may be spent, and are not refunded |
     /// | the request [waits](crate::RateLimitLayer::wait) to be admitted | nothing is spent. A hit in flight is refunded in a task of the tokio runtime |
     /// | a leaky bucket delays the request | the hit is refunded, unless a later hit is in the bucket's queue |
@@ -90,11 +90,14 @@ where
 
     #[cfg(feature = "lookup")]
     pub(crate) fn finding(
-        ready: S,
+        ready: &S,
         request: Request<B>,
         shared: Arc<LayerState<St, R>>,
         tenant: crate::lookup::Finding,
-    ) -> Self {
+    ) -> Self
+    where
+        S: Clone,
+    {
         Self { state: State::Finding { finding: Box::new(Finding::new(ready, request, shared, tenant)) } }
     }
 
@@ -122,7 +125,7 @@ where
                     return Poll::Ready(Ok(response.take().expect("polled after completion")));
                 }
                 StateProj::Finding { finding } => {
-                    let next = ready!(finding.poll(cx));
+                    let next = ready!(finding.poll(cx))?;
                     state.set(next);
                 }
                 StateProj::Waiting { waiting } => {

@@ -20,11 +20,14 @@ use crate::{MemoryStorage, Rejection, Storage, TextRejection};
 /// error of the inner service, and the middleware adds [header fields](crate::Headers) to the
 /// response. A request that is not limited is forwarded unchanged.
 ///
-/// The middleware calls the inner service that was polled ready, with two exceptions: requests that
-/// wait for the delay of a [leaky bucket](crate::LeakyBucket), and requests that
-/// [wait](crate::RateLimitLayer::wait) instead of being refused. Such a request keeps a clone of
-/// the inner service, which is polled ready after the wait. So it occupies no permit of a
-/// `ConcurrencyLimit` and no slot of a `Buffer` while it waits.
+/// The middleware calls the inner service that was polled ready, except for requests that wait
+///
+/// - for the delay of a [leaky bucket](crate::LeakyBucket),
+/// - to be admitted instead of being refused ([`wait`](crate::RateLimitLayer::wait)),
+/// - for the look-up of their policy (`PolicyLookup`).
+///
+/// Such a request keeps a clone of the inner service, which is polled ready after the wait. So it
+/// occupies no permit of a `ConcurrencyLimit` and no slot of a `Buffer` while it waits.
 pub struct RateLimit<S, St = MemoryStorage, R = TextRejection> {
     inner: S,
     shared: Handle<St, R>,
@@ -88,7 +91,7 @@ where
             Action::Wait(Hold::Lookup(finding)) => {
                 let next = self.inner.clone();
                 let ready = mem::replace(&mut self.inner, next);
-                ResponseFuture::finding(ready, request, Arc::clone(&self.shared), finding)
+                ResponseFuture::finding(&ready, request, Arc::clone(&self.shared), finding)
             }
             Action::Wait(Hold::Queue(slot, deciding)) => {
                 // The future takes the service that was polled ready, and a clone replaces it. If

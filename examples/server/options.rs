@@ -354,7 +354,7 @@ impl Kind {
             Self::Text => Box::new(TextRejection),
             Self::Json => Box::new(ProblemRejection),
             Self::Empty => Box::new(EmptyRejection),
-            Self::Grpc => Box::new(GrpcRejection),
+            Self::Grpc => Box::new(GrpcRejection::new()),
         }
     }
 }

@@ -6,33 +6,45 @@ use std::task::{Context, Poll, ready};
 use http::{Request, Response};
 use tower_service::Service;
 
-use super::{State, Waiting};
+use super::{AfterWaiting, State, Waiting, unready};
 use crate::lookup;
 use crate::middleware::admission::{Action, Hold};
 use crate::middleware::state::LayerState;
 use crate::{Rejection, Storage};
 
-/// A request that waits for the look-up of its policy. It keeps the service that was polled ready.
+/// A request that waits for the look-up of its policy, and then for the inner service.
 pub(super) struct Finding<S, B, St, R> {
+    // The service is a clone, which has to be polled ready before it is called.
     call: Option<(S, Request<B>)>,
     shared: Arc<LayerState<St, R>>,
     tenant: lookup::Finding,
+    /// The result of the look-up.
+    found: Option<lookup::LookupResult>,
 }
 
 impl<S, B, St: Storage, R> Finding<S, B, St, R> {
-    pub(super) fn new(ready: S, request: Request<B>, shared: Arc<LayerState<St, R>>, tenant: lookup::Finding) -> Self {
-        Self { call: Some((ready, request)), shared, tenant }
+    pub(super) fn new(ready: &S, request: Request<B>, shared: Arc<LayerState<St, R>>, tenant: lookup::Finding) -> Self
+    where
+        S: Clone,
+    {
+        Self { call: Some((unready(ready), request)), shared, tenant, found: None }
     }
 
-    /// Polls the look-up. Then decides the request, and returns its next state.
-    pub(super) fn poll<ResBody>(&mut self, cx: &mut Context<'_>) -> Poll<State<S, B, St, R>>
+    /// Polls the look-up and the service. Then decides the request like a new one, and returns its
+    /// next state. Nothing is spent before that.
+    pub(super) fn poll<ResBody>(&mut self, cx: &mut Context<'_>) -> Poll<AfterWaiting<S, B, St, R>>
     where
         S: Service<Request<B>, Response = Response<ResBody>> + Clone,
         R: Rejection<ResBody>,
     {
-        let found = ready!(self.tenant.as_mut().poll(cx));
-        let (mut service, mut request) = self.call.take().expect("polled after completion");
-        Poll::Ready(match self.shared.admit_found(found, &mut request) {
+        if self.found.is_none() {
+            self.found = Some(ready!(self.tenant.as_mut().poll(cx)));
+        }
+        let (service, _) = self.call.as_mut().expect("polled after completion");
+        ready!(service.poll_ready(cx))?;
+        let (mut service, mut request) = self.call.take().expect("checked above");
+        let found = self.found.take().expect("set above");
+        Poll::Ready(Ok(match self.shared.admit_found(found, &mut request) {
             Action::Forward(plan) => State::Calling { inner: service.call(request), plan },
             Action::Respond(response) => State::Refused { response: Some(response) },
             Action::Wait(Hold::Queue(slot, deciding)) => {
@@ -40,9 +52,9 @@ impl<S, B, St: Storage, R> Finding<S, B, St, R> {
                 State::Waiting { waiting: Box::pin(waiting) }
             }
             Action::Wait(Hold::Lookup(tenant)) => {
-                let finding = Self::new(service, request, Arc::clone(&self.shared), tenant);
+                let finding = Self::new(&service, request, Arc::clone(&self.shared), tenant);
                 State::Finding { finding: Box::new(finding) }
             }
-        })
+        }))
     }
 }

@@ -41,6 +41,9 @@ impl<St: Storage, R> RateLimitLayer<St, R> {
     /// - The last refusal of a waiting request shows that the new one cannot be admitted within
     ///   `max_wait`.
     ///
+    /// A request that [nothing polls](crate::RateLimiter::acquire#calls-that-nothing-polls) does not
+    /// block the others.
+    ///
     /// Requests in other processes can overtake too. So a request with a high [cost](Self::cost)
     /// may not be admitted within `max_wait`.
     ///

@@ -94,6 +94,18 @@ impl<St: Storage> RateLimiter<St> {
     /// A storage whose futures never complete holds up the queue of the key. Wrap it in a
     /// [`Timeout`](crate::storage::Timeout).
     ///
+    /// # Calls that nothing polls
+    ///
+    /// A future that was polled, and is then neither polled nor dropped, keeps its place in the
+    /// queue but does not block it. An example is a branch of `select!` that the caller keeps. If
+    /// such a call does not act within 200 ms when it is due, its turn passes on to the next call. Any
+    /// number of such calls delays the calls behind them by at most 400 ms per turn.
+    ///
+    /// - A call is due when it gets a turn, when the sleep before its attempt ends, and when the
+    ///   storage replies to its attempt. While the reply is outstanding, it keeps its turn.
+    /// - If the call is polled again, it is ahead of the calls that arrived later, and takes the
+    ///   next free turn. An attempt that was in flight returns its decision. The hit counts once.
+    ///
     /// # Errors
     ///
     /// Returns the storage's error if the storage fails. The memory storage never fails.

@@ -2,17 +2,19 @@
 
 use std::collections::HashMap;
 use std::hash::Hash;
+use std::panic::catch_unwind;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use quick_cache::sync::Cache;
+use quick_cache::sync::{Cache, DefaultLifecycle};
+use quick_cache::{DefaultHashBuilder, OptionsBuilder, UnitWeighter};
 use tokio::runtime::Handle;
 use tokio::sync::Semaphore;
 use tokio::task::JoinSet;
-use tokio::time::Instant;
+use tokio::time::{Instant, sleep, timeout};
 
 use super::flight::{self, Flight, FlightSender};
-use super::{Finding, Found, Lookup, LookupError, PolicyLookup, Tenant};
+use super::{Found, Lookup, LookupError, LookupResult, PolicyLookup, Tenant};
 use crate::extract::Head;
 
 /// The time between look-ups of one id while they fail and an earlier result is cached.
@@ -21,13 +23,18 @@ const RETRY_AFTER: Duration = Duration::from_secs(1);
 /// Replaces a time to live whose end would overflow an [`Instant`].
 const NEVER: Duration = Duration::from_secs(30 * 365 * 86_400);
 
+/// For each look-up that may run, this many others may wait.
+const WAITING_PER_LOOKUP: usize = 16;
+
 /// A handle to the cache and to the look-ups in flight.
 pub(super) struct LookupCache<I>(Arc<Shared<I>>);
 
 struct Shared<I> {
     lookup: PolicyLookup<I>,
     results: Cache<I, Arc<Cached>>,
+    /// The look-ups that run, and those that wait for a permit.
     flights: Mutex<HashMap<I, Flight>>,
+    max_flights: usize,
     permits: Semaphore,
 }
 
@@ -43,35 +50,48 @@ struct Cached {
 
 impl<I: Clone + Eq + Hash + Send + Sync + 'static> LookupCache<I> {
     pub(super) fn new(lookup: PolicyLookup<I>) -> Self {
+        let max_lookups = lookup.settings.max_lookups.clamp(1, Semaphore::MAX_PERMITS);
         Self(Arc::new(Shared {
-            results: Cache::new(lookup.settings.max_tenants.max(1)),
+            results: cache(lookup.settings.max_tenants.max(1)),
             flights: Mutex::default(),
-            permits: Semaphore::new(lookup.settings.max_lookups.clamp(1, Semaphore::MAX_PERMITS)),
+            max_flights: max_lookups.saturating_mul(1 + WAITING_PER_LOOKUP),
+            permits: Semaphore::new(max_lookups),
             lookup,
         }))
     }
 
-    /// Joins the look-up of this id that is in flight, or starts one. Returns the future of this
-    /// look-up as `Err`. If a look-up has succeeded since the caller read the cache, returns its
-    /// tenant as `Ok` instead.
+    /// Joins the look-up of this id that is in flight, or starts one.
     #[cold]
-    fn join_or_start(&self, id: I) -> Result<Arc<Tenant>, Finding> {
-        let Ok(runtime) = Handle::try_current() else {
-            return Err(Box::pin(std::future::ready(Err(LookupError::no_runtime()))));
+    fn join_or_start(&self, id: I) -> Found {
+        let Some(runtime) = runtime_with_time() else { return Found::Failed(LookupError::no_runtime()) };
+        let flight = match self.0.flight(&runtime, &id) {
+            Ok(flight) => flight,
+            Err(known) => return known.map_or_else(Found::Failed, Found::Tenant),
         };
-        let mut flights = self.0.flights();
-        if let Some(flight) = flights.get(&id) {
-            return Err(flight.clone().wait());
-        }
-        if let Some(cached) = self.0.results.get(&id).filter(|cached| cached.is_fresh()) {
-            return Ok(Arc::clone(&cached.tenant));
-        }
-        let (sender, flight) = flight::start();
-        flights.insert(id.clone(), flight.clone());
-        drop(flights);
-        runtime.spawn(Arc::clone(&self.0).look_up(id, sender));
-        Err(flight.wait())
+        let (shared, limit) = (Arc::clone(&self.0), self.0.lookup.settings.timeout);
+        // A timer of this runtime, because that of the look-up may not run.
+        let result = timeout(limit, Arc::clone(&self.0).wait(runtime, id.clone(), flight));
+        Found::Pending(Box::pin(async move {
+            result.await.unwrap_or_else(|_| shared.keep(&id, Err(LookupError::timed_out(limit))))
+        }))
     }
+}
+
+/// Creates a cache of exactly this many ids.
+///
+/// With more than one shard, the ids of a full shard would evict each other while others have room.
+fn cache<I: Eq + Hash>(max_tenants: usize) -> Cache<I, Arc<Cached>> {
+    let mut options = OptionsBuilder::new();
+    options.shards(1).estimated_items_capacity(max_tenants).weight_capacity(max_tenants as u64);
+    let options = options.build().expect("both capacities are set");
+    Cache::with_options(options, UnitWeighter, DefaultHashBuilder::default(), DefaultLifecycle::default())
+}
+
+/// Returns the current runtime if its time is enabled. Tokio has no other way to find this out.
+fn runtime_with_time() -> Option<Handle> {
+    let runtime = Handle::try_current().ok()?;
+    catch_unwind(|| drop(sleep(Duration::ZERO))).ok()?;
+    Some(runtime)
 }
 
 impl<I: Clone + Eq + Hash + Send + Sync + 'static> Lookup for LookupCache<I> {
@@ -89,40 +109,54 @@ impl<I: Clone + Eq + Hash + Send + Sync + 'static> Lookup for LookupCache<I> {
                 drop(self.join_or_start(id));
                 Found::Tenant(Arc::clone(&cached.tenant))
             }
-            _ => self.join_or_start(id).map_or_else(Found::Pending, Found::Tenant),
+            _ => self.join_or_start(id),
         }
     }
 }
 
 impl<I: Clone + Eq + Hash + Send + Sync + 'static> Shared<I> {
-    /// Looks up one tenant, and sends the result to the requests that wait for it.
-    async fn look_up(self: Arc<Self>, id: I, sender: FlightSender) {
-        // Removes the flight even if the runtime shuts down.
-        let _remove = RemoveOnDrop { shared: &self, id: &id };
-        let timeout = self.lookup.settings.timeout;
-        let looking_up = async {
-            let _permit = self.permits.acquire().await;
-            // The look-up has a task of its own, because it may panic. Dropping the set at the
-            // timeout aborts this task.
-            let mut task = JoinSet::new();
-            let (shared, id) = (Arc::clone(&self), id.clone());
-            task.spawn(async move { (shared.lookup.look_up)(id).await });
-            task.join_next().await
-        };
-        let result = match tokio::time::timeout(timeout, looking_up).await {
-            Ok(Some(Ok(Ok(tenant)))) => Ok(Arc::new(tenant)),
-            Ok(Some(Ok(Err(error)))) => Err(LookupError::failed(error)),
-            Ok(_) => Err(LookupError::panicked()),
-            Err(_) => Err(LookupError::timed_out(timeout)),
-        };
-        sender.complete(self.keep(&id, result));
+    /// Joins the look-up of this id that is in flight, or starts one. Returns an error with the
+    /// result if it is known already: if a look-up has succeeded since the caller read the cache,
+    /// or if too many look-ups are in flight.
+    fn flight(self: &Arc<Self>, runtime: &Handle, id: &I) -> Result<Flight, LookupResult> {
+        let mut flights = self.flights();
+        let known = flights.get(id);
+        if let Some(flight) = known.filter(|flight| !flight.is_overdue()) {
+            return Ok(flight.clone());
+        }
+        if let Some(cached) = self.results.get(id).filter(|cached| cached.is_fresh()) {
+            return Err(Ok(Arc::clone(&cached.tenant)));
+        }
+        let in_flight = flights.len();
+        if known.is_none() && in_flight >= self.max_flights {
+            drop(flights);
+            return Err(self.keep(id, Err(LookupError::too_many(in_flight))));
+        }
+        let (sender, flight) = flight::start(self.lookup.settings.timeout);
+        flights.insert(id.clone(), flight.clone());
+        drop(flights);
+        let task = Task { shared: Arc::clone(self), id: id.clone(), flight: flight.clone(), sender };
+        runtime.spawn(task.look_up());
+        Ok(flight)
+    }
+
+    /// Waits for the result of a look-up. If its runtime ends, starts another look-up, once.
+    async fn wait(self: Arc<Self>, runtime: Handle, id: I, flight: Flight) -> LookupResult {
+        if let Some(result) = flight.result().await {
+            return result;
+        }
+        match self.flight(&runtime, &id) {
+            Ok(restarted) => restarted.result().await.unwrap_or_else(|| Err(LookupError::panicked())),
+            Err(known) => known,
+        }
     }
 
     /// Caches a successful result. Replaces an error by the last good result, if there is one.
-    fn keep(&self, id: &I, result: Result<Arc<Tenant>, LookupError>) -> Result<Arc<Tenant>, LookupError> {
+    fn keep(&self, id: &I, result: LookupResult) -> LookupResult {
         let (tenant, ttl, is_stale) = match result {
             Ok(tenant) => (tenant, self.lookup.settings.ttl, false),
             Err(error) => match self.results.get(id) {
+                Some(last) if last.is_fresh() => return Ok(Arc::clone(&last.tenant)),
                 Some(last) => (Arc::clone(&last.tenant), RETRY_AFTER, true),
                 None => return Err(error),
             },
@@ -144,14 +178,51 @@ impl Cached {
     }
 }
 
-/// Removes the look-up of an id from the look-ups in flight when it is dropped.
-struct RemoveOnDrop<'a, I: Clone + Eq + Hash + Send + Sync + 'static> {
-    shared: &'a Shared<I>,
-    id: &'a I,
+/// A look-up in flight. Dropping it removes it from the others, even if the runtime shuts down
+/// before its task runs.
+struct Task<I: Clone + Eq + Hash + Send + Sync + 'static> {
+    shared: Arc<Shared<I>>,
+    id: I,
+    flight: Flight,
+    // Dropped after the flight is removed, so that a request that waits for it does not join it
+    // again.
+    sender: FlightSender,
 }
 
-impl<I: Clone + Eq + Hash + Send + Sync + 'static> Drop for RemoveOnDrop<'_, I> {
+impl<I: Clone + Eq + Hash + Send + Sync + 'static> Task<I> {
+    /// Looks up the tenant, and sends the result to the requests that wait for it.
+    async fn look_up(self) {
+        let limit = self.shared.lookup.settings.timeout;
+        let looking_up = async {
+            let _permit = self.shared.permits.acquire().await;
+            // The look-up has a task of its own, because it may panic. Dropping the set at the
+            // timeout aborts this task.
+            let mut task = JoinSet::new();
+            let (shared, id) = (Arc::clone(&self.shared), self.id.clone());
+            task.spawn(async move { (shared.lookup.look_up)(id).await });
+            task.join_next().await
+        };
+        let result = match timeout(limit, looking_up).await {
+            Ok(Some(Ok(Ok(tenant)))) => Ok(Arc::new(tenant)),
+            Ok(Some(Ok(Err(error)))) => Err(LookupError::failed(error)),
+            Ok(_) => Err(LookupError::panicked()),
+            Err(_) => Err(LookupError::timed_out(limit)),
+        };
+        // A look-up that was replaced because it is overdue may have an older result.
+        let result = if self.is_current(&self.shared.flights()) { self.shared.keep(&self.id, result) } else { result };
+        self.sender.complete(result);
+    }
+
+    fn is_current(&self, flights: &HashMap<I, Flight>) -> bool {
+        flights.get(&self.id).is_some_and(|flight| flight.is(&self.flight))
+    }
+}
+
+impl<I: Clone + Eq + Hash + Send + Sync + 'static> Drop for Task<I> {
     fn drop(&mut self) {
-        self.shared.flights().remove(self.id);
+        let mut flights = self.shared.flights();
+        if self.is_current(&flights) {
+            flights.remove(&self.id);
+        }
     }
 }

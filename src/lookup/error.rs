@@ -12,7 +12,8 @@ use crate::BoxError;
 /// | the look-up returned an error | this error |
 /// | the look-up took longer than its [timeout](crate::PolicyLookup::timeout) | none |
 /// | the look-up panicked, or its runtime has ended | none |
-/// | there is no tokio runtime | none |
+/// | there is no tokio runtime with time enabled | none |
+/// | too many look-ups [wait](crate::PolicyLookup::max_lookups) | none |
 ///
 /// All requests that wait for the same look-up get clones of one error.
 #[derive(Clone)]
@@ -23,6 +24,8 @@ enum Cause {
     TimedOut(Duration),
     Panicked,
     NoRuntime,
+    /// The number of look-ups in flight.
+    TooMany(usize),
 }
 
 impl LookupError {
@@ -42,6 +45,10 @@ impl LookupError {
         Self(Arc::new(Cause::NoRuntime))
     }
 
+    pub(super) fn too_many(in_flight: usize) -> Self {
+        Self(Arc::new(Cause::TooMany(in_flight)))
+    }
+
     /// Returns `true` if the look-up took longer than its timeout.
     pub fn is_timeout(&self) -> bool {
         matches!(*self.0, Cause::TimedOut(_))
@@ -55,7 +62,8 @@ impl fmt::Display for LookupError {
             Cause::Failed(_) => Ok(()),
             Cause::TimedOut(timeout) => write!(f, ": no result within {timeout:?}"),
             Cause::Panicked => f.write_str(": the look-up panicked, or its runtime has ended"),
-            Cause::NoRuntime => f.write_str(": there is no tokio runtime"),
+            Cause::NoRuntime => f.write_str(": there is no tokio runtime with time enabled"),
+            Cause::TooMany(in_flight) => write!(f, ": {in_flight} look-ups are in flight or wait already"),
         }
     }
 }
@@ -74,7 +82,7 @@ impl Error for LookupError {
     fn source(&self) -> Option<&(dyn Error + 'static)> {
         match &*self.0 {
             Cause::Failed(error) => Some(&**error),
-            Cause::TimedOut(_) | Cause::Panicked | Cause::NoRuntime => None,
+            Cause::TimedOut(_) | Cause::Panicked | Cause::NoRuntime | Cause::TooMany(_) => None,
         }
     }
 }

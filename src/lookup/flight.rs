@@ -1,38 +1,49 @@
 //! A look-up in flight, for which several requests can wait.
 
-use std::sync::Arc;
+use std::time::Duration;
 
 use tokio::sync::watch;
+use tokio::time::Instant;
 
-use super::{Finding, LookupError, Tenant};
-
-/// The result of a look-up, or `None` until it has completed.
-type Completion = Option<Result<Arc<Tenant>, LookupError>>;
+use super::LookupResult;
 
 /// The handle of a request that waits for a look-up in flight.
 #[derive(Clone)]
-pub(super) struct Flight(watch::Receiver<Completion>);
+pub(super) struct Flight {
+    /// `None` until the look-up has completed.
+    result: watch::Receiver<Option<LookupResult>>,
+    /// The instant of its timeout. `None` for never.
+    ends: Option<Instant>,
+}
 
-/// The handle of the task of a look-up in flight, which sends the result to the requests.
-pub(super) struct FlightSender(watch::Sender<Completion>);
+/// Sends the result of a look-up to the requests that wait for it.
+pub(super) struct FlightSender(watch::Sender<Option<LookupResult>>);
 
-pub(super) fn start() -> (FlightSender, Flight) {
-    let (sender, receiver) = watch::channel(None);
-    (FlightSender(sender), Flight(receiver))
+pub(super) fn start(timeout: Duration) -> (FlightSender, Flight) {
+    let (sender, result) = watch::channel(None);
+    (FlightSender(sender), Flight { result, ends: Instant::now().checked_add(timeout) })
 }
 
 impl FlightSender {
-    pub(super) fn complete(self, result: Result<Arc<Tenant>, LookupError>) {
+    pub(super) fn complete(&self, result: LookupResult) {
         self.0.send_replace(Some(result));
     }
 }
 
 impl Flight {
-    pub(super) fn wait(mut self) -> Finding {
-        Box::pin(async move {
-            // The sender is dropped without a result if the task of the look-up ends early.
-            let completed = self.0.wait_for(Option::is_some).await.map_err(|_| LookupError::panicked())?;
-            completed.clone().unwrap_or_else(|| Err(LookupError::panicked()))
-        })
+    /// Returns `true` after the timeout. The task of the look-up has then failed to end it, because
+    /// its runtime does not run.
+    pub(super) fn is_overdue(&self) -> bool {
+        self.ends.is_some_and(|ends| ends <= Instant::now())
+    }
+
+    pub(super) fn is(&self, other: &Self) -> bool {
+        self.result.same_channel(&other.result)
+    }
+
+    /// Waits for the result. Returns `None` if the task of the look-up ended early, because its
+    /// runtime has ended.
+    pub(super) async fn result(mut self) -> Option<LookupResult> {
+        self.result.wait_for(Option::is_some).await.ok()?.clone()
     }
 }

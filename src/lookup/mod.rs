@@ -63,8 +63,10 @@ use crate::extract::{Head, KeyError};
 ///   new look-up.
 /// - The cache holds up to 10,000 ids ([`max_tenants`](Self::max_tenants)). It prefers to keep the
 ///   ids that are used often.
-/// - At most 64 look-ups run at the same time ([`max_lookups`](Self::max_lookups)). A look-up fails
-///   after one second, including the time that it waits for others ([`timeout`](Self::timeout)).
+/// - At most 64 look-ups run at the same time, and 16 times as many wait
+///   ([`max_lookups`](Self::max_lookups)). Further look-ups fail immediately.
+/// - A look-up fails after one second, including the time that it waits for others
+///   ([`timeout`](Self::timeout)).
 ///
 /// A client that sends many invalid ids causes a look-up for each. Authenticate clients first where
 /// you can, and put a layer that limits by address around this one.
@@ -82,6 +84,14 @@ use crate::extract::{Head, KeyError};
 /// A look-up runs in a task of the tokio runtime, which must have time enabled. Without such a
 /// runtime, the look-up fails. If the client of a request disconnects, the look-up continues, and
 /// its result is cached.
+///
+/// A request waits for its look-up without a ready inner service, so it occupies no permit of a
+/// `ConcurrencyLimit` and no slot of a `Buffer`. After the look-up, it polls a clone of the inner
+/// service ready, and is then decided like a new request.
+///
+/// Requests in different runtimes share a look-up, for example in a server with a runtime for each
+/// thread. Each request has a timer of its own runtime. If the runtime of a look-up ends, or does
+/// not run until the [timeout](Self::timeout), another runtime starts a new look-up.
 #[must_use = "a look-up does nothing until a layer uses it"]
 pub struct PolicyLookup<I> {
     id: Arc<IdFn<I>>,
@@ -148,8 +158,9 @@ impl<I: Clone + Eq + Hash + Send + Sync + 'static> PolicyLookup<I> {
         self
     }
 
-    /// Sets the maximum number of look-ups in flight. Further look-ups wait until one of them has
-    /// ended. 0 counts as 1. Defaults to 64.
+    /// Sets the maximum number of look-ups that run at the same time. Up to 16 times as many wait
+    /// until one of them has ended, 1,024 by default. Further look-ups fail immediately. 0 counts as
+    /// 1. Defaults to 64.
     pub fn max_lookups(mut self, max_lookups: usize) -> Self {
         self.settings.max_lookups = max_lookups;
         self
@@ -206,10 +217,14 @@ pub(crate) enum Found {
     Missing(KeyError),
     /// The look-up is in flight.
     Pending(Finding),
+    /// The look-up cannot start.
+    Failed(LookupError),
 }
 
+pub(crate) type LookupResult = Result<Arc<Tenant>, LookupError>;
+
 /// The future of a look-up in flight.
-pub(crate) type Finding = Pin<Box<dyn Future<Output = Result<Arc<Tenant>, LookupError>> + Send>>;
+pub(crate) type Finding = Pin<Box<dyn Future<Output = LookupResult> + Send>>;
 
 impl<I> Clone for PolicyLookup<I> {
     fn clone(&self) -> Self {

@@ -50,11 +50,7 @@ impl<St: Storage> ChargeContext<St> {
     }
 
     pub(super) fn report(&self, kind: EventKind<'_>) {
-        if std::thread::panicking() {
-            // A second panic, in the observer, would abort the process.
-            return;
-        }
         let Self { policy, key, shadow, .. } = self;
-        self.reporter.report(&Event { kind, policy, key: Some(key), shadow: *shadow });
+        self.reporter.report_in_drop(&Event { kind, policy, key: Some(key), shadow: *shadow });
     }
 }

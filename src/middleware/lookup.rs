@@ -1,6 +1,6 @@
 //! Admission of a request whose policy is looked up.
 
-use std::sync::{Arc, LazyLock};
+use std::sync::LazyLock;
 
 use http::Request;
 
@@ -9,7 +9,7 @@ use super::config::OnError;
 use super::state::LayerState;
 use crate::client_usage::UsageError;
 use crate::extract::{Head, KeyError};
-use crate::lookup::{Found, LookupError, Outcome, Tenant};
+use crate::lookup::{Found, LookupResult, Outcome, Tenant};
 use crate::observe::EventKind;
 use crate::{Key, Policy, Quota, Rejection, Storage};
 
@@ -27,15 +27,12 @@ impl<St: Storage, R> LayerState<St, R> {
             Found::Unlimited => Action::Forward(ResponsePlan::NOTHING),
             Found::Missing(missing) => self.reject_without_key(&missing, &UNKNOWN, &Head::of(request)),
             Found::Pending(finding) => Action::Wait(Hold::Lookup(finding)),
+            Found::Failed(error) => self.admit_found(Err(error), request),
         }
     }
 
     /// Decides a request after its look-up.
-    pub(crate) fn admit_found<B, ResBody>(
-        &self,
-        found: Result<Arc<Tenant>, LookupError>,
-        request: &mut Request<B>,
-    ) -> Action<St, ResBody>
+    pub(crate) fn admit_found<B, ResBody>(&self, found: LookupResult, request: &mut Request<B>) -> Action<St, ResBody>
     where
         R: Rejection<ResBody>,
     {
@@ -74,6 +71,7 @@ pub(super) async fn limited(
         Found::Unlimited => return Ok(None),
         Found::Missing(missing) => return Err(UsageError::Key(missing)),
         Found::Pending(finding) => finding.await.map_err(|error| UsageError::Storage(error.into()))?,
+        Found::Failed(error) => return Err(UsageError::Storage(error.into())),
     };
     match &tenant.0 {
         Outcome::Limited(policy, Some(key)) => Ok(Some((policy.read().into_owned(), key.clone()))),

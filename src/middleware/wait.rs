@@ -73,12 +73,8 @@ impl<St: Storage, R> LayerState<St, R> {
     fn reports_failed_refunds(&self) -> OnFailedRefund {
         let reporter = self.config.reporter.clone();
         Arc::new(move |policy, key, decision, error| {
-            if std::thread::panicking() {
-                // A second panic, in the observer, would abort the process.
-                return;
-            }
             let kind = EventKind::NotSettled { decision, actual: 0, error };
-            reporter.report(&Event { kind, policy, key: Some(key), shadow: false });
+            reporter.report_in_drop(&Event { kind, policy, key: Some(key), shadow: false });
         })
     }
 

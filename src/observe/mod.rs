@@ -8,6 +8,7 @@ mod throttle;
 mod trace;
 
 use std::fmt;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
 #[cfg(feature = "metrics")]
@@ -135,6 +136,9 @@ impl Event<'_> {
 /// `metrics`), and for an `Arc` of an observer. The middleware calls the observer while it handles
 /// a request, so the observer must not block.
 ///
+/// If a handler panics, the middleware settles its request and reports the events while the thread
+/// unwinds. A panic of the observer is then caught, because it would abort the process.
+///
 /// ```
 /// use std::sync::Arc;
 /// use std::sync::atomic::{AtomicU64, Ordering};
@@ -205,6 +209,18 @@ impl Reporter {
         self.log.event(event, self.logs_keys);
         if let Some(observer) = &self.observer {
             observer.observe(event);
+        }
+    }
+
+    /// Like [`report`](Self::report), for code that may run in a destructor. While the thread
+    /// unwinds, catches a panic of the observer or of the log. A panic that leaves a destructor
+    /// then would abort the process.
+    pub(crate) fn report_in_drop(&self, event: &Event<'_>) {
+        if std::thread::panicking() {
+            // The panic hook has reported the caught panic.
+            drop(catch_unwind(AssertUnwindSafe(|| self.report(event))));
+        } else {
+            self.report(event);
         }
     }
 

@@ -6,7 +6,7 @@ use std::fmt::Write;
 use std::time::Duration;
 
 use http::header::{CONTENT_TYPE, HeaderName, HeaderValue};
-use http::{Response, StatusCode};
+use http::{HeaderMap, Response, StatusCode};
 
 use self::details::{DETAILS, StatusDetails};
 use super::{RejectReason, Rejection};
@@ -34,17 +34,18 @@ const PUSHBACK: HeaderName = HeaderName::from_static("grpc-retry-pushback-ms");
 ///
 /// `grpc-message` contains the text of [`TextRejection`](crate::TextRejection).
 ///
-/// `grpc-retry-pushback-ms` controls clients with a retry policy (gRFC A6). It is the time until
-/// the request would be admitted, in milliseconds, rounded up. It is 1000 if the storage failed,
-/// and -1 (never retry) if the cost exceeds the capacity. If the key or the cost is missing, this
-/// field and `grpc-status-details-bin` are omitted.
+/// `grpc-retry-pushback-ms` controls clients with a retry policy (gRFC A6), which sleep for this
+/// time. It is the time until the request would be admitted, in milliseconds, rounded up. It is
+/// 1000 if the storage failed. It is -1 (never retry) if the cost exceeds the capacity, or if the
+/// time is longer than [`max_pushback`](Self::max_pushback). If the key or the cost is missing,
+/// this field and `grpc-status-details-bin` are omitted.
 ///
 /// `grpc-status-details-bin` contains a `google.rpc.Status` with the same status and message. Its
 /// details are:
 ///
 /// | detail | if | contains |
 /// |---|---|---|
-/// | `google.rpc.RetryInfo` | a retry can succeed | the pushback as `retry_delay` |
+/// | `google.rpc.RetryInfo` | a retry can succeed | the time until the request would be admitted as `retry_delay`, also if the pushback is -1 |
 /// | `google.rpc.QuotaFailure` | a limit is exceeded | a violation for each limit that refuses |
 ///
 /// The `subject` of a violation is the [name of the limit](crate::Policy::limit_name), and its
@@ -58,14 +59,50 @@ const PUSHBACK: HeaderName = HeaderName::from_static("grpc-retry-pushback-ms");
 /// use tonic::transport::Server;
 /// use tower_ratelimit::{GrpcRejection, PeerIp, Quota, RateLimitLayer};
 ///
-/// let limit = RateLimitLayer::new(Quota::per_minute(60), PeerIp::new()).rejection(GrpcRejection);
+/// let limit = RateLimitLayer::new(Quota::per_minute(60), PeerIp::new()).rejection(GrpcRejection::new());
 /// let server = Server::builder().layer(limit);
 /// # drop(server);
 /// # }
 /// ```
-#[derive(Clone, Copy, Debug, Default)]
-#[expect(clippy::exhaustive_structs, reason = "callers write its name as a value")]
-pub struct GrpcRejection;
+#[derive(Clone, Copy, Debug)]
+pub struct GrpcRejection {
+    max_pushback: Duration,
+}
+
+/// The default of [`GrpcRejection::max_pushback`].
+const MAX_PUSHBACK: Duration = Duration::from_secs(60);
+
+impl GrpcRejection {
+    /// Creates the rejection.
+    pub const fn new() -> Self {
+        Self { max_pushback: MAX_PUSHBACK }
+    }
+
+    /// Sets the longest `grpc-retry-pushback-ms`. Defaults to 60 seconds.
+    ///
+    /// If a refused request has to wait longer, the field is -1, and clients with a retry policy
+    /// return the error immediately. Otherwise they would sleep until the deadline of the call. The
+    /// `RetryInfo` and `Retry-After` still contain the time, for clients that read them.
+    ///
+    /// ```
+    /// use std::time::Duration;
+    /// use tower_ratelimit::{Global, GrpcRejection, Quota, RateLimitLayer};
+    ///
+    /// let rejection = GrpcRejection::new().max_pushback(Duration::from_secs(5));
+    /// let layer = RateLimitLayer::new(Quota::per_second(100), Global).rejection(rejection);
+    /// # let _ = layer;
+    /// ```
+    #[must_use]
+    pub const fn max_pushback(self, max_pushback: Duration) -> Self {
+        Self { max_pushback }
+    }
+}
+
+impl Default for GrpcRejection {
+    fn default() -> Self {
+        Self::new()
+    }
+}
 
 impl<B: Default> Rejection<B> for GrpcRejection {
     fn reject(&self, refused: RejectReason<'_>, _: &Head<'_>) -> Response<B> {
@@ -89,27 +126,55 @@ impl<B: Default> Rejection<B> for GrpcRejection {
             RejectReason::Storage => (Some(1_000), None),
             RejectReason::Key(_) => return response,
         };
-        // -1 means never (gRFC A6).
-        headers.insert(PUSHBACK, wait.map_or(HeaderValue::from_static("-1"), HeaderValue::from));
         let details = StatusDetails::new(status, &message, refusal);
-        headers.insert(DETAILS, details.value(wait));
-        response.extensions_mut().insert(details);
+        let fields = WaitFields { wait, max_pushback: self.max_pushback, details };
+        fields.write(headers);
+        response.extensions_mut().insert(fields);
         response
     }
 }
 
-/// Raises the pushback and the `RetryInfo` of a refusal to at least this number of seconds. Does
-/// nothing if the response has no pushback, or a pushback of -1.
+/// The fields of a refusal that contain a wait. A response keeps them in its extensions, so that an
+/// outer layer can raise the wait.
+#[derive(Clone)]
+struct WaitFields {
+    /// In milliseconds. `None` if no retry can succeed.
+    wait: Option<u64>,
+    max_pushback: Duration,
+    details: StatusDetails,
+}
+
+impl WaitFields {
+    fn write(&self, headers: &mut HeaderMap) {
+        headers.insert(PUSHBACK, pushback(self.wait, self.max_pushback));
+        headers.insert(DETAILS, self.details.value(self.wait));
+    }
+}
+
+/// Returns the pushback for a wait in milliseconds. -1 means never (gRFC A6).
+fn pushback(wait: Option<u64>, max: Duration) -> HeaderValue {
+    let bounded = wait.filter(|wait| Duration::from_millis(*wait) <= max);
+    bounded.map_or(HeaderValue::from_static("-1"), HeaderValue::from)
+}
+
+/// Raises the wait in the pushback and in the `RetryInfo` of a refusal to at least this number of
+/// seconds. Does nothing if the response has no wait, because no retry can succeed.
+///
+/// A pushback that [`GrpcRejection`] did not write has the default bound.
 pub(crate) fn extend_wait<B>(response: &mut Response<B>, seconds: u32) {
-    let wait = u64::from(seconds) * 1_000;
-    let written = response.headers().get(PUSHBACK).and_then(|value| value.to_str().ok()?.parse::<u64>().ok());
-    if written.is_none_or(|written| written >= wait) {
+    let extended = u64::from(seconds) * 1_000;
+    let is_shorter = |wait: Option<u64>| wait.is_some_and(|wait| wait < extended);
+    if let Some(mut fields) = response.extensions_mut().remove::<WaitFields>() {
+        if is_shorter(fields.wait) {
+            fields.wait = Some(extended);
+            fields.write(response.headers_mut());
+        }
+        response.extensions_mut().insert(fields);
         return;
     }
-    response.headers_mut().insert(PUSHBACK, wait.into());
-    if let Some(details) = response.extensions().get::<StatusDetails>() {
-        let value = details.value(Some(wait));
-        response.headers_mut().insert(DETAILS, value);
+    let written = response.headers().get(PUSHBACK).and_then(|value| value.to_str().ok()?.parse().ok());
+    if is_shorter(written) {
+        response.headers_mut().insert(PUSHBACK, pushback(Some(extended), MAX_PUSHBACK));
     }
 }
 

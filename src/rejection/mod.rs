@@ -83,7 +83,7 @@ impl RejectReason<'_> {
     note = "`TextRejection`, the default, needs `{B}: From<String>`",
     note = "`.rejection(ProblemRejection)` needs `{B}: From<String>` too",
     note = "`.rejection(EmptyRejection)` needs `{B}: Default`",
-    note = "`.rejection(GrpcRejection)` needs `{B}: Default` and is for gRPC, tonic's servers for example",
+    note = "`.rejection(GrpcRejection::new())` needs `{B}: Default` and is for gRPC, tonic's servers for example",
     note = "`.rejection(|refused: RejectReason<'_>, head: &Head<'_>| ..)` builds any response",
     note = "use `rejection_by(|refused, head| ..)` so that the compiler infers the argument types of a closure"
 )]

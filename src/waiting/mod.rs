@@ -15,7 +15,7 @@ use std::hash::{BuildHasher, RandomState};
 use std::sync::Arc;
 use std::time::Duration;
 
-use tokio::time::{Instant, sleep_until, timeout_at};
+use tokio::time::{Instant, timeout_at};
 
 use self::attempt::Attempt;
 pub(crate) use self::attempt::{OnFailedRefund, Spent};
@@ -110,7 +110,7 @@ impl<St: Storage> Waiter<St> {
             if let Some(end) = place.end_of(refusal.as_ref()).filter(|end| *end > Instant::now()) {
                 match refusal {
                     _ if end <= deadline => {
-                        sleep_past(end, deadline).await;
+                        place.sleep_until(past(end, deadline)).await;
                         // Newer hits may have been refused for longer.
                         continue;
                     }
@@ -121,7 +121,8 @@ impl<St: Storage> Waiter<St> {
                 }
             }
             let attempted;
-            (place, attempted) = self.attempt(place).await;
+            let watch = place.watch();
+            (place, attempted) = watch.polls(self.attempt(place)).await;
             match &attempted.decided {
                 Ok(decision) if decision.is_refused() => {
                     let last = Refusal::new(decision.clone(), attempted.policy.clone());
@@ -157,13 +158,13 @@ impl<St: Storage> Waiter<St> {
     }
 }
 
-/// Sleeps until `end`, plus jitter of up to a tenth of that time and at most [`MAX_JITTER`], but
-/// not past the deadline. Without jitter, all keys whose windows end together would ask the storage
-/// at the same instant, in all processes.
-async fn sleep_past(end: Instant, deadline: Instant) {
+/// Returns `end`, plus jitter of up to a tenth of the time until then and at most [`MAX_JITTER`],
+/// but not past the deadline. Without jitter, all keys whose windows end together would ask the
+/// storage at the same instant, in all processes.
+fn past(end: Instant, deadline: Instant) -> Instant {
     let wait = end.saturating_duration_since(Instant::now());
     let longest = (wait / 10).min(MAX_JITTER).min(deadline.saturating_duration_since(end));
-    sleep_until(end + random_up_to(longest)).await;
+    end + random_up_to(longest)
 }
 
 fn random_up_to(longest: Duration) -> Duration {

@@ -1,9 +1,9 @@
 use std::future::poll_fn;
-use std::mem;
+use std::pin::{Pin, pin};
 use std::sync::Arc;
-use std::task::{Context, Poll, ready};
+use std::task::{Context, Poll, Wake, Waker, ready};
 
-use tokio::time::Instant;
+use tokio::time::{Instant, Sleep, sleep_until};
 
 use super::Refusal;
 use super::queue::Queue;
@@ -19,7 +19,6 @@ pub(crate) struct Place {
     cost: u32,
     /// The position in the order of arrival.
     ticket: u64,
-    has_turn: bool,
 }
 
 impl Place {
@@ -45,27 +44,44 @@ impl Place {
 
     fn new(queues: &Arc<Queues>, id: Id, queue: Arc<Queue>, cost: u32) -> Self {
         let ticket = queue.take_ticket();
-        Self { queues: Arc::clone(queues), id, queue, cost, ticket, has_turn: false }
+        Self { queues: Arc::clone(queues), id, queue, cost, ticket }
     }
 
-    /// Waits for a turn to ask the storage. Turns are given in the order of arrival.
+    /// Waits for a turn to ask the storage. Turns are given in the order of arrival, except to hits
+    /// that nothing polls.
     pub(super) async fn turn(&mut self) {
-        poll_fn(|cx| self.poll_turn(cx)).await;
+        // Finds hits ahead that nothing polls. Each hit has a timer of its own, because the timers
+        // of such a hit may not run either.
+        let mut check: Option<Pin<Box<Sleep>>> = None;
+        poll_fn(|cx| {
+            loop {
+                let Err(next_check) = self.queue.poll_turn(self.ticket, self.cost, cx) else {
+                    return Poll::Ready(());
+                };
+                let check = check.get_or_insert_with(|| Box::pin(sleep_until(next_check)));
+                if check.deadline() != next_check {
+                    check.as_mut().reset(next_check);
+                }
+                ready!(check.as_mut().poll(cx));
+            }
+        })
+        .await;
     }
 
-    fn poll_turn(&mut self, cx: &mut Context<'_>) -> Poll<()> {
-        if !self.has_turn {
-            ready!(self.queue.poll_turn(self.ticket, self.cost, cx));
-            self.has_turn = true;
-        }
-        Poll::Ready(())
+    /// Sleeps until an instant, at which this hit is due to use its turn.
+    pub(super) async fn sleep_until(&self, instant: Instant) {
+        self.queue.set_due(self.ticket, Some(instant));
+        sleep_until(instant).await;
+    }
+
+    /// Returns a watch over the storage calls of this hit.
+    pub(super) fn watch(&self) -> Watch {
+        Watch { queue: Arc::clone(&self.queue), ticket: self.ticket }
     }
 
     /// Stores a refusal of this hit, and gives its turn back. The hit keeps its place in the order.
     pub(super) fn refused(&mut self, refusal: &Refusal) {
-        if mem::take(&mut self.has_turn) {
-            self.queue.refused(self.ticket, refusal);
-        }
+        self.queue.refused(self.ticket, refusal);
     }
 
     /// Gives turns to more hits, if units remain.
@@ -92,7 +108,50 @@ impl Place {
 
 impl Drop for Place {
     fn drop(&mut self) {
-        self.queue.leave(self.ticket, self.has_turn);
+        self.queue.leave(self.ticket);
         self.queues.leave(&self.id);
+    }
+}
+
+/// Watches a storage call of a hit that has a turn. If the call wakes the hit, it is due to be
+/// polled. If the call is dropped, a task continues it, so the hit is not due.
+pub(super) struct Watch {
+    queue: Arc<Queue>,
+    ticket: u64,
+}
+
+impl Watch {
+    pub(super) async fn polls<F: Future>(self, call: F) -> F::Output {
+        let mut call = pin!(call);
+        poll_fn(|cx| {
+            self.queue.set_due(self.ticket, None);
+            let waker = Woken { queue: Arc::clone(&self.queue), ticket: self.ticket, waker: cx.waker().clone() };
+            call.as_mut().poll(&mut Context::from_waker(&Waker::from(Arc::new(waker))))
+        })
+        .await
+    }
+}
+
+impl Drop for Watch {
+    fn drop(&mut self) {
+        self.queue.set_due(self.ticket, None);
+    }
+}
+
+/// Wakes the task of a hit whose storage call can continue. From then on, the hit is due.
+struct Woken {
+    queue: Arc<Queue>,
+    ticket: u64,
+    waker: Waker,
+}
+
+impl Wake for Woken {
+    fn wake(self: Arc<Self>) {
+        self.wake_by_ref();
+    }
+
+    fn wake_by_ref(self: &Arc<Self>) {
+        self.queue.set_due(self.ticket, Some(Instant::now()));
+        self.waker.wake_by_ref();
     }
 }

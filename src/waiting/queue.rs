@@ -1,7 +1,8 @@
 use std::collections::BTreeMap;
 use std::mem;
 use std::sync::{Mutex, MutexGuard, PoisonError};
-use std::task::{Context, Poll, Waker};
+use std::task::{Context, Waker};
+use std::time::Duration;
 
 use tokio::time::Instant;
 
@@ -9,6 +10,10 @@ use super::Refusal;
 
 /// The maximum number of hits of a queue that ask the storage at the same time.
 const MAX_TURNS: usize = 32;
+
+/// The time that a hit has to act when it is due. After that, its turn passes on, because nothing
+/// polls its future.
+const TURN_GRACE: Duration = Duration::from_millis(200);
 
 /// The queue of the waiting hits of a policy and key. It gives them turns to ask the storage, in
 /// the order of their tickets.
@@ -21,8 +26,9 @@ struct State {
     waiting: BTreeMap<u64, Waiting>,
     /// The number of hits that may have a turn at the same time.
     turns: usize,
-    /// The number of hits that have a turn.
-    taken: usize,
+    /// The hits that have a turn, and the instants at which they are due. `None` while a storage
+    /// call is in flight.
+    holders: BTreeMap<u64, Option<Instant>>,
     /// Set if the last storage call failed.
     is_failing: bool,
     /// The last refusal, if no hit of the queue was admitted since.
@@ -32,6 +38,9 @@ struct State {
 struct Waiting {
     cost: u32,
     waker: Waker,
+    /// The instant at which a turn was offered, or else at which the hit looks for hits ahead of it
+    /// that are overdue.
+    due: Instant,
 }
 
 impl Queue {
@@ -41,31 +50,54 @@ impl Queue {
         state.last_ticket
     }
 
-    /// Takes a turn, if there are more free ones than hits that wait with smaller tickets.
-    /// Otherwise the hit waits, and is woken when it can take a turn.
-    pub(super) fn poll_turn(&self, ticket: u64, cost: u32, cx: &mut Context<'_>) -> Poll<()> {
+    /// Takes a turn, if the hit has none and there are more free ones than hits that wait with
+    /// smaller tickets. Otherwise the hit waits, and is woken when it can take a turn. It then has
+    /// to ask again at the returned instant, at which a hit ahead of it may be overdue.
+    ///
+    /// Passes over the hits ahead that are overdue. They keep their tickets.
+    pub(super) fn poll_turn(&self, ticket: u64, cost: u32, cx: &Context<'_>) -> Result<(), Instant> {
+        let now = Instant::now();
         let mut state = self.lock();
+        if let Some(due) = state.holders.get_mut(&ticket) {
+            *due = None;
+            return Ok(());
+        }
+        let passes = state.pass_over(ticket, now);
         let free = state.free_turns();
         if state.waiting.range(..ticket).take(free).count() == free {
-            state.waiting.insert(ticket, Waiting { cost, waker: cx.waker().clone() });
-            return Poll::Pending;
+            let next_check = state.next_check(now);
+            let waiting = Waiting { cost, waker: cx.waker().clone(), due: next_check };
+            state.waiting.insert(ticket, waiting);
+            if passes {
+                wake(state, now);
+            }
+            return Err(next_check);
         }
         state.waiting.remove(&ticket);
-        state.taken += 1;
-        Poll::Ready(())
+        state.holders.insert(ticket, None);
+        Ok(())
+    }
+
+    /// Sets the instant at which a hit that has a turn is due. `None` while its storage call is in
+    /// flight.
+    pub(super) fn set_due(&self, ticket: u64, due: Option<Instant>) {
+        if let Some(holder) = self.lock().holders.get_mut(&ticket) {
+            *holder = due;
+        }
     }
 
     /// Stores a refusal, and takes the turn back from the refused hit, which keeps its ticket.
     /// Reduces the number of turns to one.
     pub(super) fn refused(&self, ticket: u64, refusal: &Refusal) {
+        let now = Instant::now();
         let mut state = self.lock();
         state.refusal = Some(refusal.clone());
         // Waits again, so that no later hit takes the turn before the next poll of this one.
-        let waiting = Waiting { cost: refusal.cost(), waker: Waker::noop().clone() };
+        let waiting = Waiting { cost: refusal.cost(), waker: Waker::noop().clone(), due: now };
         state.waiting.insert(ticket, waiting);
-        state.taken -= 1;
+        state.holders.remove(&ticket);
         (state.turns, state.is_failing) = (1, false);
-        wake(state);
+        wake(state, now);
     }
 
     /// Allows as many turns as the remaining units can admit hits, if all of them cost as much as
@@ -89,11 +121,11 @@ impl Queue {
     }
 
     /// Removes a hit, and passes its turn on.
-    pub(super) fn leave(&self, ticket: u64, has_turn: bool) {
+    pub(super) fn leave(&self, ticket: u64) {
         let mut state = self.lock();
         state.waiting.remove(&ticket);
-        state.taken -= usize::from(has_turn);
-        wake(state);
+        state.holders.remove(&ticket);
+        wake(state, Instant::now());
     }
 
     /// Stores the refusal of a hit that enters the queue.
@@ -119,20 +151,59 @@ impl Queue {
 
 impl Default for State {
     fn default() -> Self {
-        let waiting = BTreeMap::new();
-        Self { last_ticket: 0, waiting, turns: 1, taken: 0, is_failing: false, refusal: None }
+        let (waiting, holders) = (BTreeMap::new(), BTreeMap::new());
+        Self { last_ticket: 0, waiting, turns: 1, holders, is_failing: false, refusal: None }
     }
 }
 
 impl State {
     fn free_turns(&self) -> usize {
-        self.turns.saturating_sub(self.taken)
+        self.turns.saturating_sub(self.holders.len())
+    }
+
+    /// Takes the turns of overdue hits, and removes overdue hits that wait with smaller tickets as
+    /// long as a turn is free for them. Returns `true` if there were any.
+    fn pass_over(&mut self, ticket: u64, now: Instant) -> bool {
+        let (holders, waiting) = (self.holders.len(), self.waiting.len());
+        self.holders.retain(|_, due| due.is_none_or(|due| !is_overdue(due, now)));
+        let (mut on_time, free) = (0, self.free_turns());
+        let mut overdue = Vec::new();
+        for (ahead, hit) in self.waiting.range(..ticket) {
+            if on_time == free {
+                break;
+            }
+            if is_overdue(hit.due, now) {
+                overdue.push(*ahead);
+            } else {
+                on_time += 1;
+            }
+        }
+        for ahead in overdue {
+            self.waiting.remove(&ahead);
+        }
+        (self.holders.len(), self.waiting.len()) != (holders, waiting)
+    }
+
+    /// Returns the first instant at which a hit that has a turn, or can take one, may be overdue.
+    fn next_check(&self, now: Instant) -> Instant {
+        let holders = self.holders.values().map(|due| due.unwrap_or(now));
+        let offered = self.waiting.values().take(self.free_turns()).map(|hit| hit.due.min(now));
+        holders.chain(offered).min().unwrap_or(now) + TURN_GRACE
     }
 }
 
+fn is_overdue(due: Instant, now: Instant) -> bool {
+    due + TURN_GRACE <= now
+}
+
 /// Wakes the hits that can take a turn, after the lock is released.
-fn wake(state: MutexGuard<'_, State>) {
-    let next: Vec<_> = state.waiting.values().take(state.free_turns()).map(|next| next.waker.clone()).collect();
+fn wake(mut state: MutexGuard<'_, State>, now: Instant) {
+    let free = state.free_turns();
+    let offered = state.waiting.values_mut().take(free).map(|next| {
+        next.due = next.due.min(now);
+        next.waker.clone()
+    });
+    let wakers: Vec<_> = offered.collect();
     drop(state);
-    next.into_iter().for_each(Waker::wake);
+    wakers.into_iter().for_each(Waker::wake);
 }

@@ -41,7 +41,7 @@ async fn calls_beyond_the_limit_are_resource_exhausted_until_retry_after() {
     async fn check<St: Storage>(storage: St, advance: impl Fn(Duration)) {
         let layer = RateLimitLayer::new(policy("fixed-window 2 per 10 seconds"), Global)
             .storage(storage, OnError::Refuse)
-            .rejection(GrpcRejection);
+            .rejection(GrpcRejection::new());
         let mut health = client(layer).await;
         for left in ["1", "0"] {
             let answer = health.check(question()).await.unwrap();
@@ -66,7 +66,7 @@ async fn calls_beyond_the_limit_are_resource_exhausted_until_retry_after() {
 
 #[tokio::test]
 async fn calls_are_unavailable_when_the_storage_fails_closed() {
-    let layer = RateLimitLayer::new(Quota::per_hour(1), Global).rejection(GrpcRejection);
+    let layer = RateLimitLayer::new(Quota::per_hour(1), Global).rejection(GrpcRejection::new());
     let refused = client(layer.clone().storage(failing(), OnError::Refuse)).await.check(question()).await.unwrap_err();
     assert_eq!((refused.code(), number(&refused, "retry-after")), (Code::Unavailable, Some(1)));
     assert!(!format!("{refused:?}").contains("secret-host"), "{refused:?}");
@@ -82,7 +82,7 @@ async fn missing_key_is_answered_with_a_grpc_status_and_its_reason() {
     ] {
         let reason = missing.reason().to_owned();
         let key = move |_: &Head<'_>| -> Result<Key, _> { Err(missing.clone()) };
-        let layer = RateLimitLayer::new(Quota::per_hour(1), key).rejection(GrpcRejection);
+        let layer = RateLimitLayer::new(Quota::per_hour(1), key).rejection(GrpcRejection::new());
         let refused = client(layer).await.check(question()).await.unwrap_err();
         assert_eq!(refused.code(), expected);
         assert!(refused.message() == reason || expected == Code::Internal, "{refused:?}");
@@ -100,7 +100,7 @@ async fn details_of_a_refusal_contain_the_wait_and_the_limits_that_refuse() {
     let policy = policy("fixed-window 2 per 10 seconds; fixed-window 100/hour; \"daily\" fixed-window 2/day");
     let layer = RateLimitLayer::new(policy.with_name("free"), Header::new("x-client"))
         .storage(storage, OnError::Refuse)
-        .rejection(GrpcRejection);
+        .rejection(GrpcRejection::new());
     let mut health = client(layer).await;
     let question = || {
         let mut question = tonic::Request::new(question());
@@ -120,8 +120,9 @@ async fn details_of_a_refusal_contain_the_wait_and_the_limits_that_refuse() {
         clock.advance(elapsed);
         let refused = health.check(question()).await.unwrap_err();
         let wait = retry_delay(&refused).unwrap();
-        assert_eq!(wait.as_millis(), u128::from(number(&refused, "grpc-retry-pushback-ms").unwrap()));
         assert_eq!(wait.as_micros() % 1_000, 0, "rounded up to milliseconds");
+        assert_eq!(wait.as_secs().div_ceil(3_600), 24, "a day, and not the bound of the pushback");
+        assert_eq!(pushback(&refused), "-1");
         let violations = refused.get_details_quota_failure().unwrap().violations;
         let violations: Vec<_> =
             violations.iter().map(|one| (one.subject.as_str(), one.description.as_str())).collect();
@@ -136,7 +137,7 @@ async fn client_that_obeys_retry_info_is_admitted() {
     let (storage, clock) = memory_with_manual_clock();
     let layer = RateLimitLayer::new(policy("token-bucket 3/second"), Global)
         .storage(storage, OnError::Refuse)
-        .rejection(GrpcRejection);
+        .rejection(GrpcRejection::new());
     let mut health = client(layer).await;
     for _ in 0..3 {
         health.check(question()).await.unwrap();
@@ -149,10 +150,41 @@ async fn client_that_obeys_retry_info_is_admitted() {
     assert!(health.check(question()).await.is_ok());
 }
 
+fn pushback(status: &Status) -> &str {
+    status.metadata().get("grpc-retry-pushback-ms").unwrap().to_str().unwrap()
+}
+
+/// Clients with a retry policy sleep for the pushback. With a long one they would hang until their
+/// deadline.
+#[tokio::test]
+async fn pushback_beyond_its_bound_is_never_and_the_retry_info_is_kept() {
+    let (default, longer) = (GrpcRejection::new(), GrpcRejection::new().max_pushback(Duration::from_secs(61)));
+    let never = GrpcRejection::default().max_pushback(Duration::ZERO);
+    for (seconds, rejection, expected) in [
+        (60, default, "60000"),
+        (61, default, "-1"),
+        (61, longer, "61000"),
+        (62, longer, "-1"),
+        (1, never, "-1"),
+        (86_400, GrpcRejection::new().max_pushback(Duration::MAX), "86400000"),
+    ] {
+        let (storage, _clock) = memory_with_manual_clock();
+        let layer = RateLimitLayer::new(policy(&format!("fixed-window 1 per {seconds} seconds")), Global)
+            .storage(storage, OnError::Refuse)
+            .rejection(rejection);
+        let mut health = client(layer).await;
+        health.check(question()).await.unwrap();
+        let refused = health.check(question()).await.unwrap_err();
+        assert_eq!(pushback(&refused), expected, "{seconds} s, {rejection:?}");
+        assert_eq!(retry_delay(&refused), Some(Duration::from_secs(seconds)));
+        assert_eq!(number(&refused, "retry-after"), Some(seconds));
+    }
+}
+
 #[tokio::test]
 async fn details_contain_no_retry_info_if_a_retry_cannot_succeed() {
     let layer = RateLimitLayer::new(policy("fixed-window 2/day"), Global).cost(|_: &Head<'_>| 3);
-    let refused = client(layer.rejection(GrpcRejection)).await.check(question()).await.unwrap_err();
+    let refused = client(layer.rejection(GrpcRejection::new())).await.check(question()).await.unwrap_err();
     assert_eq!(refused.metadata().get("grpc-retry-pushback-ms").unwrap(), "-1");
     assert!(refused.get_details_retry_info().is_none() && refused.get_details_quota_failure().is_some());
 }
@@ -160,40 +192,45 @@ async fn details_contain_no_retry_info_if_a_retry_cannot_succeed() {
 #[tokio::test]
 async fn details_of_a_storage_failure_contain_only_a_wait() {
     let layer = RateLimitLayer::new(Quota::per_hour(1), Global).storage(failing(), OnError::Refuse);
-    let refused = client(layer.rejection(GrpcRejection)).await.check(question()).await.unwrap_err();
+    let refused = client(layer.rejection(GrpcRejection::new())).await.check(question()).await.unwrap_err();
     assert_eq!(retry_delay(&refused), Some(Duration::from_secs(1)));
     assert!(refused.get_details_quota_failure().is_none());
 }
 
 #[tokio::test]
 async fn outer_layer_extends_the_retry_info_of_an_inner_refusal() {
-    let (storage, _clock) = memory_with_manual_clock();
-    let layer = |text: &str| {
-        let layer = RateLimitLayer::new(policy(text), Global).rejection(GrpcRejection);
-        layer.storage(storage.clone(), OnError::Refuse)
-    };
-    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-    let address = listener.local_addr().unwrap();
-    let (_, health) = tonic_health::server::health_reporter();
-    let mut layers = Server::builder().layer(layer("fixed-window 2/hour")).layer(layer("fixed-window 1/minute"));
-    tokio::spawn(layers.add_service(health).serve_with_incoming(TcpIncoming::from(listener)));
-    let channel = Endpoint::from_shared(format!("http://{address}")).unwrap().connect().await.unwrap();
-    let mut health = HealthClient::new(channel);
-    health.check(question()).await.unwrap();
-    let refused = health.check(question()).await.unwrap_err();
-    assert_eq!(
-        (number(&refused, "retry-after"), retry_delay(&refused)),
-        (Some(3_600), Some(Duration::from_secs(3_600)))
-    );
-    let violations = refused.get_details_quota_failure().unwrap().violations;
-    assert_eq!(violations.len(), 1, "the inner limit refused: {violations:?}");
-    assert_eq!(violations[0].description, "fixed-window 1/minute");
+    // The pushback of the first one is within its bound, and that of the second one is not.
+    for inner in ["fixed-window 1/minute", "fixed-window 1/61 seconds"] {
+        let (storage, _clock) = memory_with_manual_clock();
+        let layer = |text: &str| {
+            let layer = RateLimitLayer::new(policy(text), Global).rejection(GrpcRejection::new());
+            layer.storage(storage.clone(), OnError::Refuse)
+        };
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let (_, health) = tonic_health::server::health_reporter();
+        let mut layers = Server::builder().layer(layer("fixed-window 2/hour")).layer(layer(inner));
+        tokio::spawn(layers.add_service(health).serve_with_incoming(TcpIncoming::from(listener)));
+        let channel = Endpoint::from_shared(format!("http://{address}")).unwrap().connect().await.unwrap();
+        let mut health = HealthClient::new(channel);
+        health.check(question()).await.unwrap();
+        let refused = health.check(question()).await.unwrap_err();
+        assert_eq!(
+            (number(&refused, "retry-after"), retry_delay(&refused)),
+            (Some(3_600), Some(Duration::from_secs(3_600)))
+        );
+        let violations = refused.get_details_quota_failure().unwrap().violations;
+        assert_eq!(violations.len(), 1, "the inner limit refused: {violations:?}");
+        assert_eq!(violations[0].description, inner);
+        assert_eq!(pushback(&refused), "-1");
+    }
 }
 
 #[tokio::test]
 async fn peer_ip_reads_the_address_that_tonic_attaches() {
     let limiter = RateLimiter::new(Quota::per_hour(5));
-    let mut health = client(RateLimitLayer::from_limiter(&limiter, PeerIp::new()).rejection(GrpcRejection)).await;
+    let mut health =
+        client(RateLimitLayer::from_limiter(&limiter, PeerIp::new()).rejection(GrpcRejection::new())).await;
     for left in [4, 3] {
         health.check(question()).await.unwrap();
         assert_eq!(limiter.peek(&Key::from(Ipv4Addr::LOCALHOST)).await.unwrap().remaining(), left);

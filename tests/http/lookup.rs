@@ -7,12 +7,16 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use common::{Inner, ask, get, policy, slow, status, with};
+use crate::probe::Probe;
+use common::{Inner, ask, get, policy, poll, slow, status, with};
 use futures_util::FutureExt;
 use futures_util::future::join_all;
 use http::{HeaderValue, Request, Response, StatusCode};
-use tokio::time::{Instant, sleep};
-use tower::Layer;
+use tokio::runtime::{Builder, Runtime};
+use tokio::time::{Instant, sleep, timeout};
+use tower::buffer::Buffer;
+use tower::limit::ConcurrencyLimit;
+use tower::{Layer, Service, ServiceExt};
 use tower_ratelimit::extract::{Head, KeyError};
 use tower_ratelimit::{
     Event, EventKind, Header, Key, LivePolicy, LookupError, MemoryStorage, OnError, Policy, PolicyLookup,
@@ -20,6 +24,9 @@ use tower_ratelimit::{
 };
 
 type Lookup = PolicyLookup<HeaderValue>;
+
+/// Bounds a wait that ends as soon as the code works.
+const GENEROUS: Duration = Duration::from_secs(30);
 
 /// A database of tenants that counts its queries.
 #[derive(Clone)]
@@ -343,4 +350,239 @@ fn look_up_outside_of_a_runtime_fails() {
     let database = Database::new();
     let service = layer(database.lookup()).storage(MemoryStorage::new(), OnError::Refuse).layer(Inner::default());
     assert_eq!(status(&service, from("a")).now_or_never(), Some(503));
+    let without_time = Builder::new_current_thread().build().unwrap();
+    assert_eq!(without_time.block_on(status(&service, from("a"))), 503, "a runtime without time");
+    assert_eq!(runtime().block_on(status(&service, from("a"))), 200);
+}
+
+/// 40 look-ups of made-up ids hang. The inner service serves four requests at the same time.
+async fn assert_known_tenant_is_served_during_look_ups<S>(inner: S)
+where
+    S: Service<Request<()>, Response = Response<String>, Error: std::fmt::Debug + Send, Future: Send>
+        + Clone
+        + Send
+        + 'static,
+{
+    let database = Database::new();
+    let lookup = database.lookup().timeout(Duration::from_secs(3_600));
+    let service = layer(lookup).layer(inner);
+    assert_eq!(status(&service, from("a")).await, 200);
+    database.set(Behavior::Hangs);
+    let mut pending = Vec::new();
+    for i in 0..40 {
+        // All requests go through the same service, as those of one connection do.
+        let mut service = service.clone();
+        let request = service.ready().await.unwrap().call(from(&format!("made-up-{i}")));
+        let mut request = Box::pin(request);
+        assert!(poll(&mut request).is_pending());
+        pending.push((service, request));
+    }
+    for left in ["3", "2", "1", "0"] {
+        let response = timeout(GENEROUS, ask(&service, from("a"))).await.expect("a look-up holds no ready service");
+        assert_eq!(response.headers()["x-ratelimit-remaining"], left);
+    }
+    for _ in 0..10 {
+        tokio::task::yield_now().await;
+    }
+    assert!(pending.iter_mut().all(|(_, request)| poll(request).is_pending()));
+    assert_eq!(database.queries(), 41);
+}
+
+#[tokio::test(start_paused = true)]
+async fn look_up_holds_no_permit_of_a_concurrency_limit() {
+    assert_known_tenant_is_served_during_look_ups(ConcurrencyLimit::new(Inner::default(), 4)).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn look_up_holds_no_slot_of_a_buffer() {
+    assert_known_tenant_is_served_during_look_ups(Buffer::new(Inner::default(), 4)).await;
+}
+
+/// [`Probe`] panics if a clone is called that was not polled ready.
+#[tokio::test(start_paused = true)]
+async fn clone_becomes_ready_and_is_called_after_the_look_up() {
+    let database = Database::new();
+    let mut service = layer(database.lookup()).layer(Probe::new());
+    for (id, clones) in [("2", 2), ("1", 2), ("1", 2)] {
+        let response = service.ready().await.unwrap().call(from("a")).await.unwrap();
+        assert_eq!(response.into_body(), id, "a cached tenant needs no clone");
+        assert_eq!(service.get_ref().clones.load(Ordering::SeqCst), clones);
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn request_waits_for_a_busy_inner_service_after_its_look_up_and_spends_nothing() {
+    let database = Database::new();
+    let limit = ConcurrencyLimit::new(Inner::default(), 1);
+    let service = layer(database.lookup()).layer(limit.clone());
+    let mut busy = limit;
+    let mut waiting = Box::pin(service.clone().oneshot(from("a")));
+    assert!(poll(&mut waiting).is_pending());
+    busy.ready().await.unwrap();
+    sleep(QUERY * 2).await;
+    assert!(poll(&mut waiting).is_pending(), "the only permit is taken");
+    drop(waiting);
+    let waiting = tokio::spawn(service.clone().oneshot(from("a")));
+    sleep(QUERY).await;
+    drop(busy);
+    let response = waiting.await.unwrap().unwrap();
+    assert_eq!(response.headers()["x-ratelimit-remaining"], "4", "the dropped request spent nothing");
+    assert_eq!(database.queries(), 1);
+}
+
+#[tokio::test(start_paused = true)]
+async fn error_of_poll_ready_after_the_look_up_is_returned() {
+    let database = Database::new();
+    let (mut service, mut handle) =
+        tower_test::mock::spawn_layer::<Request<()>, Response<String>, _>(layer(database.lookup()));
+    handle.allow(1);
+    assert!(service.poll_ready::<Request<()>>().is_ready());
+    let response = service.call(from("a"));
+    handle.send_error("closed for today");
+    let response = timeout(GENEROUS, response).await.expect("the service becomes ready");
+    assert_eq!(response.unwrap_err().to_string(), "closed for today");
+}
+
+fn runtime() -> Runtime {
+    Builder::new_current_thread().enable_time().build().unwrap()
+}
+
+/// A service whose storage is in memory, and that refuses requests if their look-up fails.
+fn service(lookup: Lookup) -> tower_ratelimit::RateLimit<Inner> {
+    layer(lookup).storage(MemoryStorage::new(), OnError::Refuse).layer(Inner::default())
+}
+
+/// Servers with a runtime for each thread share the look-ups in flight.
+#[test]
+fn request_that_joins_a_look_up_of_a_stalled_runtime_has_its_own_timeout() {
+    let database = Database::new();
+    let service = service(database.lookup().timeout(Duration::from_millis(500)));
+    let (stalled, running) = (runtime(), runtime());
+    let mut first = Box::pin(service.clone().oneshot(from("a")));
+    stalled.block_on(async {
+        assert!(poll(&mut first).is_pending());
+        tokio::task::yield_now().await;
+    });
+    // From here on, nothing polls the tasks of the first runtime.
+    running.block_on(async {
+        let joined = timeout(GENEROUS, ask(&service, from("a"))).await.expect("it has a timeout of its own");
+        assert_eq!(joined.status(), 503);
+        // The time of the first look-up is over, so the next request starts another one.
+        let next = timeout(GENEROUS, ask(&service, from("a"))).await.unwrap();
+        assert_eq!(next.headers()["x-ratelimit-remaining"], "4");
+        let cached = timeout(GENEROUS, ask(&service, from("a"))).await.unwrap();
+        assert_eq!(cached.headers()["x-ratelimit-remaining"], "3");
+    });
+    let late = stalled.block_on(async { timeout(GENEROUS, first).await.unwrap().unwrap() });
+    assert!([200, 503].contains(&late.status().as_u16()), "{late:?}");
+}
+
+#[test]
+fn request_that_joined_a_look_up_of_a_runtime_that_ended_starts_another_one() {
+    for is_started in [false, true] {
+        let database = Database::new();
+        let service = service(database.lookup().timeout(GENEROUS));
+        let (ended, running) = (runtime(), runtime());
+        let mut first = Box::pin(service.clone().oneshot(from("a")));
+        ended.block_on(async {
+            assert!(poll(&mut first).is_pending());
+            if is_started {
+                tokio::task::yield_now().await;
+                tokio::task::yield_now().await;
+            }
+        });
+        let mut joined = Box::pin(service.clone().oneshot(from("a")));
+        running.block_on(async { assert!(poll(&mut joined).is_pending()) });
+        drop(ended);
+        running.block_on(async {
+            let response = timeout(GENEROUS, joined).await.unwrap().unwrap();
+            assert_eq!(response.headers()["x-ratelimit-remaining"], "4");
+        });
+        assert_eq!(database.queries(), 1 + usize::from(is_started));
+    }
+}
+
+#[test]
+fn look_up_of_a_runtime_that_ended_does_not_stay_in_flight() {
+    let database = Database::new();
+    let service = service(database.lookup().timeout(GENEROUS));
+    let ended = runtime();
+    // The look-up's task never runs.
+    ended.block_on(async { assert!(poll(&mut Box::pin(service.clone().oneshot(from("a")))).is_pending()) });
+    drop(ended);
+    assert_eq!(runtime().block_on(status(&service, from("a"))), 200);
+}
+
+#[tokio::test(start_paused = true)]
+async fn look_ups_that_wait_are_bounded() {
+    let database = Database::new();
+    let errors = Arc::new(Mutex::new(Vec::new()));
+    let seen = Arc::clone(&errors);
+    let service = layer(database.lookup().max_lookups(2).ttl(Duration::from_secs(10)))
+        .storage(MemoryStorage::new(), OnError::Refuse)
+        .observer(move |event: &Event<'_>| {
+            if let EventKind::Failed { error, .. } = event.kind {
+                let error = error.downcast_ref::<LookupError>().unwrap();
+                seen.lock().unwrap().push((error.to_string(), error.is_timeout()));
+            }
+        })
+        .layer(Inner::default());
+    assert_eq!(status(&service, from("a")).await, 200);
+    sleep(Duration::from_secs(10)).await;
+    database.set(Behavior::Hangs);
+    let (mut pending, mut refused) = (Vec::new(), 0);
+    for i in 0..100 {
+        // Requests of the same id wait for one look-up.
+        for _ in 0..2 {
+            let mut request = Box::pin(service.clone().oneshot(from(&i.to_string())));
+            match poll(&mut request) {
+                std::task::Poll::Pending => pending.push(request),
+                std::task::Poll::Ready(response) => {
+                    assert_eq!(response.unwrap().status(), 503);
+                    refused += 1;
+                }
+            }
+        }
+    }
+    // Two look-ups run, and 16 times as many wait.
+    assert_eq!((pending.len(), refused), (2 * 34, 2 * 66));
+    let text = "cannot look up the policy: 34 look-ups are in flight or wait already";
+    assert_eq!(*errors.lock().unwrap(), vec![(text.to_owned(), false); 132]);
+    assert_eq!(limit(&ask(&service, from("a")).await), Some("5"), "the last good result is used");
+    drop(pending);
+
+    // The look-ups of clients that have left end at their timeouts.
+    sleep(Duration::from_millis(1_001)).await;
+    database.set(Behavior::Works);
+    assert_eq!(status(&service, from("b")).await, 200);
+}
+
+#[tokio::test(start_paused = true)]
+async fn cache_holds_max_tenants_ids() {
+    for max_tenants in [0, 1, 2, 3, 31, 32, 33, 100, 1_000, 10_000] {
+        let database = Database::new();
+        let service = layer(database.lookup().max_tenants(max_tenants).ttl(Duration::MAX)).layer(Inner::default());
+        let capacity = max_tenants.max(1);
+        let ids: Vec<_> = (0..3 * capacity).map(HeaderValue::from).collect();
+        let request = |id: &HeaderValue| {
+            let mut request = get("/");
+            request.headers_mut().insert("x-tenant", id.clone());
+            request
+        };
+        for _ in 0..3 {
+            for id in &ids[..capacity] {
+                assert_eq!(status(&service, request(id)).await, 200);
+            }
+        }
+        assert_eq!(database.queries(), capacity, "{max_tenants} ids in three rounds");
+        for id in &ids {
+            assert_eq!(status(&service, request(id)).await, 200);
+        }
+        database.queries();
+        for id in ids.iter().rev() {
+            assert_eq!(status(&service, request(id)).await, 200);
+        }
+        let cached = ids.len() - database.queries();
+        assert!(cached <= capacity, "{cached} of at most {max_tenants} ids are cached");
+    }
 }

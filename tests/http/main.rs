@@ -20,6 +20,7 @@ mod middleware;
 mod nat64;
 #[cfg(feature = "metrics")]
 mod observe;
+mod panics;
 mod probe;
 mod readiness;
 mod rejections;

@@ -130,9 +130,15 @@ async fn inner_refusal_keeps_its_body() {
 
 #[tokio::test]
 async fn grpc_pushback_of_an_inner_refusal_is_the_longer_wait_of_both_layers() {
-    for (inner, pushback) in [("fixed-window 1/minute", "3600000"), ("fixed-window 1/day", "86400000")] {
+    let hours = |hours: u64| GrpcRejection::new().max_pushback(Duration::from_secs(hours * 3_600));
+    for (inner, rejection, pushback) in [
+        ("fixed-window 1/minute", hours(1), "3600000"),
+        ("fixed-window 1/day", hours(24), "86400000"),
+        ("fixed-window 1/minute", GrpcRejection::new(), "-1"),
+        ("fixed-window 1/day", hours(1), "-1"),
+    ] {
         let (storage, _clock) = memory_with_manual_clock();
-        let grpc = layer(inner, &storage).rejection(GrpcRejection);
+        let grpc = layer(inner, &storage).rejection(rejection);
         let service = layer("fixed-window 2/hour", &storage).layer(grpc.layer(Inner::default()));
         for expected in [None, Some(pushback)] {
             let response = ask(&service, get("/")).await;

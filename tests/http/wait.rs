@@ -442,6 +442,27 @@ async fn no_request_waits_in_a_shadow_layer() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn request_that_nothing_polls_does_not_block_the_others() {
+    async fn check<St: Storage<Error: Debug>>(storage: St) {
+        let layer = layer("fixed-window 1 per 10 seconds", storage);
+        let inner = Inner::default();
+        let service = layer.layer(inner.clone());
+        assert_eq!(status(&service, get("/")).await, 200);
+        let mut left_behind = Box::pin(service.clone().oneshot(get("/")));
+        for _ in 0..5 {
+            assert!(common::poll(&mut left_behind).is_pending());
+        }
+        let begin = Instant::now();
+        assert_eq!(start(&service, "/").await.await.unwrap().status(), 200);
+        assert!(begin.elapsed() <= Duration::from_millis(11_410), "{:?}", begin.elapsed());
+        assert_eq!((inner.calls(), left_behind.await.unwrap().status().as_u16()), (2, 200));
+        assert_eq!((inner.calls(), left(&layer).await), (3, 0));
+    }
+    check(memory()).await;
+    check(slow(memory())).await;
+}
+
+#[tokio::test(start_paused = true)]
 async fn layer_without_wait_refuses_at_once() {
     let layer = RateLimitLayer::new(policy("fixed-window 1/second"), Global).storage(memory(), OnError::Refuse);
     let (service, begin) = (layer.layer(Inner::default()), Instant::now());

@@ -576,6 +576,130 @@ async fn keys_do_not_wait_for_each_other() {
     assert!(waiting.await.unwrap().unwrap().is_admitted());
 }
 
+/// A turn passes on this long after a call is due. Several calls in a row that nothing polls take
+/// twice as long together.
+const GRACE: Duration = Duration::from_millis(200);
+
+/// Asserts that `time` is `due`, or later by at most the jitter, the grace of calls that nothing
+/// polls, and the lateness of timers.
+fn assert_due_after_grace(time: Duration, due: Duration) {
+    assert!((due..=due + due / 10 + 2 * GRACE + 3 * LATE).contains(&time), "due after {due:?}, was after {time:?}");
+}
+
+/// Guards against this defect: a call that was polled in `select!`, and neither polled again nor
+/// dropped, blocks the calls behind it.
+#[tokio::test(start_paused = true)]
+async fn turns_of_calls_that_nothing_polls_pass_on() {
+    for left_calls in [1, 2, 40] {
+        let limiter = limiter("fixed-window 3/second");
+        let _ = limiter.hit_with_cost(&alice(), 3).await.unwrap();
+        let mut left_behind: Vec<_> = (0..left_calls).map(|_| Box::pin(limiter.acquire(&alice(), MINUTE))).collect();
+        for call in &mut left_behind {
+            assert!(poll(call).is_pending());
+        }
+        let begin = Instant::now();
+        let calls = [start(&limiter, 1, MINUTE).await, start(&limiter, 1, MINUTE).await];
+        for call in calls {
+            let decision = timeout(10 * SECOND, call).await.expect("the turns pass on");
+            assert!(decision.unwrap().unwrap().is_admitted());
+        }
+        assert_due_after_grace(begin.elapsed(), SECOND);
+        assert_eq!(left(&limiter).await, 1, "{left_calls} calls have spent nothing");
+
+        // A call that is polled again has kept its place, and is served once.
+        let last = left_behind.pop().unwrap();
+        assert!(timeout(SECOND, last).await.unwrap().unwrap().is_admitted());
+        assert_eq!(left(&limiter).await, 0);
+        drop(left_behind);
+        sleep(2 * SECOND).await;
+        assert_eq!(left(&limiter).await, 3);
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn call_that_is_polled_again_is_ahead_of_the_others() {
+    let limiter = limiter("fixed-window 1/second");
+    let _ = limiter.hit(&alice()).await.unwrap();
+    let mut left_behind = Box::pin(limiter.acquire(&alice(), MINUTE));
+    assert!(poll(&mut left_behind).is_pending());
+    let order = Arc::new(Mutex::new(Vec::new()));
+    let mut calls = Vec::new();
+    for number in 1..=3 {
+        let (call, order) = (limiter.acquire(&alice(), MINUTE), Arc::clone(&order));
+        calls.push(tokio::spawn(async move {
+            assert!(call.await.unwrap().is_admitted());
+            order.lock().unwrap().push(number);
+        }));
+        settle().await;
+    }
+    sleep(Duration::from_millis(1_700)).await;
+    assert_eq!(*order.lock().unwrap(), [1]);
+    assert!(left_behind.await.unwrap().is_admitted());
+    order.lock().unwrap().push(0);
+    for call in calls {
+        call.await.unwrap();
+    }
+    assert_eq!(*order.lock().unwrap(), [1, 0, 2, 3]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn call_that_does_not_take_an_offered_turn_is_passed_over() {
+    let limiter = limiter("fixed-window 1/second");
+    let _ = limiter.hit(&alice()).await.unwrap();
+    let begin = Instant::now();
+    let first = start(&limiter, 1, MINUTE).await;
+    let mut left_behind = Box::pin(limiter.acquire(&alice(), MINUTE));
+    assert!(poll(&mut left_behind).is_pending());
+    let last = start(&limiter, 1, MINUTE).await;
+    assert!(first.await.unwrap().unwrap().is_admitted());
+    assert_due(begin.elapsed(), SECOND);
+    let last = timeout(10 * SECOND, last).await.expect("the turn passes on");
+    assert!(last.unwrap().unwrap().is_admitted());
+    // The first call has jitter too, and its admission starts the next window.
+    assert_due_after_grace(begin.elapsed(), 2 * SECOND);
+    drop(left_behind);
+    sleep(SECOND).await;
+    assert_eq!(left(&limiter).await, 1);
+}
+
+#[tokio::test(start_paused = true)]
+async fn hit_in_flight_whose_reply_nothing_polls_loses_its_turn_and_counts_once() {
+    let limiter = limiter("fixed-window 3/second");
+    let storage = limiter.storage();
+    let _ = limiter.hit_with_cost(&alice(), 3).await.unwrap();
+    let mut left_behind = Box::pin(limiter.acquire(&alice(), MINUTE));
+    assert!(poll(&mut left_behind).is_pending());
+    let waiting = start(&limiter, 1, MINUTE).await;
+    sleep(Duration::from_millis(1_110)).await;
+    storage.close();
+    assert!(poll(&mut left_behind).is_pending(), "its hit is in flight");
+    sleep(5 * SECOND).await;
+    assert_eq!(storage.decisions(), 3, "a slow storage gets one hit at a time");
+    storage.open();
+    let begin = Instant::now();
+    let waiting = timeout(10 * SECOND, waiting).await.expect("the turn passes on");
+    assert!(waiting.unwrap().unwrap().is_admitted());
+    assert!(begin.elapsed() <= 2 * GRACE + 3 * LATE, "{:?}", begin.elapsed());
+    assert!(timeout(GRACE, left_behind).await.unwrap().unwrap().is_admitted());
+    assert_eq!(storage.take_decisions(), 4, "one hit for each call, and one that was refused");
+}
+
+/// Servers with a runtime for each thread share the queues of a limiter.
+#[test]
+fn call_of_a_runtime_that_does_not_run_is_passed_over() {
+    let runtime = || tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
+    let (stalled, running) = (runtime(), runtime());
+    let limiter = RateLimiter::new(policy("fixed-window 1/second"));
+    assert!(limiter.admit(&alice()));
+    let mut left_behind = Box::pin(limiter.acquire(&alice(), MINUTE));
+    stalled.block_on(async { assert!(poll(&mut left_behind).is_pending()) });
+    running.block_on(async {
+        let call = timeout(30 * SECOND, limiter.acquire(&alice(), MINUTE)).await;
+        assert!(call.expect("it is passed over").unwrap().is_admitted());
+    });
+    assert!(stalled.block_on(left_behind).unwrap().is_admitted());
+}
+
 #[test]
 fn call_that_need_not_wait_needs_no_runtime() {
     let limiter = RateLimiter::new(policy("fixed-window 1/hour"));

@@ -14,7 +14,7 @@ const QUOTA_FAILURE: &str = "type.googleapis.com/google.rpc.QuotaFailure";
 /// A `google.rpc.Status` without its `RetryInfo`, as protobuf.
 ///
 /// The `RetryInfo` is the last field, so it can be written again when an outer layer raises the
-/// wait. For this purpose, responses to refused calls keep this value in their extensions.
+/// wait.
 #[derive(Clone, Debug)]
 pub(super) struct StatusDetails(Message);
 

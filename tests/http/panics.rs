@@ -1,0 +1,172 @@
+//! Events of requests whose handler panics. The observer is then called during the unwinding.
+
+use std::convert::Infallible;
+use std::future::{Ready, pending, ready};
+use std::sync::{Arc, Mutex};
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use common::{Behavior, FakeStorage, get, memory_with_manual_clock, policy, poll};
+use http::{Request, Response};
+use tower::{Layer, Service, ServiceExt, service_fn};
+use tower_ratelimit::storage::TokioClock;
+use tower_ratelimit::{Charge, Event, EventKind, Global, MemoryStorage, OnError, RateLimitLayer, Storage};
+
+type Outcomes = Arc<Mutex<Vec<String>>>;
+
+fn layer<St: Storage>(text: &str, storage: St) -> (RateLimitLayer<St>, Outcomes) {
+    let outcomes = Outcomes::default();
+    let events = Arc::clone(&outcomes);
+    let layer = RateLimitLayer::new(policy(text), Global).storage(storage, OnError::Refuse).observer(
+        move |event: &Event<'_>| {
+            let mark = if event.shadow { "?" } else { "" };
+            let units = event.settled_units().map(|units| format!(" {units}")).unwrap_or_default();
+            events.lock().unwrap().push(format!("{}{units}{mark}", event.outcome()));
+        },
+    );
+    (layer, outcomes)
+}
+
+/// Settles a charge when it is dropped.
+struct SettlesOnDrop(Charge, u32);
+
+impl Drop for SettlesOnDrop {
+    fn drop(&mut self) {
+        self.0.settle(self.1).unwrap();
+    }
+}
+
+/// Sends a request in a task, which must panic with this text.
+async fn assert_panics<S>(service: &S, expected: &str)
+where
+    S: Service<Request<()>, Response = Response<String>, Error: std::fmt::Debug + Send, Future: Send>
+        + Clone
+        + Send
+        + 'static,
+{
+    let panic = tokio::spawn(service.clone().oneshot(get("/"))).await.unwrap_err().into_panic();
+    assert_eq!(panic.downcast_ref::<&str>(), Some(&expected));
+}
+
+#[tokio::test]
+async fn charge_that_a_panicking_handler_settles_or_drops_is_reported() {
+    for (actual, expected) in [(Some(5), "charged 4"), (Some(0), "refunded 1"), (None, "unsettled 0")] {
+        let (layer, outcomes) = layer("10/minute", memory_with_manual_clock().0);
+        let handler = service_fn(move |request: Request<()>| async move {
+            let charge = request.extensions().get::<Charge>().unwrap().clone();
+            let _settles = actual.map(|actual| SettlesOnDrop(charge, actual));
+            tokio::task::yield_now().await;
+            if true {
+                panic!("a bug in the handler");
+            }
+            Ok::<_, Infallible>(Response::new(String::new()))
+        });
+        assert_panics(&layer.settle_later().layer(handler), "a bug in the handler").await;
+        assert_eq!(*outcomes.lock().unwrap(), ["admitted", expected]);
+    }
+}
+
+#[tokio::test]
+async fn shadow_decision_is_reported_if_the_handler_panics() {
+    // The storage has decided when it is polled by the drop of the request, or in a task after it.
+    for polls in [1, 2, 5] {
+        let (memory, _clock) = memory_with_manual_clock();
+        let storage = FakeStorage::around(memory);
+        let (layer, outcomes) = layer("10/minute; shadow 5/minute", storage.clone());
+        let slow = storage.clone();
+        let handler = service_fn(|_: Request<()>| -> Ready<Result<Response<String>, Infallible>> {
+            panic!("a bug in the handler")
+        });
+        // Only the decision on the shadow limit is slow.
+        let head = move |_: &tower_ratelimit::extract::Head<'_>| {
+            slow.set(Behavior::WorksAfterPolls(polls));
+            1_u32
+        };
+        assert_panics(&layer.cost(head).layer(handler), "a bug in the handler").await;
+        for _ in 0..20 {
+            tokio::task::yield_now().await;
+        }
+        assert_eq!(*outcomes.lock().unwrap(), ["admitted", "admitted?"], "after {polls} polls");
+    }
+}
+
+/// A service that panics when it is polled ready for the third time.
+#[derive(Clone, Default)]
+struct PanicsWhenReady(Arc<Mutex<u32>>);
+
+impl Service<Request<()>> for PanicsWhenReady {
+    type Response = Response<String>;
+    type Error = Infallible;
+    type Future = Ready<Result<Response<String>, Infallible>>;
+
+    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
+        let times = {
+            let mut times = self.0.lock().unwrap();
+            *times += 1;
+            *times
+        };
+        assert!(times < 3, "{}", "a bug in the service");
+        Poll::Ready(Ok(()))
+    }
+
+    fn call(&mut self, _: Request<()>) -> Self::Future {
+        ready(Ok(Response::new(String::new())))
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn refund_of_a_delayed_request_is_reported_if_the_inner_service_panics() {
+    let memory = MemoryStorage::builder().clock(TokioClock::new()).build().unwrap();
+    let (layer, outcomes) = layer("leaky-bucket 1 per 10 seconds queue 2", memory);
+    let service = layer.layer(PanicsWhenReady::default());
+    service.clone().oneshot(get("/")).await.unwrap();
+    assert!(tokio::spawn(service.oneshot(get("/"))).await.unwrap_err().is_panic());
+    assert_eq!(*outcomes.lock().unwrap(), ["admitted", "delayed", "refunded 1"]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn failed_refund_of_a_hit_in_flight_is_reported_if_its_task_panics() {
+    let storage = FakeStorage::around(MemoryStorage::builder().clock(TokioClock::new()).build().unwrap());
+    let (layer, outcomes) = layer("fixed-window 1 per 10 seconds", storage.clone());
+    let service = layer
+        .wait(Duration::from_secs(60), 10)
+        .layer(service_fn(|_: Request<()>| ready(Ok::<_, Infallible>(Response::new(String::new())))));
+    service.clone().oneshot(get("/")).await.unwrap();
+    let task = tokio::spawn(async move {
+        let mut waiting = Box::pin(service.oneshot(get("/")));
+        assert!(poll(&mut waiting).is_pending());
+        storage.close();
+        tokio::time::sleep(Duration::from_secs(12)).await;
+        assert!(poll(&mut waiting).is_pending(), "the hit is in flight");
+        storage.open();
+        storage.set_changes(Behavior::Fails);
+        panic!("a bug in the task");
+    });
+    assert!(task.await.unwrap_err().is_panic());
+    assert_eq!(*outcomes.lock().unwrap(), ["admitted", "not_settled 1"]);
+}
+
+/// A panic that leaves a destructor during the unwinding would abort the process.
+#[tokio::test]
+async fn panic_of_the_observer_during_the_unwinding_does_not_abort_the_process() {
+    let calls = Arc::new(Mutex::new(0));
+    let seen = Arc::clone(&calls);
+    let observer = move |event: &Event<'_>| {
+        if matches!(event.kind, EventKind::Unsettled(_)) {
+            *seen.lock().unwrap() += 1;
+            panic!("a bug in the observer");
+        }
+    };
+    let layer = RateLimitLayer::new(policy("10/minute; shadow 5/minute"), Global).settle_later().observer(observer);
+    let handler = service_fn(|_: Request<()>| async {
+        if true {
+            panic!("a bug in the handler");
+        }
+        pending::<Result<Response<String>, Infallible>>().await
+    });
+    let service = layer.layer(handler);
+    for times in [1, 2] {
+        assert_panics(&service, "a bug in the handler").await;
+        assert_eq!(*calls.lock().unwrap(), 2 * times, "for the policy and for the shadow limit");
+    }
+}
