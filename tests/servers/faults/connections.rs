@@ -53,11 +53,18 @@ async fn silent_connection_is_replaced_after_three_timeouts<B: Backend>() {
         late += usize::from(begun.elapsed() >= QUICK * 3 / 2);
     }
     let replaced = Instant::now();
-    assert!(silent.wall() > 2 * QUICK);
-    assert!((4..=4 + late).contains(&timeouts), "the call after three timeouts connects: {timeouts}, {late} late");
+    assert_three_timeouts(&silent);
+    let is_early = timeouts < 4 && silent.excess() < QUICK;
+    assert!(!is_early && timeouts <= 4 + late, "the call after three timeouts connects: {timeouts}, {late} late");
     server.resume();
     recovers::<B>(&limiter).await;
     assert_second_connection_is_used(&proxy, before, replaced);
+}
+
+/// Asserts that the connection was silent for more than two timeouts. On a busy machine, it may have
+/// been silent before, too.
+fn assert_three_timeouts(silent: &Stopwatch) {
+    assert!(silent.wall() + silent.excess() > 2 * QUICK, "after {:?}", silent.wall());
 }
 
 /// Asserts that the connection that was opened just before `replaced` is the last one. On a busy
@@ -82,7 +89,7 @@ async fn silent_connection_is_replaced_although_callers_stop_waiting_early<B: Ba
         silent.assert_below(5 * (QUICK + B::MARGIN), "the connection is replaced");
     }
     let replaced = Instant::now();
-    assert!(silent.wall() > 2 * QUICK);
+    assert_three_timeouts(&silent);
     server.resume();
     recovers::<B>(&limiter).await;
     assert_second_connection_is_used(&proxy, before, replaced);
@@ -92,18 +99,25 @@ async fn silent_connection_is_replaced_although_callers_stop_waiting_early<B: Ba
 async fn calls_beyond_the_limit_in_flight_are_not_sent<B: Backend>() {
     const CALLERS: u64 = 1_500;
     let server = B::Server::launch();
-    let limiter = limiter::<B>(server.port(), 2 * SECOND);
+    let timeout = 2 * SECOND;
+    let limiter = limiter::<B>(server.port(), timeout);
     recovers::<B>(&limiter).await;
     server.stop();
-    let mut tasks = JoinSet::new();
+    let (watch, mut tasks) = (Stopwatch::start(), JoinSet::new());
     for client in 0..CALLERS {
         let limiter = limiter.clone();
         tasks.spawn(async move { limiter.peek(&Key::from(client)).await });
     }
-    for _ in 1_024..CALLERS {
+    let mut overloaded = 0;
+    while overloaded < CALLERS - 1_024 {
         let error = tasks.join_next().await.unwrap().unwrap().unwrap_err();
+        // On a busy machine, the calls in flight may end first.
+        if error.is_timeout() && watch.excuses(timeout) {
+            continue;
+        }
         assert!(format!("{error:#}").starts_with("overloaded: 1024 calls to 127.0.0.1:"), "{error}");
         assert!(!error.may_have_counted() && !error.is_timeout());
+        overloaded += 1;
     }
     server.resume();
     for answer in tasks.join_all().await {

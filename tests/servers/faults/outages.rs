@@ -45,7 +45,13 @@ async fn storage_connects_to_a_server_that_starts_later<B: Backend>() {
     entry_points.fail().await;
     let error = entry_points.limiter.storage().check().await.unwrap_err();
     assert!(!error.may_have_counted(), "{error:?}");
-    let error = not_ready::<B>(entry_points.limiter.storage()).await;
+    let error = loop {
+        let check = Stopwatch::start();
+        let error = not_ready::<B>(entry_points.limiter.storage()).await;
+        if !(error.is_timeout() && check.excuses(QUICK)) {
+            break error;
+        }
+    };
     assert_eq!(error.kind(), StorageErrorKind::Unreachable);
     let error = message(error);
     assert!(error.contains(&format!("cannot reach 127.0.0.1:{}: ", server.port())), "{error}");
@@ -64,8 +70,9 @@ async fn storage_recovers_after_its_server_dies<B: Backend>() {
         let before = entry_points.used().await;
         server.kill();
         entry_points.fail().await;
+        let check = Stopwatch::start();
         let error = not_ready::<B>(entry_points.limiter.storage()).await;
-        assert!(!error.is_timeout(), "{error}");
+        assert!(!error.is_timeout() || check.excuses(QUICK), "{error}");
         server.restart();
         let recovery = entry_points.recover().await;
         let least = recovery.admitted + if B::KEEPS_COUNTS { before } else { 0 };
@@ -134,8 +141,9 @@ const WHILE: Duration = Duration::from_millis(300);
 async fn fails_at_once<B: Backend>(limiter: &RateLimiter<B::Storage>, least: u32) -> Duration {
     let (watch, mut calls) = (Stopwatch::start(), 0);
     while watch.wall() < WHILE || calls <= least {
+        let call = Stopwatch::start();
         let error = quick_hit::<B>(limiter, &Key::from("k")).await.unwrap_err();
-        assert!(!error.may_have_counted() && !error.is_timeout(), "{error}");
+        assert!(!error.may_have_counted() && (!error.is_timeout() || call.excuses(QUICK)), "{error}");
         calls += 1;
         if calls <= least {
             watch.assert_below(WHILE, "so many calls fail");

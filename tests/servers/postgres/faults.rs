@@ -174,7 +174,7 @@ fn full_disk_is_a_clear_error_that_counts_nothing_and_recovers() {
 #[test]
 fn server_without_free_connections_is_a_clear_error() {
     let server = Postgres::start(&["max_connections=4", "superuser_reserved_connections=0", "max_wal_senders=0"]);
-    let one = limiter(storage(&server));
+    let one = limiter(connected(&server));
     RUNTIME.block_on(async {
         let hits: JoinSet<_> = (0..20_u64)
             .map(|client| {
