@@ -2,7 +2,7 @@
 
 use std::convert::Infallible;
 use std::fmt;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use http::{Request, Response};
 use tokio::time::sleep;
@@ -11,14 +11,16 @@ use tower::util::BoxCloneSyncService;
 use tower_ratelimit::extract::KeyExtractor;
 use tower_ratelimit::{Decision, Key, OnError, Policy, RateLimitLayer, RateLimiter, Storage};
 
+pub use crate::time::within;
+use crate::time::{EVENTUALLY, Stopwatch};
 use crate::{Inner, ask, get, numbers, retry_after};
 
 pub const SECOND: Duration = Duration::from_secs(1);
 
-/// The timeout of the storages.
+/// The timeout of storages whose servers fail.
 pub const DEADLINE: Duration = Duration::from_millis(200);
 
-/// The tolerance for late results on a busy machine.
+/// The tolerance for late results.
 pub const MARGIN: Duration = Duration::from_secs(1);
 
 /// The pause between two attempts.
@@ -65,14 +67,6 @@ pub async fn timely<T: fmt::Debug>(answer: impl Future<Output = T>) -> T {
     within(DEADLINE + MARGIN, answer).await
 }
 
-/// Awaits a result, and asserts that it arrives within `limit`.
-pub async fn within<T: fmt::Debug>(limit: Duration, answer: impl Future<Output = T>) -> T {
-    let started = Instant::now();
-    let answer = answer.await;
-    assert!(started.elapsed() < limit, "after {:?}: {answer:?}", started.elapsed());
-    answer
-}
-
 /// Two services and a limiter with one policy on one storage.
 pub struct EntryPoints<St> {
     /// Admits requests when the storage fails.
@@ -87,6 +81,16 @@ pub struct EntryPoints<St> {
 pub struct Recovery {
     pub admitted: u32,
     pub failed: u32,
+}
+
+impl Recovery {
+    /// Adds the outcomes of a round. Returns the number of failures in it.
+    fn add(&mut self, answers: [Answer; 3]) -> u32 {
+        let count = |wanted| answers.iter().map(|answer| u32::from(*answer == wanted)).sum::<u32>();
+        self.admitted += count(Answer::Admitted);
+        self.failed += count(Answer::Failed);
+        count(Answer::Failed)
+    }
 }
 
 impl<St: Storage<Error: fmt::Debug>> EntryPoints<St> {
@@ -117,21 +121,28 @@ impl<St: Storage<Error: fmt::Debug>> EntryPoints<St> {
 
     /// Asserts that all entry points decide within a second, and continue to do so.
     pub async fn recover(&self) -> Recovery {
-        let (started, mut recovery) = (Instant::now(), Recovery::default());
-        loop {
-            let answers = self.hit().await;
-            let count = |wanted| answers.iter().map(|answer| u32::from(*answer == wanted)).sum::<u32>();
-            recovery.admitted += count(Answer::Admitted);
-            recovery.failed += count(Answer::Failed);
-            if count(Answer::Failed) == 0 {
-                break;
-            }
-            assert!(started.elapsed() < SECOND + MARGIN, "no decisions after {:?}", started.elapsed());
+        let (watch, mut recovery) = (Stopwatch::start(), Recovery::default());
+        while recovery.add(self.hit().await) > 0 {
+            watch.assert_below(SECOND + MARGIN, "the storage recovers");
             sleep(AGAIN).await;
         }
-        assert_eq!(self.hit().await, [Answer::Admitted; 3]);
-        recovery.admitted += 3;
-        recovery
+        let more = self.admit().await;
+        Recovery { admitted: recovery.admitted + more.admitted, failed: recovery.failed + more.failed }
+    }
+
+    /// Asserts that all entry points admit a hit. Returns the outcomes of their hits, which include
+    /// timeouts if the machine is too busy for [`DEADLINE`].
+    pub async fn admit(&self) -> Recovery {
+        let (watch, mut recovery) = (Stopwatch::start(), Recovery::default());
+        loop {
+            let (round, answers) = (Stopwatch::start(), self.hit().await);
+            recovery.add(answers);
+            if answers == [Answer::Admitted; 3] {
+                return recovery;
+            }
+            assert!(round.excuses(DEADLINE) && !answers.contains(&Answer::Refused), "{answers:?}");
+            assert!(watch.wall() < EVENTUALLY, "{recovery:?}");
+        }
     }
 
     /// Returns the spent units of the shared key.

@@ -27,6 +27,7 @@ mod responses;
 pub mod servers;
 mod storages;
 mod strategies;
+pub mod time;
 pub mod vectors;
 
 pub use self::errors::{message, panic_message};

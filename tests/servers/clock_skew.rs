@@ -10,7 +10,10 @@ use tokio::task::JoinSet;
 use tower_ratelimit::storage::{Clock, EtcdStorage, MemcachedStorage};
 use tower_ratelimit::{Key, RateLimiter, Storage, Timestamp};
 
-const LONG: Duration = Duration::from_secs(5);
+const LONG: Duration = Duration::from_secs(60);
+
+/// The least number of hits that are admitted in one and a half periods.
+const LEAST: u32 = 5;
 const SECOND: u64 = 1_000_000;
 const YEAR: u64 = 365 * 86_400 * SECOND;
 
@@ -36,11 +39,12 @@ impl Clock for Ahead {
     }
 }
 
-/// Hits from all nodes in turn for one and a half periods. Returns the number of admitted hits and
+/// Hits from all nodes in turn for one and a half periods, or longer on a machine that is too busy to
+/// make enough hits. Returns the number of admitted hits and
 /// the elapsed time.
 async fn hit_by_turns<S: Storage>(limiters: Vec<RateLimiter<S>>) -> (u32, Duration) {
     let (started, mut admitted) = (Instant::now(), 0);
-    while started.elapsed() < Duration::from_millis(1_500) {
+    while started.elapsed() < Duration::from_millis(1_500) || (admitted < LEAST && started.elapsed() < LONG) {
         for limiter in &limiters {
             let decision = limiter.hit(&Key::from("k")).await;
             admitted += u32::from(decision.unwrap_or_else(|error| panic!("{}", error.into())).is_admitted());
@@ -62,7 +66,7 @@ async fn assert_promise<S: Storage>(skew: u64, residual: u64, storage: impl Fn(u
             let (admitted, took) = hit_by_turns(limiters).await;
             let seconds = (took + Duration::from_micros(residual)).as_millis().div_ceil(1_000);
             let most = in_a_second * u32::try_from(seconds).unwrap();
-            assert!((5..=most).contains(&admitted), "{text}, {skew} us: {admitted} of {most} in {took:?}");
+            assert!((LEAST..=most).contains(&admitted), "{text}, {skew} us: {admitted} of {most} in {took:?}");
         });
     }
     all.join_all().await;

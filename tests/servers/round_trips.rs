@@ -10,7 +10,7 @@ use common::{EVERY_STRATEGY, foreign, policy};
 use tower_ratelimit::storage::{EtcdStorage, MemcachedStorage, PostgresStorage, RedisStorage, StorageRequest};
 use tower_ratelimit::{Key, Op, Policy, Storage};
 
-const LONG: Duration = Duration::from_secs(10);
+const LONG: Duration = Duration::from_secs(60);
 
 /// The round trips of a hit that is admitted, of one that is refused, and of a peek.
 type Trips = [u64; 3];

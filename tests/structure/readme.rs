@@ -86,6 +86,16 @@ fn memory_table_of_the_guide_equals_that_of_the_storage() {
     }
 }
 
+/// The first two commands of somebody who opens the repository.
+#[test]
+fn readme_names_the_commands_that_start_the_server_and_run_all_tests() {
+    for command in ["cargo run --example server", "scripts/test"] {
+        assert!(readme().contains(&format!("`{command}`")), "{command}");
+    }
+    assert!(read("examples/Cargo.toml").contains("name = \"server\""));
+    assert!(read("scripts/test").contains("cargo test --workspace --all-features"));
+}
+
 #[test]
 fn readme_has_at_most_120_lines() {
     assert!(readme().lines().count() <= 120);

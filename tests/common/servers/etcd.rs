@@ -13,7 +13,7 @@ use base64::Engine;
 use base64::engine::general_purpose::STANDARD as BASE64;
 use serde_json::{Value, json};
 
-use super::process::Process;
+use super::process::{self, Folder, Process};
 use super::{STARTS_WITHIN, free_port, wait_until};
 
 /// The environment variable that names a program to start instead of `etcd`.
@@ -226,8 +226,7 @@ impl Member {
 
 impl Drop for Member {
     fn drop(&mut self) {
-        self.process = None;
-        let _ = fs::remove_dir_all(&self.folder);
+        process::discard((self.process.take(), Folder(self.folder.clone())));
     }
 }
 
@@ -254,7 +253,7 @@ fn supports_no_fsync() -> bool {
 /// Sends an HTTP request to this port. Returns the body of the response.
 fn http(port: u16, what: &str, body: &str, token: Option<&str>) -> io::Result<String> {
     let mut stream = TcpStream::connect(("127.0.0.1", port))?;
-    stream.set_read_timeout(Some(Duration::from_secs(2)))?;
+    stream.set_read_timeout(Some(Duration::from_secs(10)))?;
     let token = token.map_or_else(String::new, |token| format!("authorization: {token}\r\n"));
     let length = body.len();
     // HTTP/1.0, so that the response is not chunked.

@@ -10,7 +10,7 @@ use std::process::Command;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use super::process::Process;
+use super::process::{self, Process};
 use super::{STARTS_WITHIN, free_port, wait_until};
 
 /// The environment variable that names a program to start instead of `memcached`.
@@ -117,6 +117,12 @@ impl Memcached {
     }
 }
 
+impl Drop for Memcached {
+    fn drop(&mut self) {
+        process::discard(self.process.take());
+    }
+}
+
 fn program() -> Command {
     let mut command = Command::new(env::var(PROGRAM).unwrap_or_else(|_| "memcached".to_owned()));
     // memcached refuses to run as root without `-u`.
@@ -126,7 +132,7 @@ fn program() -> Command {
 
 fn ask(port: u16, command: &str) -> io::Result<Vec<String>> {
     let stream = TcpStream::connect(("127.0.0.1", port))?;
-    stream.set_read_timeout(Some(Duration::from_secs(2)))?;
+    stream.set_read_timeout(Some(Duration::from_secs(10)))?;
     let mut stream = BufReader::new(stream);
     stream.get_mut().write_all(format!("{command}\r\nmn\r\n").as_bytes())?;
     let mut lines = Vec::new();

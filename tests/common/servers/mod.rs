@@ -28,9 +28,11 @@ pub use self::etcd::{Etcd, Member};
 pub use self::fleet::{Cluster, Sentinels, wait_until_replicated};
 pub use self::memcached::Memcached;
 pub use self::postgres::Postgres;
-use self::process::Process;
+use self::process::{Folder, Process};
 pub use self::proxy::{Mode, Proxy};
 pub use self::resp::Reply;
+use crate::time::EVENTUALLY;
+pub use crate::time::wait_until;
 
 /// The environment variable that names a program to start instead of `redis-server`.
 const PROGRAM: &str = "TOWER_RATELIMIT_REDIS_SERVER";
@@ -39,7 +41,7 @@ const PROGRAM: &str = "TOWER_RATELIMIT_REDIS_SERVER";
 const CONFIG: &str = "server.conf";
 
 /// The time that a server may take to start.
-const STARTS_WITHIN: Duration = Duration::from_secs(10);
+const STARTS_WITHIN: Duration = EVENTUALLY;
 
 /// A server on one port, with methods that cause outages.
 pub trait FaultyServer: Send + Sync + Sized + 'static {
@@ -283,8 +285,7 @@ impl Server {
 
 impl Drop for Server {
     fn drop(&mut self) {
-        self.process = None;
-        let _ = fs::remove_dir_all(&self.folder);
+        process::discard((self.process.take(), Folder(self.folder.clone())));
     }
 }
 
@@ -300,14 +301,5 @@ pub fn free_port() -> u16 {
         if port < 55_000 && free(port + 10_000).is_ok() {
             return port;
         }
-    }
-}
-
-/// Waits until `done` returns `true`, and panics with `what` if that takes too long.
-pub fn wait_until(what: &str, mut done: impl FnMut() -> bool) {
-    let started = Instant::now();
-    while !done() {
-        assert!(started.elapsed() < STARTS_WITHIN, "{what}: not within {STARTS_WITHIN:?}");
-        thread::sleep(Duration::from_millis(5));
     }
 }

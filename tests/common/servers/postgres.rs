@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use super::process::Process;
+use super::process::{self, Folder, Process};
 use super::{STARTS_WITHIN, free_port, wait_until};
 
 /// Names the folder with `postgres` and `initdb`. Defaults to the newest one that Debian installed.
@@ -125,13 +125,7 @@ impl Postgres {
 
     /// Kills all processes of the server (SIGKILL).
     pub fn kill(&mut self) {
-        if let Some(process) = self.process.take() {
-            let children = children(process.id());
-            drop(process);
-            for child in children {
-                signal(child, "KILL");
-            }
-        }
+        drop(self.process.take().map(Processes));
     }
 
     /// Starts the process again on the same port, with its data.
@@ -183,8 +177,20 @@ impl Postgres {
 
 impl Drop for Postgres {
     fn drop(&mut self) {
-        self.kill();
-        let _ = fs::remove_dir_all(&self.folder);
+        process::discard((self.process.take().map(Processes), Folder(self.folder.clone())));
+    }
+}
+
+/// All processes of the server, which are killed when this is dropped.
+struct Processes(Process);
+
+impl Drop for Processes {
+    fn drop(&mut self) {
+        let children = children(self.0.id());
+        self.0.kill();
+        for child in children {
+            signal(child, "KILL");
+        }
     }
 }
 

@@ -1,7 +1,10 @@
 //! The process of a server, and a shell that kills it when the test process ends.
 
 use std::fs;
+use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
+
+use tokio::runtime::Handle;
 
 #[derive(Debug)]
 pub(crate) struct Process {
@@ -60,18 +63,44 @@ impl Process {
         super::wait_until("the process ends", || self.has_ended());
     }
 
+    /// Kills the process (SIGKILL), and waits until it has ended.
+    pub(crate) fn kill(&mut self) {
+        // The watchdog first, as the process ID of a reaped child may be reused.
+        for child in [&mut self.watchdog, &mut self.child] {
+            let _ = child.kill();
+            let _ = child.wait();
+        }
+    }
+
     fn signal(&self, name: &str) {
         let id = self.id().to_string();
         assert!(Command::new("kill").args([&format!("-{name}"), &id]).status().unwrap().success());
     }
 }
 
+/// A folder that is removed when this is dropped.
+#[derive(Debug)]
+pub(crate) struct Folder(pub(crate) PathBuf);
+
+impl Drop for Folder {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir_all(&self.0);
+    }
+}
+
+/// Drops the processes of a server, then its files.
+///
+/// That takes tens of milliseconds, in which the other tasks of the thread would not run. So a test
+/// with a runtime does it on another thread. The runtime waits for that thread when it is dropped.
+pub(crate) fn discard(remains: impl Send + 'static) {
+    match Handle::try_current() {
+        Ok(runtime) => drop(runtime.spawn_blocking(move || drop(remains))),
+        Err(_) => drop(remains),
+    }
+}
+
 impl Drop for Process {
     fn drop(&mut self) {
-        // The watchdog first, as the process ID of a reaped child may be reused.
-        for child in [&mut self.watchdog, &mut self.child] {
-            let _ = child.kill();
-            let _ = child.wait();
-        }
+        self.kill();
     }
 }

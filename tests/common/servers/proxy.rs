@@ -1,7 +1,7 @@
 //! A TCP proxy between a client and its server, which injects network faults.
 
 use std::io::{Read, Write};
-use std::net::{Shutdown, TcpListener, TcpStream};
+use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::thread;
 use std::time::Duration;
@@ -38,6 +38,8 @@ struct Shared {
     open: Vec<TcpStream>,
     connections: usize,
     attempts: usize,
+    /// The address of a connection by [`Proxy::counted`], which is not counted.
+    own: Option<SocketAddr>,
 }
 
 impl Shared {
@@ -55,12 +57,17 @@ impl Proxy {
     pub fn start(server: u16) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let port = listener.local_addr().unwrap().port();
-        let fresh = Shared { mode: Mode::Pass, unharmed: 0, open: Vec::new(), connections: 0, attempts: 0 };
+        let fresh = Shared { mode: Mode::Pass, unharmed: 0, open: Vec::new(), connections: 0, attempts: 0, own: None };
         let shared = Arc::new(Mutex::new(fresh));
         let proxy = Self { port, shared: Arc::clone(&shared) };
         thread::spawn(move || {
             for client in listener.incoming().map_while(Result::ok) {
-                shared.lock().unwrap().attempts += 1;
+                let mut now = shared.lock().unwrap();
+                if now.own.is_some() && now.own == client.peer_addr().ok() {
+                    continue;
+                }
+                now.attempts += 1;
+                drop(now);
                 // Without a server, the client's connection is closed.
                 let Ok(server) = TcpStream::connect(("127.0.0.1", server)) else { continue };
                 let mut now = shared.lock().unwrap();
@@ -95,12 +102,12 @@ impl Proxy {
 
     /// Returns the number of connections that have been opened through to the server.
     pub fn connections(&self) -> usize {
-        self.shared().connections
+        self.counted().connections
     }
 
     /// Returns the number of connections from clients, even if the server was down.
     pub fn attempts(&self) -> usize {
-        self.shared().attempts
+        self.counted().attempts
     }
 
     /// Closes all connections.
@@ -108,6 +115,21 @@ impl Proxy {
         for stream in self.shared().open.drain(..) {
             let _ = stream.shutdown(Shutdown::Both);
         }
+    }
+
+    /// Waits until the proxy has accepted all connections that were opened before. It accepts them
+    /// in order, and closes the one of this method.
+    fn counted(&self) -> MutexGuard<'_, Shared> {
+        let mut own = {
+            let mut shared = self.shared();
+            let own = TcpStream::connect(("127.0.0.1", self.port)).unwrap();
+            shared.own = own.local_addr().ok();
+            own
+        };
+        let _ = own.read(&mut [0]);
+        let mut shared = self.shared();
+        shared.own = None;
+        shared
     }
 
     fn shared(&self) -> MutexGuard<'_, Shared> {

@@ -36,7 +36,7 @@ impl fmt::Display for Reply {
 
 pub(crate) fn ask(port: u16, password: Option<&str>, command: &[&str]) -> io::Result<Reply> {
     let stream = TcpStream::connect(("127.0.0.1", port))?;
-    stream.set_read_timeout(Some(Duration::from_secs(2)))?;
+    stream.set_read_timeout(Some(Duration::from_secs(10)))?;
     let mut stream = BufReader::new(stream);
     if let Some(password) = password {
         send(stream.get_mut(), &["AUTH", password])?;

@@ -2,12 +2,12 @@
 
 use std::sync::LazyLock;
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::time::Duration;
 
 use tokio::runtime::Runtime;
 use tower_ratelimit::storage::{ManualClock, RedisStorage};
 
 use super::Server;
+use crate::time::EVENTUALLY;
 
 /// Connections live as long as the runtime on which they were opened.
 pub static RUNTIME: LazyLock<Runtime> = LazyLock::new(|| Runtime::new().unwrap());
@@ -17,5 +17,5 @@ pub fn on(server: &Server, clock: ManualClock) -> RedisStorage {
     static NUMBER: AtomicU32 = AtomicU32::new(0);
     let prefix = format!("t{}", NUMBER.fetch_add(1, Ordering::SeqCst));
     let _guard = RUNTIME.enter();
-    RedisStorage::new(&server.url()).unwrap().prefix(&prefix).deadline(Duration::from_secs(5)).clock(clock)
+    RedisStorage::new(&server.url()).unwrap().prefix(&prefix).deadline(EVENTUALLY).clock(clock)
 }

@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 use common::harness::{AGAIN, Answer, EntryPoints, timely};
 use common::policy;
 use common::servers::Etcd;
+use common::time::{EVENTUALLY, Stopwatch};
 use tokio::time::sleep;
 use tower_ratelimit::storage::EtcdStorage;
 use tower_ratelimit::{Key, RateLimiter};
@@ -14,14 +15,14 @@ use super::{LONG, PLENTY, entry_points, storage};
 /// Makes hits until ten rounds in a row succeed. Returns the number of failures, and the time until
 /// the last one.
 async fn settles(entry_points: &EntryPoints<EtcdStorage>) -> (usize, Duration) {
-    let (started, mut failed, mut last, mut good) = (Instant::now(), 0, Duration::ZERO, 0);
+    let (watch, mut failed, mut last, mut good) = (Stopwatch::start(), 0, Duration::ZERO, 0);
     while good < 10 {
         let failures = entry_points.hit().await.iter().filter(|answer| **answer == Answer::Failed).count();
         (failed, good) = (failed + failures, if failures == 0 { good + 1 } else { 0 });
         if failures > 0 {
-            last = started.elapsed();
+            last = watch.elapsed();
         }
-        assert!(started.elapsed() < LONG, "no decisions");
+        assert!(watch.wall() < EVENTUALLY, "no decisions");
         sleep(AGAIN).await;
     }
     (failed, last)
@@ -42,11 +43,14 @@ async fn storage_recovers_when_any_member_dies_or_hangs() {
             } else {
                 etcd.members[victim].kill();
             }
+            let watch = Stopwatch::start();
             let (failed, last) = settles(&entry_points).await;
+            // A busy member may miss the leader's heartbeats, and begin an election.
+            let elections = usize::try_from(watch.excess().as_millis() / AGAIN.as_millis()).unwrap();
             eprintln!("leader: {leads}, hangs: {hangs}: {failed} failed, the last after {last:?}");
             // An election takes a few tenths of a second.
             assert!(last < Duration::from_secs(5));
-            assert!(leads || failed <= 3, "the other members have a leader");
+            assert!(leads || failed <= 3 + 3 * elections, "the other members have a leader");
             assert!(entry_points.used().await >= before + 30, "counts are kept");
             if hangs {
                 etcd.members[victim].resume();

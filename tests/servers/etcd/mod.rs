@@ -15,15 +15,15 @@ use tower_ratelimit::Global;
 use tower_ratelimit::storage::EtcdStorage;
 
 /// A timeout that only a hanging test reaches.
-const LONG: Duration = Duration::from_secs(20);
+const LONG: Duration = Duration::from_secs(60);
 
 /// Limits that no test reaches.
 const PLENTY: &str = "fixed-window 10000/day; moving-window 1000/day";
 
 fn storage(url: &str) -> EtcdStorage {
-    EtcdStorage::new(url).unwrap_or_else(|error| panic!("{error}")).deadline(DEADLINE)
+    EtcdStorage::new(url).unwrap_or_else(|error| panic!("{error}")).deadline(LONG)
 }
 
 fn entry_points(url: &str) -> EntryPoints<EtcdStorage> {
-    EntryPoints::new(&policy(PLENTY), storage(url), || Global)
+    EntryPoints::new(&policy(PLENTY), storage(url).deadline(DEADLINE), || Global)
 }

@@ -6,9 +6,9 @@ use common::certificates::Certificates;
 use common::message;
 use common::servers::Etcd;
 use tower_ratelimit::storage::{EtcdStorage, TlsConfig};
-use tower_ratelimit::{Key, Quota, RateLimiter};
+use tower_ratelimit::{Key, Quota, RateLimiter, Storage};
 
-const LONG: Duration = Duration::from_secs(10);
+const LONG: Duration = Duration::from_secs(60);
 const SHORT: Duration = Duration::from_millis(200);
 
 #[tokio::test]
@@ -25,7 +25,7 @@ async fn only_certificates_that_the_url_names_are_trusted() {
         let limiter = RateLimiter::with_storage(Quota::per_minute(5), storage);
         assert!(limiter.hit(&Key::from(scheme)).await.unwrap().is_admitted());
     }
-    let error = message(storage("etcds", "127.0.0.1", &other).unwrap().ready(SHORT).await.unwrap_err());
+    let error = message(storage("etcds", "127.0.0.1", &other).unwrap().deadline(LONG).check().await.unwrap_err());
     assert!(error.contains("certificate"), "{error}");
     let plain = EtcdStorage::new(&format!("etcd://127.0.0.1:{port}")).unwrap();
     let error = plain.ready(SHORT).await.unwrap_err();
@@ -39,7 +39,7 @@ async fn member_accepts_only_clients_of_its_private_authority() {
     let trusts = ["--client-cert-auth", "--trusted-ca-file", &ca];
     let etcd = Etcd::start_with(1, &[&["--cert-file", &cert, "--key-file", &key], &trusts[..]].concat());
 
-    let url = |options: &str| format!("etcds://localhost:{}?deadline=5s{options}", etcd.members[0].port());
+    let url = |options: &str| format!("etcds://localhost:{}?deadline=60s{options}", etcd.members[0].port());
     let client = format!("&ca={ca}&cert={}&key={}", files.path("client.pem"), files.path("client-key.pem"));
     let by_url = EtcdStorage::new(&url(&client)).unwrap();
     let tls = TlsConfig::new().ca(files.read("authority.pem"));

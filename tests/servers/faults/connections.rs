@@ -2,17 +2,18 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use common::harness::SECOND;
 use common::servers::{FaultyServer, Mode, Proxy};
+use common::time::Stopwatch;
 use tokio::task::JoinSet;
 use tokio::time::timeout;
 use tower_ratelimit::storage::StorageError;
-use tower_ratelimit::{Decision, Key};
+use tower_ratelimit::{Decision, Key, RateLimiter};
 
 use super::backend::Backend;
-use super::{LONG, QUICK, limiter, quick_hit, recovers};
+use super::{LONG, QUICK, hit, limiter, quick_hit, recovers};
 
 on_every_backend! { [tokio::test] [await] [
     silent_connection_is_replaced_after_three_timeouts,
@@ -28,6 +29,7 @@ async fn silent_connection_is_replaced_after_three_timeouts<B: Backend>() {
     let proxy = Proxy::start(server.port());
     let limiter = limiter::<B>(proxy.port(), QUICK);
     recovers::<B>(&limiter).await;
+    let before = proxy.connections();
     server.stop();
     let mut tasks = JoinSet::new();
     for client in 0..20_u64 {
@@ -35,29 +37,42 @@ async fn silent_connection_is_replaced_after_three_timeouts<B: Backend>() {
         tasks.spawn(async move { quick_hit::<B>(&limiter, &Key::from(client)).await.is_err() });
     }
     assert!(tasks.join_all().await.into_iter().all(|failed| failed));
+    assert!(quick_hit::<B>(&limiter, &Key::everybody()).await.is_err());
+    assert_eq!(proxy.connections(), before, "concurrent timeouts count as one");
     server.resume();
     assert!(recovers::<B>(&limiter).await < SECOND);
-    assert_eq!(proxy.connections(), 1, "concurrent timeouts count as one");
+    let before = proxy.connections();
     server.stop();
-    let (silent, mut timeouts) = (Instant::now(), 0);
-    while proxy.connections() == 1 {
-        assert!(silent.elapsed() < 5 * (QUICK + B::MARGIN));
+    let (silent, mut timeouts, mut late) = (Stopwatch::start(), 0, 0);
+    while proxy.connections() == before {
+        silent.assert_below(5 * (QUICK + B::MARGIN), "the connection is replaced");
+        let begun = Instant::now();
         assert!(quick_hit::<B>(&limiter, &Key::everybody()).await.is_err());
         timeouts += 1;
+        // On a busy machine, the storage may not count a call as a timeout.
+        late += usize::from(begun.elapsed() >= QUICK * 3 / 2);
     }
     let replaced = Instant::now();
-    assert!(silent.elapsed() > 2 * QUICK);
-    assert_eq!(timeouts, 4, "the call after three timeouts connects");
+    assert_three_timeouts(&silent);
+    let is_early = timeouts < 4 && silent.excess() < QUICK;
+    assert!(!is_early && timeouts <= 4 + late, "the call after three timeouts connects: {timeouts}, {late} late");
     server.resume();
     recovers::<B>(&limiter).await;
-    assert_second_connection_is_used(&proxy, replaced);
+    assert_second_connection_is_used(&proxy, before, replaced);
+}
+
+/// Asserts that the connection was silent for more than two timeouts. On a busy machine, it may have
+/// been silent before, too.
+fn assert_three_timeouts(silent: &Stopwatch) {
+    assert!(silent.wall() + silent.excess() > 2 * QUICK, "after {:?}", silent.wall());
 }
 
 /// Asserts that the connection that was opened just before `replaced` is the last one. On a busy
 /// machine, it can be silent for so long that others follow, one for each two timeouts.
-fn assert_second_connection_is_used(proxy: &Proxy, replaced: Instant) {
+fn assert_second_connection_is_used(proxy: &Proxy, before: usize, replaced: Instant) {
     let others = (replaced.elapsed() + QUICK).as_millis() / (2 * QUICK).as_millis();
-    assert!(proxy.connections() as u128 <= 2 + others, "{} connections", proxy.connections());
+    let opened = proxy.connections() - before;
+    assert!(opened as u128 <= 1 + others, "{opened} connections");
 }
 
 /// The callers' own timeout is shorter than the storage's.
@@ -66,35 +81,43 @@ async fn silent_connection_is_replaced_although_callers_stop_waiting_early<B: Ba
     let proxy = Proxy::start(server.port());
     let limiter = limiter::<B>(proxy.port(), QUICK);
     recovers::<B>(&limiter).await;
+    let before = proxy.connections();
     server.stop();
-    let silent = Instant::now();
-    while proxy.connections() == 1 {
+    let silent = Stopwatch::start();
+    while proxy.connections() == before {
         let _ = timeout(QUICK / 4, limiter.peek(&Key::everybody())).await;
-        assert!(silent.elapsed() < 5 * (QUICK + B::MARGIN));
+        silent.assert_below(5 * (QUICK + B::MARGIN), "the connection is replaced");
     }
     let replaced = Instant::now();
-    assert!(silent.elapsed() > 2 * QUICK);
+    assert_three_timeouts(&silent);
     server.resume();
     recovers::<B>(&limiter).await;
-    assert_second_connection_is_used(&proxy, replaced);
+    assert_second_connection_is_used(&proxy, before, replaced);
 }
 
 /// Guards against this defect: the queue of requests is unbounded while the server hangs.
 async fn calls_beyond_the_limit_in_flight_are_not_sent<B: Backend>() {
     const CALLERS: u64 = 1_500;
     let server = B::Server::launch();
-    let limiter = limiter::<B>(server.port(), 2 * SECOND);
+    let timeout = 2 * SECOND;
+    let limiter = limiter::<B>(server.port(), timeout);
     recovers::<B>(&limiter).await;
     server.stop();
-    let mut tasks = JoinSet::new();
+    let (watch, mut tasks) = (Stopwatch::start(), JoinSet::new());
     for client in 0..CALLERS {
         let limiter = limiter.clone();
         tasks.spawn(async move { limiter.peek(&Key::from(client)).await });
     }
-    for _ in 1_024..CALLERS {
+    let mut overloaded = 0;
+    while overloaded < CALLERS - 1_024 {
         let error = tasks.join_next().await.unwrap().unwrap().unwrap_err();
+        // On a busy machine, the calls in flight may end first.
+        if error.is_timeout() && watch.excuses(timeout) {
+            continue;
+        }
         assert!(format!("{error:#}").starts_with("overloaded: 1024 calls to 127.0.0.1:"), "{error}");
         assert!(!error.may_have_counted() && !error.is_timeout());
+        overloaded += 1;
     }
     server.resume();
     for answer in tasks.join_all().await {
@@ -106,38 +129,57 @@ async fn calls_beyond_the_limit_in_flight_are_not_sent<B: Backend>() {
 /// There are more callers than the server can answer within the deadline, and each retries
 /// immediately.
 async fn many_retrying_callers_on_one_thread_make_progress<B: Backend>() {
-    const CALLERS: u64 = 3_000;
     let server = B::Server::launch();
-    let limiter = limiter::<B>(server.port(), QUICK);
-    recovers::<B>(&limiter).await;
+    let mut timeout = QUICK;
+    loop {
+        let watch = Stopwatch::start();
+        let answers = answers_of_retrying_callers::<B>(&limiter::<B>(server.port(), timeout)).await;
+        if answers >= CALLERS {
+            return;
+        }
+        // On a busy machine, the timeout may be too short even for a few calls.
+        assert!(watch.excuses(PATIENCE) && timeout < LONG, "{answers} answers with a timeout of {timeout:?}");
+        timeout *= 4;
+    }
+}
+
+const CALLERS: u64 = 3_000;
+
+/// The time in which that many calls are answered. An idle machine needs a second.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// Returns the number of answers at the end of [`PATIENCE`], or when there are [`CALLERS`].
+async fn answers_of_retrying_callers<B: Backend>(limiter: &RateLimiter<B::Storage>) -> u64 {
+    recovers::<B>(limiter).await;
     let mut tasks = JoinSet::new();
     let (started, answers) = (Instant::now(), Arc::new(AtomicU64::new(0)));
     for client in 0..CALLERS {
         let (limiter, answers) = (limiter.clone(), Arc::clone(&answers));
         tasks.spawn(async move {
-            while started.elapsed() < LONG && answers.load(Ordering::Relaxed) < CALLERS {
+            while started.elapsed() < PATIENCE && answers.load(Ordering::Relaxed) < CALLERS {
                 answers.fetch_add(u64::from(limiter.hit(&Key::from(client)).await.is_ok()), Ordering::Relaxed);
             }
         });
     }
     tasks.join_all().await;
-    assert!(answers.load(Ordering::Relaxed) >= CALLERS, "{answers:?}");
+    answers.load(Ordering::Relaxed)
 }
 
 /// Guards against this defect: a lock around each call. Sequential hits would take four seconds.
 async fn calls_share_a_connection_and_do_not_wait_for_each_other<B: Backend>() {
     let server = B::Server::launch();
     let proxy = Proxy::start(server.port());
-    let limiter = limiter::<B>(proxy.port(), B::TIMEOUT.max(SECOND / 2));
+    let limiter = limiter::<B>(proxy.port(), LONG);
     // From here on the script is loaded, and the etcd lease exists.
-    recovers::<B>(&limiter).await;
-    while limiter.hit(&Key::everybody()).await.is_err() {}
+    let _ = hit::<B>(&limiter, &Key::everybody()).await;
+    let before = proxy.connections();
     proxy.set(Mode::Delay(QUICK / 5));
-    let mut tasks = JoinSet::new();
+    let (watch, mut tasks) = (Stopwatch::start(), JoinSet::new());
     for client in 0..200_u64 {
         let limiter = limiter.clone();
         tasks.spawn(async move { limiter.hit(&Key::from(client)).await.unwrap() });
     }
     assert!(tasks.join_all().await.iter().all(Decision::is_admitted));
-    assert_eq!(proxy.connections(), 1);
+    watch.assert_below(B::TIMEOUT.max(SECOND / 2), "all hits");
+    assert_eq!(proxy.connections(), before);
 }

@@ -3,7 +3,7 @@
 use std::ops::Range;
 use std::time::Duration;
 
-use common::harness::{Answer, DEADLINE, timely, used};
+use common::harness::{Answer, DEADLINE, used};
 use common::servers::{FaultyServer, Mode, Proxy};
 use tokio::task::{JoinSet, spawn_blocking};
 use tokio::time::sleep;
@@ -19,7 +19,7 @@ on_every_backend! { [tokio::test] [await] [
 
 async fn lost_reply_never_counts_a_hit_twice<B: Backend>() {
     let mut tasks = JoinSet::new();
-    for mode in [Mode::SwallowReplies, Mode::CutAtReply, Mode::Garbage, Mode::Delay(DEADLINE * 2)] {
+    for mode in [Mode::SwallowReplies, Mode::CutAtReply, Mode::Garbage, Mode::Delay(DEADLINE * 10)] {
         tasks.spawn(loses_replies::<B>(mode));
     }
     tasks.join_all().await;
@@ -51,8 +51,10 @@ async fn loses_replies<B: Backend>(mode: Mode) {
         } else {
             assert!(counted <= failed && (counted > 0 || flush), "{mode:?}: {counted} of {failed}");
         }
-        assert_eq!(entry_points.hit().await, [Answer::Admitted; 3]);
-        assert_eq!(used(&direct).await, before + counted + 3);
+        let more = entry_points.admit().await;
+        let least = before + counted + more.admitted;
+        let now = used(&direct).await;
+        assert!((least..=least + more.failed).contains(&now), "{mode:?}: {before}, {counted}, {more:?}: {now}");
     }
 }
 
@@ -88,7 +90,7 @@ async fn every_hit_is_counted_once_while_connections_are_reset<B: Backend>() {
 /// later.
 async fn hits_while_connections_are_reset<B: Backend>(port: u16, rounds: Range<u64>) -> (Key, Hits) {
     let proxy = Proxy::start(port);
-    let (limiter, key) = (limiter::<B>(proxy.port(), DEADLINE), Key::from(rounds.start));
+    let (limiter, key) = (limiter::<B>(proxy.port(), LONG), Key::from(rounds.start));
     recovers::<B>(&limiter).await;
     let mut hits = Hits::default();
     for round in rounds {
@@ -99,7 +101,7 @@ async fn hits_while_connections_are_reset<B: Backend>(port: u16, rounds: Range<u
                 proxy.cut();
             }
         };
-        let (hit, ()) = tokio::join!(timely(limiter.hit(&key)), resetting);
+        let (hit, ()) = tokio::join!(limiter.hit(&key), resetting);
         match hit {
             Ok(decision) if decision.is_admitted() => hits.counted += 1,
             // A hit in doubt may still be executed and win against the next one.
@@ -108,7 +110,7 @@ async fn hits_while_connections_are_reset<B: Backend>(port: u16, rounds: Range<u
                 hits.failed += 1;
             }
             // On a connection that was reset before, a hit does not reach the server.
-            Err(error) if error.may_have_counted() && (is_reset || error.is_timeout()) => hits.in_doubt += 1,
+            Err(error) if error.may_have_counted() && is_reset => hits.in_doubt += 1,
             Err(_) => hits.failed += 1,
         }
     }

@@ -5,10 +5,11 @@ use std::time::{Duration, Instant};
 use common::harness::{AGAIN, Answer, SECOND, timely};
 use common::message;
 use common::servers::{FaultyServer, Mode, Proxy};
+use common::time::Stopwatch;
 use tokio::task::{JoinSet, spawn_blocking};
 use tokio::time::sleep;
 use tower_ratelimit::storage::StorageErrorKind;
-use tower_ratelimit::{Key, Storage};
+use tower_ratelimit::{Key, RateLimiter, Storage};
 
 use super::backend::Backend;
 use super::{QUICK, entry_points, limiter, not_ready, quick_hit, ready, recovers};
@@ -44,7 +45,13 @@ async fn storage_connects_to_a_server_that_starts_later<B: Backend>() {
     entry_points.fail().await;
     let error = entry_points.limiter.storage().check().await.unwrap_err();
     assert!(!error.may_have_counted(), "{error:?}");
-    let error = not_ready::<B>(entry_points.limiter.storage()).await;
+    let error = loop {
+        let check = Stopwatch::start();
+        let error = not_ready::<B>(entry_points.limiter.storage()).await;
+        if !(error.is_timeout() && check.excuses(QUICK)) {
+            break error;
+        }
+    };
     assert_eq!(error.kind(), StorageErrorKind::Unreachable);
     let error = message(error);
     assert!(error.contains(&format!("cannot reach 127.0.0.1:{}: ", server.port())), "{error}");
@@ -63,8 +70,9 @@ async fn storage_recovers_after_its_server_dies<B: Backend>() {
         let before = entry_points.used().await;
         server.kill();
         entry_points.fail().await;
+        let check = Stopwatch::start();
         let error = not_ready::<B>(entry_points.limiter.storage()).await;
-        assert!(!error.is_timeout(), "{error}");
+        assert!(!error.is_timeout() || check.excuses(QUICK), "{error}");
         server.restart();
         let recovery = entry_points.recover().await;
         let least = recovery.admitted + if B::KEEPS_COUNTS { before } else { 0 };
@@ -91,9 +99,9 @@ async fn hanging_server_delays_requests_until_the_timeout<B: Backend>() {
             1
         };
         server.resume();
-        let started = Instant::now();
+        let watch = Stopwatch::start();
         while timely(entry_points.limiter.peek(&Key::everybody())).await.is_err() {
-            assert!(started.elapsed() < SECOND);
+            watch.assert_below(SECOND, "the storage recovers");
             sleep(AGAIN).await;
         }
         let counted = entry_points.used().await - before;
@@ -107,10 +115,11 @@ async fn hanging_server_does_not_delay_other_callers<B: Backend>() {
     let [connected, new] = [(); 2].map(|()| limiter::<B>(server.port(), QUICK));
     recovers::<B>(&connected).await;
     server.stop();
-    let (a, b) = (Key::from("a"), Key::from("b"));
+    let (a, b, stopped) = (Key::from("a"), Key::from("b"), Instant::now());
     for _ in 0..6 {
         let (one, other) = tokio::join!(quick_hit::<B>(&connected, &a), quick_hit::<B>(&new, &b));
-        assert!(one.unwrap_err().is_timeout() && other.is_err());
+        // On a busy machine, the storage may have connected for a second in vain.
+        assert!((one.unwrap_err().is_timeout() || stopped.elapsed() >= SECOND) && other.is_err());
     }
     for _ in 0..3 {
         tokio::join!(not_ready::<B>(connected.storage()), not_ready::<B>(new.storage()));
@@ -124,17 +133,30 @@ async fn hanging_server_does_not_delay_other_callers<B: Backend>() {
     }
 }
 
+/// The duration of an outage.
+const WHILE: Duration = Duration::from_millis(300);
+
+/// Asserts that more than `least` calls fail in [`WHILE`]. Returns the elapsed time, which is longer
+/// on a busy machine.
+async fn fails_at_once<B: Backend>(limiter: &RateLimiter<B::Storage>, least: u32) -> Duration {
+    let (watch, mut calls) = (Stopwatch::start(), 0);
+    while watch.wall() < WHILE || calls <= least {
+        let call = Stopwatch::start();
+        let error = quick_hit::<B>(limiter, &Key::from("k")).await.unwrap_err();
+        assert!(!error.may_have_counted() && (!error.is_timeout() || call.excuses(QUICK)), "{error}");
+        calls += 1;
+        if calls <= least {
+            watch.assert_below(WHILE, "so many calls fail");
+        }
+    }
+    watch.wall()
+}
+
 async fn calls_to_an_unreachable_server_fail_at_once<B: Backend>() {
     let mut server = B::Server::launch();
     let limiter = limiter::<B>(server.port(), QUICK);
     server.kill();
-    let (started, mut calls) = (Instant::now(), 0);
-    while started.elapsed() < Duration::from_millis(300) {
-        let error = quick_hit::<B>(&limiter, &Key::from("k")).await.unwrap_err();
-        assert!(!error.may_have_counted() && !error.is_timeout(), "{error}");
-        calls += 1;
-    }
-    assert!(calls > 100, "{calls}");
+    fails_at_once::<B>(&limiter, 100).await;
     server.restart();
     let took = recovers::<B>(&limiter).await;
     assert!(took < SECOND, "{took:?}");
@@ -145,15 +167,15 @@ async fn failed_connects_are_retried_with_backoff<B: Backend>() {
     let proxy = Proxy::start(server.port());
     let limiter = limiter::<B>(proxy.port(), QUICK);
     server.kill();
-    let (started, mut calls) = (Instant::now(), 0);
-    while started.elapsed() < Duration::from_millis(300) {
-        let error = quick_hit::<B>(&limiter, &Key::from("k")).await.unwrap_err();
-        assert!(!error.may_have_counted() && !error.is_timeout(), "{error}");
-        calls += 1;
+    let mut took = Duration::ZERO;
+    while proxy.attempts() < 2 {
+        took += fails_at_once::<B>(&limiter, 50).await;
     }
+    // The backoff is 20, 40, 80 and 160 ms, and then at most 200 ms. A slow attempt starts another
+    // one after 250 ms.
+    let most = 6 + took.saturating_sub(WHILE).as_millis() / 100;
     let attempts = proxy.attempts();
-    // The backoff is 20, 40, 80 and 160 ms.
-    assert!(calls > 50 && (2..=6).contains(&attempts), "{calls} calls, {attempts} connects");
+    assert!(attempts as u128 <= most, "{attempts} connects in {took:?}");
     server.restart();
     let took = recovers::<B>(&limiter).await;
     assert!(took < SECOND, "{took:?}");
@@ -196,12 +218,12 @@ async fn storage_reconnects_although_an_earlier_connect_lost_its_packets<B: Back
     let proxy = Proxy::start(server.port());
     let limiter = limiter::<B>(proxy.port(), QUICK);
     proxy.set(Mode::SwallowRequests);
-    let packet_loss = Instant::now();
-    while packet_loss.elapsed() < SECOND / 2 {
+    let packet_loss = Stopwatch::start();
+    while packet_loss.wall() < SECOND / 2 {
         assert!(quick_hit::<B>(&limiter, &Key::everybody()).await.is_err());
         sleep(AGAIN).await;
     }
     proxy.set(Mode::Pass);
     recovers::<B>(&limiter).await;
-    assert!(packet_loss.elapsed() < SECOND, "after {:?}", packet_loss.elapsed());
+    packet_loss.assert_below(SECOND, "the storage recovers");
 }

@@ -1,11 +1,12 @@
 //! A hit that was sent is not sent again.
 
-use common::harness::used;
+use common::harness::{used, within};
 use common::servers::{FaultyServer, Mode, Proxy};
+use common::time::wait_until;
 use tower_ratelimit::Key;
 
 use super::backend::CountsReplies;
-use super::{LONG, QUICK, limiter, quick_hit, recovers};
+use super::{LONG, QUICK, limiter, recovers};
 
 on_backends! { [tokio::test] [await] [hit_is_never_sent_twice]
     redis: Redis, redis_swap: RedisSwap, memcached: MemcachedServer
@@ -15,21 +16,24 @@ on_backends! { [tokio::test] [await] [hit_is_never_sent_twice]
 async fn hit_is_never_sent_twice<B: CountsReplies>() {
     let server = B::Server::launch();
     let proxy = Proxy::start(server.port());
-    let (direct, limiter) = (limiter::<B>(server.port(), LONG), limiter::<B>(proxy.port(), QUICK));
+    // The timeout suffices for the replies before the fault.
+    let timeout = 3 * QUICK;
+    let (direct, limiter) = (limiter::<B>(server.port(), LONG), limiter::<B>(proxy.port(), timeout));
     let key = Key::everybody();
     for (mode, executed) in
         [(Mode::SwallowReplies, 1), (Mode::CutAtReply, 1), (Mode::Garbage, 1), (Mode::SwallowRequests, 0)]
     {
         recovers::<B>(&limiter).await;
         // From here on the script is loaded.
-        assert!(limiter.hit(&key).await.unwrap().is_admitted());
+        while !limiter.hit(&key).await.is_ok_and(|hit| hit.is_admitted()) {}
         let (before, writes) = (used(&direct).await, B::writes(&server));
         proxy.set_after(B::REPLIES_BEFORE_COUNTING, mode);
-        let error = quick_hit::<B>(&limiter, &key).await.unwrap_err();
+        let error = within(timeout + B::MARGIN, limiter.hit(&key)).await.unwrap_err();
         assert!(error.may_have_counted(), "{mode:?}: {error}");
+        wait_until("the server executes the hit", || B::writes(&server) - writes >= executed);
         assert_eq!(B::writes(&server) - writes, executed, "{mode:?}");
         if B::READS_FIRST {
-            let error = quick_hit::<B>(&limiter, &key).await.unwrap_err();
+            let error = within(timeout + B::MARGIN, limiter.hit(&key)).await.unwrap_err();
             assert!(!error.may_have_counted(), "{mode:?}: {error}");
         }
         proxy.set(Mode::Pass);

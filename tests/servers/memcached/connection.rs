@@ -12,9 +12,9 @@ async fn server_is_reached_on_a_unix_socket() {
     let socket = std::env::temp_dir().join(format!("tower-ratelimit {}.sock", std::process::id()));
     let storage = storage(&format!("memcached+unix://{}", socket.display().to_string().replace(' ', "%20")));
     not_ready(&storage).await;
-    let server = Memcached::on(&socket);
+    let mut server = Memcached::on(&socket);
     storage.ready(LONG).await.unwrap();
-    drop(server);
+    server.kill();
     let error = not_ready(&storage).await;
     assert!(format!("{error:#}").contains(&*socket.display().to_string()), "{error}");
     std::fs::remove_file(socket).unwrap();

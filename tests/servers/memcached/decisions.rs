@@ -15,7 +15,7 @@ use tower_ratelimit::{ElasticWindow, Global, Key, MovingWindow, OnError, Policy,
 /// Connections live as long as the runtime on which they were opened.
 static RUNTIME: LazyLock<Runtime> = LazyLock::new(|| Runtime::new().unwrap());
 
-const LONG: Duration = Duration::from_secs(5);
+const LONG: Duration = Duration::from_secs(60);
 
 fn many(count: usize) -> Vec<Memcached> {
     (0..count).map(|_| Memcached::start(&[])).collect()
@@ -61,7 +61,8 @@ fn eight_processes_admit_exactly_the_limit() {
     for policy in ["fixed-window 100/day", "token-bucket 100/day", "moving-window 100/day; 200/day"] {
         let servers: Vec<common::example_process::Server> = (0..8)
             .map(|_| {
-                let flags = ["--policy", policy, "--storage", &store.url(), "--on-error", "refuse", "--deadline", "5s"];
+                let flags =
+                    ["--policy", policy, "--storage", &store.url(), "--on-error", "refuse", "--deadline", "60s"];
                 common::example_process::Server::start(&flags)
             })
             .collect();

@@ -10,7 +10,7 @@ use tower_ratelimit::storage::{ManualClock, PostgresStorage, StorageErrorKind, S
 use tower_ratelimit::testing::StorageLaws;
 use tower_ratelimit::{ElasticWindow, Key, MovingWindow, Op, Policy, Quota, RateLimiter, Storage, Timestamp};
 
-use super::{LONG, storage};
+use super::{LONG, connected};
 
 /// A storage with a new prefix and a manual clock.
 fn on(storage: &PostgresStorage, clock: ManualClock) -> PostgresStorage {
@@ -57,7 +57,7 @@ fn decisions_agree_with_every_golden_vector() {
 fn four_processes_admit_exactly_the_limit() {
     let server = Postgres::start(&[]);
     let policy = "fixed-window 40/day; moving-window 60/day";
-    let flags = ["--policy", policy, "--storage", &server.url(), "--on-error", "refuse", "--deadline", "10s"];
+    let flags = ["--policy", policy, "--storage", &server.url(), "--on-error", "refuse", "--deadline", "60s"];
     let servers: Vec<ExampleServer> = (0..4).map(|_| ExampleServer::start(&flags)).collect();
     let ask = |server: &ExampleServer| (0..20).filter(|_| server.status("/", "") == 200).count();
     let admitted: usize = std::thread::scope(|scope| {
@@ -75,7 +75,7 @@ fn stored_states_are_as_documented() {
     let server = Postgres::start(&[]);
     let clock = ManualClock::new(Timestamp::from_micros(1_728_000_000_000_000));
     let limiter =
-        RateLimiter::with_storage(policy("fixed-window 3/minute").with_name("free"), storage(&server).clock(clock));
+        RateLimiter::with_storage(policy("fixed-window 3/minute").with_name("free"), connected(&server).clock(clock));
     let rows = || server.ask("SELECT key, state, expires_at > now() + '1 minute' FROM tower_ratelimit");
     let _ = RUNTIME.block_on(limiter.hit(&Key::from("alice"))).unwrap();
     // The last number is the low 32 bits of the start of the window.
@@ -88,8 +88,7 @@ fn stored_states_are_as_documented() {
 #[test]
 fn unreadable_state_is_treated_as_fresh() {
     let server = Postgres::start(&[]);
-    let limiter = RateLimiter::with_storage(policy("fixed-window 2/day").with_name("p"), storage(&server));
-    RUNTIME.block_on(limiter.storage().migrate()).unwrap();
+    let limiter = RateLimiter::with_storage(policy("fixed-window 2/day").with_name("p"), connected(&server));
     for spoil in ["garbage", "v1[1.fixed-window/86400000000 99999999999999999999,1,1]", ""] {
         server.ask(&format!(
             "INSERT INTO tower_ratelimit VALUES ('rl:p|t:k', '{spoil}', 'infinity')
@@ -136,7 +135,7 @@ fn state_of_an_unknown_version_is_never_overwritten() {
 fn decision_after_a_change_by_another_process_uses_the_new_state() {
     let server = Postgres::start(&[]);
     let policy = policy("fixed-window 2/day");
-    let [one, two] = [(); 2].map(|()| RateLimiter::with_storage(policy.clone(), storage(&server)));
+    let [one, two] = [(); 2].map(|()| RateLimiter::with_storage(policy.clone(), connected(&server)));
     let key = Key::from("k");
     RUNTIME.block_on(async {
         for _ in 0..3 {
@@ -156,7 +155,7 @@ fn decision_after_a_change_by_another_process_uses_the_new_state() {
 #[test]
 fn clear_all_removes_the_keys_of_one_prefix() {
     let server = Postgres::start(&[]);
-    let storage = storage(&server);
+    let storage = connected(&server);
     let [ours, longer, theirs] = ["shop", "shop2", "shop:staging"].map(|prefix| storage.clone().prefix(prefix));
     RUNTIME.block_on(async {
         for storage in [&ours, &longer, &theirs] {

@@ -5,11 +5,12 @@ use std::time::{Duration, Instant};
 use common::policy;
 use common::servers::Postgres;
 use common::servers::storage::RUNTIME;
+use common::time::Stopwatch;
 use tokio::task::JoinSet;
 use tower_ratelimit::storage::{PostgresStorage, StorageError, StorageErrorKind};
 use tower_ratelimit::{Key, RateLimiter};
 
-use super::{LONG, storage};
+use super::{LONG, connected, storage};
 
 const QUICK: Duration = Duration::from_millis(300);
 
@@ -17,8 +18,17 @@ fn limiter(storage: PostgresStorage) -> RateLimiter<PostgresStorage> {
     RateLimiter::with_storage(policy("fixed-window 1000/day"), storage)
 }
 
+/// Makes a hit, and repeats it if the machine is so busy that an attempt to connect takes longer than
+/// a second, which counts nothing.
 fn hit(limiter: &RateLimiter<PostgresStorage>) -> Result<u32, StorageError> {
-    RUNTIME.block_on(limiter.hit(&Key::from("k"))).map(|decision| decision.remaining())
+    let watch = Stopwatch::start();
+    loop {
+        let hit = RUNTIME.block_on(limiter.hit(&Key::from("k")));
+        let is_late = hit.as_ref().is_err_and(|error| format!("{error:#}").contains("connecting took longer"));
+        if !is_late || !watch.excuses(Duration::from_secs(1)) {
+            return hit.map(|decision| decision.remaining());
+        }
+    }
 }
 
 #[test]
@@ -57,17 +67,18 @@ fn dropped_table_is_a_clear_error_and_is_created_again() {
 #[test]
 fn locked_row_is_an_error_at_the_deadline_and_counts_nothing() {
     let server = Postgres::start(&[]);
-    let limiter = limiter(storage(&server).deadline(QUICK));
-    RUNTIME.block_on(limiter.storage().ready(LONG)).unwrap();
-    assert_eq!(hit(&limiter).unwrap(), 999);
+    let patient = limiter(connected(&server));
+    let limiter = limiter(patient.storage().clone().deadline(QUICK));
+    assert_eq!(hit(&patient).unwrap(), 999);
     std::thread::scope(|scope| {
         scope.spawn(|| server.ask("BEGIN; SELECT * FROM tower_ratelimit FOR UPDATE; SELECT pg_sleep(2); COMMIT"));
         common::servers::wait_until("the row is locked", || {
             server.ask("SELECT count(*) FROM pg_stat_activity WHERE wait_event = 'PgSleep'") == "1"
         });
-        let started = Instant::now();
+        let watch = Stopwatch::start();
         let error = hit(&limiter).unwrap_err();
-        assert!(error.is_timeout() && started.elapsed() < QUICK + Duration::from_secs(1), "{error:?}");
+        assert!(error.is_timeout(), "{error:?}");
+        watch.assert_below(QUICK + Duration::from_secs(1), "the hit fails");
     });
     let started = Instant::now();
     let remaining = loop {
@@ -106,7 +117,7 @@ fn serialization_failure_is_retried() {
 #[test]
 fn read_only_server_is_a_clear_error_and_recovers() {
     let server = Postgres::start(&[]);
-    let limiter = limiter(storage(&server));
+    let limiter = limiter(connected(&server));
     assert_eq!(hit(&limiter).unwrap(), 999);
     server.ask("ALTER SYSTEM SET default_transaction_read_only = on");
     server.ask("SELECT pg_reload_conf()");
@@ -163,7 +174,7 @@ fn full_disk_is_a_clear_error_that_counts_nothing_and_recovers() {
 #[test]
 fn server_without_free_connections_is_a_clear_error() {
     let server = Postgres::start(&["max_connections=4", "superuser_reserved_connections=0", "max_wal_senders=0"]);
-    let one = limiter(storage(&server));
+    let one = limiter(connected(&server));
     RUNTIME.block_on(async {
         let hits: JoinSet<_> = (0..20_u64)
             .map(|client| {

@@ -21,7 +21,7 @@ async fn only_certificates_that_the_url_names_are_trusted() {
     };
     let (ca, other) = (files.path("ca.pem"), files.path("other.pem"));
     for (host, mode) in [("localhost", "require"), ("127.0.0.1", "verify-full")] {
-        let storage = storage(host, &format!("sslmode={mode}&ca={ca}&deadline=10s"));
+        let storage = storage(host, &format!("sslmode={mode}&ca={ca}&deadline=60s"));
         storage.ready(LONG).await.unwrap();
         storage.migrate().await.unwrap();
         let limiter = RateLimiter::with_storage(Quota::per_minute(5), storage);
@@ -51,7 +51,7 @@ async fn server_of_a_private_authority_accepts_only_its_clients() {
     server.enable_tls(&cert, &key, Some(&authority));
 
     let url = |options: &str| {
-        format!("postgres://postgres@localhost:{}/postgres?sslmode=require&deadline=5s{options}", server.port())
+        format!("postgres://postgres@localhost:{}/postgres?sslmode=require&deadline=60s{options}", server.port())
     };
     let [ca, cert, key] = ["authority.pem", "client.pem", "client-key.pem"].map(|name| files.path(name));
     let by_url = PostgresStorage::new(&url(&format!("&ca={ca}&cert={cert}&key={key}"))).unwrap();

@@ -3,13 +3,13 @@
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
 
-use common::harness::{EntryPoints, SECOND};
+use common::harness::{DEADLINE, EntryPoints, SECOND};
 use common::servers::Server;
 use common::{message, policy};
 use tower_ratelimit::storage::Credentials;
 use tower_ratelimit::{BoxError, Global};
 
-use super::{PLENTY, entry_points, not_ready, ready, storage};
+use super::{PLENTY, check_error, entry_points, ready, storage};
 
 /// Guards against a defect of another client: the connection manager of the `redis` crate does not
 /// reconnect after a rejected login.
@@ -18,8 +18,8 @@ async fn storage_becomes_ready_when_a_wrong_password_is_corrected() {
     let server = Server::start(&["--requirepass", "first"]);
     let url = format!("redis://:p%40ss%2Fword@127.0.0.1:{}", server.port());
     let (with, without) = (storage(&url), storage(&server.url()));
-    assert!(message(not_ready(&with).await).contains("authentication failed"));
-    assert!(message(not_ready(&without).await).contains("NOAUTH"));
+    assert!(message(check_error(&with).await).contains("authentication failed"));
+    assert!(message(check_error(&without).await).contains("NOAUTH"));
     server.ask(&["CONFIG", "SET", "requirepass", "p@ss/word"]);
     assert!(ready(&with).await < SECOND);
     assert!(!format!("{with:?}").contains("p@ss"));
@@ -78,11 +78,11 @@ async fn provider_is_called_for_each_connection() {
         let credentials = provider.credentials();
         async { credentials }
     });
-    let error = message(not_ready(&storage).await);
+    let error = message(check_error(&storage).await);
     assert!(error.contains("the credentials provider failed: the vault is sealed"), "{error}");
 
     vault.set(Some("first"));
-    let user = EntryPoints::new(&policy(PLENTY), storage.clone(), || Global);
+    let user = EntryPoints::new(&policy(PLENTY), storage.clone().deadline(DEADLINE), || Global);
     user.recover().await;
     let calls = vault.calls.load(Ordering::SeqCst);
     for _ in 0..3 {
@@ -106,7 +106,7 @@ async fn provider_is_called_for_each_connection() {
 async fn no_error_contains_a_password_of_a_provider() {
     let server = Server::start(&["--rename-command", "AUTH", ""]);
     let storage = storage(&server.url()).credentials(|| async { Ok(Credentials::new("me", "hunter2")) });
-    let error = not_ready(&storage).await;
+    let error = check_error(&storage).await;
     assert!(!format!("{error:#} {error:?}").contains("hunter2"), "{error:?}");
     assert!(!format!("{:?}", Credentials::new("me", "hunter2")).contains("hunter2"));
 }
@@ -117,9 +117,9 @@ async fn url_selects_the_user_and_the_database() {
     server.ask(&["ACL", "SETUSER", "a:b", "on", ">s e", "+@all", "~*"]);
     let at = format!("127.0.0.1:{}", server.port());
     ready(&storage(&format!("redis://a%3Ab:s%20e@{at}/3"))).await;
-    let error = not_ready(&storage(&format!("redis://a%3Ab:se@{at}/3"))).await;
+    let error = check_error(&storage(&format!("redis://a%3Ab:se@{at}/3"))).await;
     assert!(format!("{error:#}").contains("authentication failed"), "{error}");
-    let error = message(not_ready(&storage(&format!("valkey://{at}/99"))).await);
+    let error = message(check_error(&storage(&format!("valkey://{at}/99"))).await);
     assert!(error.contains("99") || error.contains("range"), "{error}");
     let clients = storage(&format!("redis://{at}/5"));
     ready(&clients).await;
@@ -130,7 +130,7 @@ async fn url_selects_the_user_and_the_database() {
 #[tokio::test]
 async fn no_error_contains_a_password() {
     let server = Server::start(&["--rename-command", "AUTH", ""]);
-    let error = not_ready(&storage(&format!("redis://me:hunter2@127.0.0.1:{}", server.port()))).await;
+    let error = check_error(&storage(&format!("redis://me:hunter2@127.0.0.1:{}", server.port()))).await;
     let causes = std::iter::successors(Some(&error as &dyn std::error::Error), |cause| cause.source());
     let texts: Vec<String> = causes.map(|cause| format!("{cause} {cause:?}")).collect();
     assert!(texts.len() > 1 && !texts.concat().contains("hunter2"), "{texts:?}");

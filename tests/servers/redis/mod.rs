@@ -17,14 +17,15 @@ mod tls;
 mod url;
 mod versions;
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use common::harness::{DEADLINE, EntryPoints, SECOND, within};
+use common::time::Stopwatch;
 use tower_ratelimit::storage::{RedisStorage, StorageError};
-use tower_ratelimit::{Global, Policy};
+use tower_ratelimit::{Global, Policy, Storage};
 
 /// A timeout that a test reaches only if it hangs.
-const LONG: Duration = Duration::from_secs(20);
+const LONG: Duration = Duration::from_secs(60);
 
 /// The tolerance for results after a short timeout on a busy machine.
 const LITTLE: Duration = Duration::from_millis(60);
@@ -33,11 +34,11 @@ const LITTLE: Duration = Duration::from_millis(60);
 const PLENTY: &str = "fixed-window 1000000/day; moving-window 1000000/day";
 
 fn storage(url: &str) -> RedisStorage {
-    RedisStorage::new(url).unwrap_or_else(|error| panic!("{error}")).deadline(DEADLINE)
+    RedisStorage::new(url).unwrap_or_else(|error| panic!("{error}")).deadline(LONG)
 }
 
 fn entry_points(url: &str, policy: &Policy) -> EntryPoints<RedisStorage> {
-    EntryPoints::new(policy, storage(url), || Global)
+    EntryPoints::new(policy, storage(url).deadline(DEADLINE), || Global)
 }
 
 /// Asserts that `ready` fails within a tenth of a second. Returns the error.
@@ -45,9 +46,14 @@ async fn not_ready(storage: &RedisStorage) -> StorageError {
     within(SECOND / 10 + LITTLE, storage.ready(SECOND / 10)).await.unwrap_err()
 }
 
+/// Returns the error of one check.
+async fn check_error(storage: &RedisStorage) -> StorageError {
+    storage.check().await.unwrap_err()
+}
+
 /// Waits until the servers are ready. Returns the elapsed time.
 async fn ready(storage: &RedisStorage) -> Duration {
-    let started = Instant::now();
+    let watch = Stopwatch::start();
     storage.ready(LONG).await.unwrap();
-    started.elapsed()
+    watch.elapsed()
 }

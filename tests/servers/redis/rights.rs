@@ -3,7 +3,6 @@
 use std::iter;
 use std::time::Duration;
 
-use common::harness::DEADLINE;
 use common::servers::storage::RUNTIME;
 use common::servers::{Cluster, Server};
 use common::{EVERY_STRATEGY, foreign, message, policy};
@@ -11,13 +10,10 @@ use tower_ratelimit::storage::{Clock, ManualClock, RedisStorage, StorageError, S
 use tower_ratelimit::strategy::State;
 use tower_ratelimit::{Decision, Key, Op, Policy, RateLimiter, Storage};
 
-use super::{LONG, ready, storage};
+use super::{LONG, check_error, ready, storage};
 
 /// The guide with the `ACL SETUSER` line.
 const DOCS: &str = include_str!("../../../src/guide/operating.md");
-
-/// The timeout of the calls of `ready` that are expected to fail.
-const CHECK: Duration = Duration::from_millis(500);
 
 /// Commands that only other databases, sentinels or clusters need.
 const NOT_ON_ONE_SERVER: [&str; 4] = ["select", "role", "cluster|slots", "asking"];
@@ -142,7 +138,7 @@ async fn missing_right_is_an_error_and_never_exceeds_the_limit() {
             if has_states {
                 continue;
             }
-            let checked = storage.ready(CHECK).await;
+            let checked = storage.check().await;
             if command == "scan" {
                 checked.unwrap();
             } else {
@@ -160,7 +156,7 @@ async fn renamed_command_is_an_error() {
         let storage = storage(&server.url());
         let outcome = hits(&storage, &policy("moving-window 6/day"), &Key::from("k")).await;
         assert!(outcome.admitted <= MOST && !outcome.errors.is_empty(), "{command}");
-        let error = message(storage.ready(CHECK).await.unwrap_err());
+        let error = message(check_error(&storage).await);
         assert!(error.contains(command), "{error}");
     }
 }
@@ -200,7 +196,7 @@ fn failed_hit_or_refund_changes_no_log() {
             server.ask(&documented());
             let (clock, url) =
                 (ManualClock::default(), server.url().replace("redis://", "redis://ratelimit:password@"));
-            let storage = RedisStorage::new(&url).unwrap().deadline(DEADLINE).clock(clock.clone());
+            let storage = RedisStorage::new(&url).unwrap().deadline(LONG).clock(clock.clone());
             let (mut states, mut hits) = (vec![State::Fresh; policy.limits().len()], Vec::new());
             RUNTIME.block_on(async {
                 let decide = async |op| storage.decide(StorageRequest::new(&policy, &key, op, 1)).await;
@@ -260,7 +256,7 @@ async fn ready_detects_a_missing_right_on_one_node() {
     for node in &cluster.nodes {
         assert_eq!(node.ask(&["DBSIZE"]).to_string(), "0");
         node.ask(&["ACL", "SETUSER", "ratelimit", "-setrange"]);
-        let error = message(storage.ready(CHECK).await.unwrap_err());
+        let error = message(check_error(&storage).await);
         assert!(error.contains("SETRANGE") && error.contains(&node.port().to_string()), "{error}");
         node.ask(&["ACL", "SETUSER", "ratelimit", "+setrange"]);
     }
@@ -273,7 +269,7 @@ async fn no_error_contains_a_key() {
     let server = Server::start(&["--rename-command", "EVALSHA", ""]);
     server.ask(&["ACL", "SETUSER", "ratelimit", "on", ">password", "~other", "+@all"]);
     for storage in [storage(&server.url()), storage_of_the_user(&server)] {
-        let limiter = RateLimiter::with_storage(policy("fixed-window 6/day"), storage.deadline(DEADLINE));
+        let limiter = RateLimiter::with_storage(policy("fixed-window 6/day"), storage);
         let error = limiter.hit(&Key::from("hunter2")).await.unwrap_err();
         let causes = iter::successors(Some(&error as &dyn std::error::Error), |cause| cause.source());
         let texts: Vec<String> = causes.map(|cause| format!("{cause} {cause:?}")).collect();

@@ -1,7 +1,6 @@
 //! Decisions on a real file: the laws, exact totals, the stored states, and expiry.
 
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::time::Duration;
 
 use common::servers::storage::RUNTIME;
 use common::{Foreign, hit, policy};
@@ -222,7 +221,7 @@ fn clear_all_removes_the_keys_of_one_prefix() {
         assert_eq!(ours.clear_all().await.unwrap(), 10);
         assert_eq!(ours.clear_all().await.unwrap(), 0);
         assert_eq!(longer.clear_all().await.unwrap(), 10);
-        storage.ready(Duration::from_secs(1)).await.unwrap();
+        storage.ready(super::LONG).await.unwrap();
     });
 }
 

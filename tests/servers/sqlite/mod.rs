@@ -13,7 +13,7 @@ use std::time::Duration;
 use tower_ratelimit::storage::SqliteStorage;
 
 /// A timeout that only a hanging test reaches.
-const LONG: Duration = Duration::from_secs(20);
+const LONG: Duration = Duration::from_secs(60);
 
 /// A folder that is removed when this is dropped.
 struct Folder(PathBuf);
