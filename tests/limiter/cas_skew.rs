@@ -59,7 +59,8 @@ impl Nodes {
     /// Replaces a node by a new process on the same machine.
     fn restart(&mut self, node: usize) {
         let limiter = &self.limiters[node];
-        let storage = Cas::new(limiter.storage().store().clone()).clock(self.clocks[node].0.clone());
+        let store = limiter.storage().store().clone();
+        let storage = Cas::new(store).deadline(Duration::from_secs(20)).clock(self.clocks[node].0.clone());
         self.limiters[node] = RateLimiter::with_storage(limiter.policy(), storage);
     }
 
@@ -293,26 +294,26 @@ enum Order {
     Random,
 }
 
-/// Hits from all nodes for five periods. Returns the admitted units with their real times.
+/// Hits from all nodes for four periods. Returns the admitted units with their real times.
 async fn traffic(nodes: &mut Nodes, order: Order, corrected: Option<usize>, seed: u64) -> Vec<(Timestamp, usize)> {
     let (mut numbers, mut admitted, count) = (Numbers(1 + seed), Vec::new(), nodes.limiters.len());
     let ahead = corrected.map(|node| (node, nodes.clocks[node].1));
-    for step in 0..150 {
+    for step in 0..60 {
         match ahead {
-            Some((node, _)) if step == 50 => nodes.set_ahead(node, 0),
-            Some((node, ahead)) if step == 100 => nodes.set_ahead(node, ahead),
+            Some((node, _)) if step == 20 => nodes.set_ahead(node, 0),
+            Some((node, ahead)) if step == 40 => nodes.set_ahead(node, ahead),
             _ => {}
         }
         let (node, pause) = match order {
-            Order::SlowestFirst => (step % count, PERIOD / 29),
-            Order::FastestFirst => (count - 1 - step % count, PERIOD / 29),
+            Order::SlowestFirst => (step % count, PERIOD / 15),
+            Order::FastestFirst => (count - 1 - step % count, PERIOD / 15),
             // The store does not expire a text that was written 5 seconds ago.
-            Order::Random if numbers.below(40) == 0 => {
+            Order::Random if numbers.below(20) == 0 => {
                 (usize::try_from(numbers.below(count as u64)).unwrap(), 4 * PERIOD)
             }
-            Order::Random => (usize::try_from(numbers.below(count as u64)).unwrap(), numbers.below(PERIOD / 15)),
+            Order::Random => (usize::try_from(numbers.below(count as u64)).unwrap(), numbers.below(PERIOD / 8)),
         };
-        for _ in 0..1 + step % 3 {
+        for _ in 0..2 + step % 3 {
             if nodes.hit(node, 1).await.is_admitted() {
                 admitted.push((nodes.world.now(), 1));
             }
