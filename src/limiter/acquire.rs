@@ -103,7 +103,7 @@ impl<St: Storage> RateLimiter<St> {
     ///
     /// - A call is due when it gets a turn, when the sleep before its attempt ends, and when the
     ///   storage replies to its attempt. While the reply is outstanding, it keeps its turn.
-    /// - If the call is polled again, it is ahead of the calls that arrived later, and takes the
+    /// - If the call is polled again, it is ahead of later calls that have no turn yet, and takes the
     ///   next free turn. An attempt that was in flight returns its decision. The hit counts once.
     ///
     /// # Errors
