@@ -131,7 +131,13 @@ impl Broken {
                 {
                     State::Fresh
                 }
-                StorageFault::ForgetsByAnotherClock if written.elapsed() > Duration::from_millis(50) => State::Fresh,
+                // Only the law in real time has this period. On a busy machine, the scripts of other laws
+                // can take as long, too.
+                StorageFault::ForgetsByAnotherClock
+                    if period == 2_000_000 && written.elapsed() > Duration::from_millis(50) =>
+                {
+                    State::Fresh
+                }
                 StorageFault::DiscardsFutureStates if left > 2 * period => State::Fresh,
                 _ => state,
             }
