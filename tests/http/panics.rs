@@ -1,7 +1,7 @@
 //! Events of requests whose handler panics. The observer is then called during the unwinding.
 
 use std::convert::Infallible;
-use std::future::{Ready, pending, ready};
+use std::future::{Ready, ready};
 use std::sync::{Arc, Mutex};
 use std::task::{Context, Poll};
 use std::time::Duration;
@@ -25,6 +25,10 @@ fn layer<St: Storage>(text: &str, storage: St) -> (RateLimitLayer<St>, Outcomes)
         },
     );
     (layer, outcomes)
+}
+
+fn bug() -> Response<String> {
+    panic!("a bug in the handler")
 }
 
 /// Settles a charge when it is dropped.
@@ -56,10 +60,7 @@ async fn charge_that_a_panicking_handler_settles_or_drops_is_reported() {
             let charge = request.extensions().get::<Charge>().unwrap().clone();
             let _settles = actual.map(|actual| SettlesOnDrop(charge, actual));
             tokio::task::yield_now().await;
-            if true {
-                panic!("a bug in the handler");
-            }
-            Ok::<_, Infallible>(Response::new(String::new()))
+            Ok::<_, Infallible>(bug())
         });
         assert_panics(&layer.settle_later().layer(handler), "a bug in the handler").await;
         assert_eq!(*outcomes.lock().unwrap(), ["admitted", expected]);
@@ -158,12 +159,7 @@ async fn panic_of_the_observer_during_the_unwinding_does_not_abort_the_process()
         }
     };
     let layer = RateLimitLayer::new(policy("10/minute; shadow 5/minute"), Global).settle_later().observer(observer);
-    let handler = service_fn(|_: Request<()>| async {
-        if true {
-            panic!("a bug in the handler");
-        }
-        pending::<Result<Response<String>, Infallible>>().await
-    });
+    let handler = service_fn(|_: Request<()>| async { Ok::<_, Infallible>(bug()) });
     let service = layer.layer(handler);
     for times in [1, 2] {
         assert_panics(&service, "a bug in the handler").await;
