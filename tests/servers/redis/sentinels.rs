@@ -78,10 +78,8 @@ async fn fail_over(hangs: bool) {
     const TASKS: usize = 4;
     let mut all = Sentinels::start();
     let url = all.url();
-    let new_limiter = || {
-        let limits = format!("fixed-window {LIMIT}/day; moving-window {LIMIT} per 2 days");
-        RateLimiter::with_storage(policy(&limits), storage(&url).deadline(DEADLINE))
-    };
+    let limits = policy(&format!("fixed-window {LIMIT}/day; moving-window {LIMIT} per 2 days"));
+    let new_limiter = || RateLimiter::with_storage(limits.clone(), storage(&url).deadline(DEADLINE));
     let limiter = new_limiter();
     let key = |name: &str, number: usize| Key::from(&*format!("{name}{number}"));
     limiter.storage().ready(LONG).await.unwrap();
