@@ -258,6 +258,12 @@ impl Decision {
         self.limits().iter().max_by_key(|status| status.retry_micros()).and_then(Status::retry_after)
     }
 
+    /// Returns the status of each limit, to change the waits.
+    #[inline]
+    pub(crate) fn limits_mut(&mut self) -> &mut [Status] {
+        self.statuses.as_mut_slice()
+    }
+
     /// Returns the status of each limit, in the order of the policy.
     #[inline]
     pub fn limits(&self) -> &[Status] {

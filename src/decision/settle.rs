@@ -75,6 +75,12 @@ impl Decision {
         self.is_admitted() && self.cost > 0 && self.limits().iter().any(|status| status.until() > Timestamp::EPOCH)
     }
 
+    /// Returns `true` if a refund of this hit at `now` changes nothing, because all of its units are
+    /// free again.
+    pub(crate) fn has_expired(&self, now: Timestamp) -> bool {
+        self.limits().iter().all(|status| status.until() <= now)
+    }
+
     /// Checks that this is a hit whose cost can be settled, and that the policy with this digest
     /// decided it.
     pub(crate) fn check_settle(&self, digest: u128) -> Result<(), SettleError> {

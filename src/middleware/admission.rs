@@ -3,6 +3,7 @@
 use std::task::Poll;
 
 use http::{Request, Response};
+use tokio::time::Instant;
 
 use crate::extract::Head;
 use crate::headers::Numbers;
@@ -272,7 +273,7 @@ impl<St: Storage, R> LayerState<St, R> {
 
     pub(super) fn charge_context(&self, policy: &Policy, key: &Key, shadow: bool) -> ChargeContext<St> {
         let (storage, reporter) = (self.storage.clone(), self.config.reporter.clone());
-        ChargeContext { storage, policy: policy.clone(), key: key.clone(), reporter, shadow }
+        ChargeContext { storage, policy: policy.clone(), key: key.clone(), reporter, shadow, since: Instant::now() }
     }
 
     #[inline]

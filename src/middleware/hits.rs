@@ -22,6 +22,8 @@ pub(crate) struct Hits<St: Storage> {
 /// A hit on the policy whose cost was corrected.
 pub(crate) struct SettledHit<St> {
     pub(crate) context: ChargeContext<St>,
+    /// The estimated cost, which is that of the next request like this one.
+    pub(crate) cost: u32,
     /// `true` if the hit was refunded in part or entirely.
     pub(crate) is_refunded: bool,
     /// `true` if the storage replied immediately.
@@ -42,8 +44,8 @@ impl<St: Storage> Hits<St> {
             shadow_check.settle(actual);
         }
         let ((context, decision), actual) = self.spent.zip(actual)?;
-        let is_complete = context.settle(&decision, actual);
-        Some(SettledHit { context, is_refunded: actual < decision.cost(), is_complete })
+        let (cost, is_complete) = (decision.cost(), context.settle(&decision, actual));
+        Some(SettledHit { context, cost, is_refunded: actual < cost, is_complete })
     }
 
     /// Keeps the cost of all hits, and reports that nothing has settled them.

@@ -77,7 +77,7 @@ impl<St: Storage> PostResponse<St> {
             }
             if settled.is_complete
                 && (headers.writes_x_rate_limit() || headers.writes_other_fields())
-                && let Some(now) = settled.context.peek_now()
+                && let Some(now) = settled.context.peek_now(settled.cost)
             {
                 numbers = headers.numbers_of(&now);
                 other_fields = headers.other_fields_of(&now, &settled.context.policy, &settled.context.key);
@@ -114,7 +114,7 @@ impl<St: Storage> QueueSlot<St> {
     /// Peeks at the key after the delay. Returns `None` if the storage fails or is not immediately
     /// ready.
     pub(crate) fn peek_now(&self) -> Option<Decision> {
-        self.context.peek_now()
+        self.context.peek_now(self.cost)
     }
 }
 

@@ -7,7 +7,7 @@ use crate::storage::{IN_FLIGHT, LATENCY, PATHS};
 /// | counter | labels | counts |
 /// |---|---|---|
 /// | `ratelimit_decisions_total` | `policy`, `outcome`, `mode` | requests, and hits on shadow limits, by their [outcome](Event::outcome) |
-/// | `ratelimit_settlements_total` | `policy`, `outcome`, `mode` | settlements of hits: `refunded` or `charged`, failed (`not_settled`), or missing because the charge was dropped (`unsettled`) |
+/// | `ratelimit_settlements_total` | `policy`, `outcome`, `mode` | settlements of hits: `refunded` or `charged`, too late to refund anything (`expired`), failed (`not_settled`), or missing because the charge was dropped (`unsettled`) |
 /// | `ratelimit_settled_units_total` | `policy`, `outcome`, `mode` | units that were `refunded` or `charged`, or whose settlement failed (`not_settled`) |
 /// | `ratelimit_refusal_cache_total` | `policy`, `by` | hits that a [`RefusalCache`](crate::storage::RefusalCache) refused (`here`), and hits that it passed to the inner storage (`storage`) |
 /// | `ratelimit_leases_total` | `policy`, `by` | hits that [`Leases`](crate::storage::Leases) admitted from a lease (`here`), and requests for units to the inner storage (`storage`) |

@@ -43,6 +43,9 @@ pub enum EventKind<'a> {
         decision: &'a Decision,
         /// The actual cost in units, which differs from the estimated one.
         actual: u32,
+        /// `true` if the actual cost is smaller, but the hit had expired in all limits before it
+        /// was settled. Then its units were free again already, and nothing was refunded.
+        expired: bool,
     },
     /// The cost of a hit could not be corrected, because the storage failed, or because it is
     /// asynchronous and was called outside of a tokio runtime. The hit keeps its estimated cost,
@@ -91,6 +94,7 @@ impl Event<'_> {
     /// | `failed_closed` | [`EventKind::Failed`], and the request was refused |
     /// | `missing` | [`EventKind::KeyError`] |
     /// | `refunded` | [`EventKind::Settled`] with a smaller cost |
+    /// | `expired` | [`EventKind::Settled`] with a smaller cost, after the hit had expired |
     /// | `charged` | [`EventKind::Settled`] with a greater cost |
     /// | `not_settled` | [`EventKind::NotSettled`] |
     /// | `unsettled` | [`EventKind::Unsettled`] |
@@ -104,7 +108,8 @@ impl Event<'_> {
             EventKind::Failed { admitted: true, .. } => "failed_open",
             EventKind::Failed { admitted: false, .. } => "failed_closed",
             EventKind::KeyError(_) => "missing",
-            EventKind::Settled { decision, actual } if actual < decision.cost() => "refunded",
+            EventKind::Settled { expired: true, .. } => "expired",
+            EventKind::Settled { decision, actual, .. } if actual < decision.cost() => "refunded",
             EventKind::Settled { .. } => "charged",
             EventKind::NotSettled { .. } => "not_settled",
             EventKind::Unsettled(_) => "unsettled",
@@ -116,14 +121,24 @@ impl Event<'_> {
     /// | kind of the event | result |
     /// |---|---|
     /// | [`Settled`](EventKind::Settled), [`NotSettled`](EventKind::NotSettled) | the difference, without a sign |
+    /// | [`Settled`](EventKind::Settled) after the hit had expired | 0 |
     /// | [`Unsettled`](EventKind::Unsettled) | 0 |
     /// | all others | `None` |
+    ///
+    /// A storage does not report how many units it has changed. So the result can be too large in
+    /// these cases:
+    ///
+    /// - A part of the hit had expired: a token bucket had refilled some of its units, or one of
+    ///   several limits had refilled all of them.
+    /// - A limit had nothing to refund: later hits were in the queue of a leaky bucket, or the key
+    ///   was cleared or evicted.
+    /// - The difference was not charged, because a full memory storage did not contain the key.
     pub fn settled_units(&self) -> Option<u32> {
         match self.kind {
-            EventKind::Settled { decision, actual } | EventKind::NotSettled { decision, actual, .. } => {
+            EventKind::Settled { expired: true, .. } | EventKind::Unsettled(_) => Some(0),
+            EventKind::Settled { decision, actual, .. } | EventKind::NotSettled { decision, actual, .. } => {
                 Some(actual.abs_diff(decision.cost()))
             }
-            EventKind::Unsettled(_) => Some(0),
             _ => None,
         }
     }

@@ -111,7 +111,7 @@ impl Log {
                     tracing::warn!(policy, outcome, shadow, failed, cost, actual, error, key, "settlement failed");
                 }
             }
-            EventKind::Settled { decision, actual } => {
+            EventKind::Settled { decision, actual, .. } => {
                 let cost = decision.cost();
                 tracing::trace!(policy, outcome, shadow, cost, actual, key, "hit settled");
             }

@@ -1,6 +1,7 @@
 //! The current policy of a live policy, and the layers and limiters that use it.
 
 use std::borrow::Cow;
+use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, RwLock, Weak};
 
@@ -18,11 +19,20 @@ pub(super) struct PolicyCell {
     /// borrow its policy.
     slots: [OnceLock<Policy>; SLOTS],
     overflow: RwLock<Option<Policy>>,
-    users: Mutex<Vec<Weak<PolicyUser>>>,
+    users: Mutex<Users>,
+}
+
+/// The layers and limiters that use a live policy. A user removes itself when it is dropped.
+#[derive(Default)]
+struct Users {
+    by_number: BTreeMap<u64, Weak<PolicyUser>>,
+    next: u64,
 }
 
 /// A layer or a limiter that uses a live policy.
 pub(super) struct PolicyUser {
+    cell: Arc<PolicyCell>,
+    number: u64,
     validate: Box<Validate>,
     /// `true` if the policy has changed since the user last read this field.
     pub(super) has_changed: AtomicBool,
@@ -41,11 +51,12 @@ impl PolicyCell {
 
     /// Replaces the policy, if all users support the new one.
     pub(super) fn set(&self, policy: &Policy) -> Result<(), ConfigError> {
+        // Dropped after the lock is released, because a user that is dropped takes the lock.
+        let mut present = Vec::new();
         // The lock is held until the policy is published, so a user that joins meanwhile validates
         // the new policy.
-        let mut users = self.users();
-        users.retain(|user| user.strong_count() > 0);
-        let present: Vec<_> = users.iter().filter_map(Weak::upgrade).collect();
+        let users = self.users();
+        present.extend(users.by_number.values().filter_map(Weak::upgrade));
         present.iter().try_for_each(|user| (user.validate)(policy))?;
         self.publish(policy);
         for user in &present {
@@ -75,11 +86,13 @@ impl PolicyCell {
 
     /// Adds a user, which has to support the current policy and all later ones. Dropping the
     /// returned handle removes the user.
-    pub(super) fn join(&self, validate: Box<Validate>) -> Result<Arc<PolicyUser>, ConfigError> {
+    pub(super) fn join(self: &Arc<Self>, validate: Box<Validate>) -> Result<Arc<PolicyUser>, ConfigError> {
         let mut users = self.users();
         validate(&self.read())?;
-        let user = Arc::new(PolicyUser { validate, has_changed: AtomicBool::new(false) });
-        users.push(Arc::downgrade(&user));
+        let (cell, number) = (Arc::clone(self), users.next);
+        let user = Arc::new(PolicyUser { cell, number, validate, has_changed: AtomicBool::new(false) });
+        users.by_number.insert(number, Arc::downgrade(&user));
+        users.next += 1;
         Ok(user)
     }
 
@@ -95,8 +108,14 @@ impl PolicyCell {
         current.store(slot.unwrap_or(SLOTS), Ordering::Release);
     }
 
-    fn users(&self) -> MutexGuard<'_, Vec<Weak<PolicyUser>>> {
+    fn users(&self) -> MutexGuard<'_, Users> {
         self.users.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Drop for PolicyUser {
+    fn drop(&mut self) {
+        self.cell.users().by_number.remove(&self.number);
     }
 }
 

@@ -64,8 +64,14 @@ pub use self::shared::SharedPolicy;
 ///
 /// `retry_after` is exact after any of these changes. A client of a bucket never waits longer than
 /// if its last admitted hit had emptied a bucket of the new quota, plus up to 0.2 % of the time in
-/// which that bucket fills. This bound does not hold for a key that a
-/// [charge](crate::RateLimiter::charge) has left in debt.
+/// which that bucket fills. A debt that a [charge](crate::RateLimiter::charge) has left counts as at
+/// most an empty bucket of the new quota, and can count as less. There are two exceptions, in which
+/// the debt stays:
+///
+/// - Only the burst (or queue) changes, to a smaller one, or by less than a sixteenth. If the units
+///   that are owed fit into the new bucket, the bound holds all the same.
+/// - The amount changes, and the state does not show it. The probability is about 1 in 4,000 for an
+///   amount of a million, and proportional to the amount.
 ///
 /// # Shadow limits
 ///

@@ -55,25 +55,50 @@ function bucket_rare()
     return rare
   end
 
-  -- Returns the size of the full bucket with this largest mark, as in the mark of an overdraft, and
-  -- an upper bound of its microseconds.
-  local function full_size(largest)
-    local steps, scale = math.floor(largest / 65536) % 1024, math.floor(largest / 67108864)
-    while steps >= 32 do
-      steps, scale = math.floor(steps / 2), scale + 1
-    end
-    return scale * 32 + steps, math.ldexp(steps + 1, scale)
+  -- Returns the size of a bucket that refills in `full` microseconds, as in the mark of an
+  -- overdraft.
+  local function full_bits(full)
+    local _, bits = math.frexp(full + 16)
+    return (bits - 5) * 16 + math.floor(math.ldexp(full + 16, 5 - bits)) - 16
   end
 
-  -- Reduces an overdrawn debt to its upper bound, and by the difference of the two capacities if a
-  -- bucket of another quota stored it. The second value is true if the debt exceeded the bound,
-  -- because the clock has gone back.
-  local function overdraft(micros, mark, full, largest)
-    local bits, doublings = math.floor(mark / 524288) % 2048, math.floor(mark / 32768) % 16
-    local size = math.ldexp(bits % 32 + 1, math.min(math.floor(bits / 32), 52))
-    local most = doublings < 15 and math.ldexp(size, doublings) or math.huge
-    local excess = bits == full_size(largest) and 0 or math.max(size - full, 0)
-    return math.min(micros, most) - excess, micros > most
+  -- Returns an upper bound of the refill time of the bucket with these bits.
+  local function full_size(bits)
+    return math.ldexp(bits % 16 + 17, math.min(math.floor(bits / 16), 48)) - 16
+  end
+
+  -- Returns the bound number `n` of an overdraft.
+  local function bound(size, n)
+    if n % 2 == 1 then
+      size = size + math.floor(size / 2)
+    end
+    return math.ldexp(size, math.floor(n / 2))
+  end
+
+  -- Returns a number that identifies the amount of the quota, as gcra.rs does.
+  local function fingerprint(amount)
+    return amount * 48271 % 2147483647 % math.floor(4294967296 / amount)
+  end
+
+  -- Returns the rest of an overdraft and its Nths, as gcra.rs does. The third value is true if the
+  -- debt exceeded its bound, because the clock has gone back.
+  local function overdraft(micros, early, mark, amount, full)
+    local bits, n = math.floor(mark / 1048576) % 1024, math.floor(mark / 32768) % 32
+    local size = full_size(bits)
+    local most = n < 31 and bound(size, n) or math.huge
+    local larger = most
+    if math.floor(early / amount) == fingerprint(amount) then
+      early = early % amount
+      local own = full_bits(full)
+      if bits == own then
+        larger = 0
+      elseif bits > own then
+        larger = size
+      end
+    else
+      early = 0
+    end
+    return math.min(micros, most) - math.max(larger - full, 0), early, micros > most
   end
 
   -- Returns the debt now: microseconds, Nths to subtract, the anchor, and true if it is an
@@ -82,36 +107,35 @@ function bucket_rare()
     if till <= now then
       return 0, 0, now % 32749
     end
-    early = early < amount and early or 0
     local micros = till - now
-    if mark > largest then
-      local ahead
-      if mark >= 3221225472 then
-        micros, ahead = overdraft(micros, mark, full, largest)
-      else
+    local ahead
+    if mark >= 3221225472 then
+      micros, early, ahead = overdraft(micros, early, mark, amount, full)
+    else
+      early = early < amount and early or 0
+      if mark > largest then
         -- The mark is from another quota. Drops the part of the debt that exceeds this bucket.
         local steps, scale = mark / 65536 % 1024, mark / 67108864
         local size = math.ldexp(steps - steps % 1 + 1, scale - scale % 1)
         micros = micros - math.max(size - full, 0)
       end
-      if micros <= 0 then
-        return 0, 0, now % 32749
-      end
-      return micros, early, mark % 32768, ahead
     end
-    return micros, early, mark % 32768
+    if micros <= 0 then
+      return 0, 0, now % 32749
+    end
+    return micros, early, mark % 32768, ahead
   end
 
   -- Returns the state of a debt, which may exceed the bucket.
   local function state(now, micros, early, anchor, amount, full, full_part, largest)
     local over = micros - full
     if over > 1 or over == 1 and early + full_part < amount then
-      local bits, size = full_size(largest)
-      local doublings = 0
-      while doublings < 15 and micros > math.ldexp(size, doublings) do
-        doublings = doublings + 1
+      local bits, n = full_bits(full), 0
+      local size = full_size(bits)
+      while n < 31 and micros > bound(size, n) do
+        n = n + 1
       end
-      return now + micros, early, 3221225472 + bits * 524288 + doublings * 32768 + anchor
+      return now + micros, early + amount * fingerprint(amount), 3221225472 + bits * 1048576 + n * 32768 + anchor
     end
     local scale = largest - largest % 67108864
     local step = 2 ^ (scale / 67108864)

@@ -1,3 +1,5 @@
+use std::cmp::Ordering;
+
 use super::mark::Mark;
 use super::muldiv::{div_ceil, mul_div_floor, product};
 use super::{Hit, State, Status};
@@ -44,14 +46,16 @@ impl Debt {
         {
             let (mut micros, mark) = (until.since(now), Mark::from_amount(mark));
             if mark.amount() > largest {
-                let stored = micros;
-                micros = converted(micros, mark, largest, mul_div_floor(price, capacity.into(), rate));
+                let full = mul_div_floor(price, capacity.into(), rate);
+                if mark.is_overdrawn() {
+                    let Overdraft { micros, early, is_ahead } =
+                        Overdraft::of(quota.amount(), full, micros, early, mark);
+                    let owed = product(micros, rate).saturating_sub(early.into());
+                    return if owed == 0 { debt(0, Mark::new(now), false) } else { debt(owed, mark, is_ahead) };
+                }
+                micros = converted(micros, mark, full);
                 if micros == 0 {
                     return debt(0, Mark::new(now), false);
-                }
-                if mark.is_overdrawn() {
-                    let early = if u64::from(early) < rate { u128::from(early) } else { 0 };
-                    return debt(product(micros, rate).saturating_sub(early), mark, stored > mark.most());
                 }
             }
             let early = if u64::from(early) < rate { u128::from(early) } else { 0 };
@@ -107,26 +111,34 @@ impl Debt {
     /// mark.
     #[inline(always)]
     pub(super) fn store(&self, now: Timestamp) -> State {
-        self.store_as(now, |mark, micros| mark.with_size(micros, self.largest))
+        if self.owed == 0 {
+            return State::Fresh;
+        }
+        let (micros, early) = self.micros();
+        let mark = self.mark.with_size(micros, self.largest);
+        State::Counts { until: now.plus(micros), amounts: [early, mark.amount()] }
     }
 
     /// Returns the state of a debt that may exceed the bucket.
     pub(super) fn store_any(&self, now: Timestamp) -> State {
-        let is_overdrawn = self.owed > self.worth(self.capacity);
-        self.store_as(now, |mark, micros| {
-            if is_overdrawn { mark.overdrawn(micros, self.largest) } else { mark.with_size(micros, self.largest) }
-        })
+        if self.owed <= self.worth(self.capacity) {
+            return self.store(now);
+        }
+        let (micros, early) = self.micros();
+        #[allow(clippy::cast_possible_truncation)] // the amount of the quota
+        let amount = self.rate as u32;
+        let mark = self.mark.overdrawn(micros, mul_div_floor(self.price, self.capacity.into(), self.rate));
+        State::Counts { until: now.plus(micros), amounts: [early + amount * fingerprint(amount), mark.amount()] }
     }
 
+    /// Returns the microseconds until all debt is paid, rounded up, and the 1/N microseconds that
+    /// the rounding added.
     #[inline(always)]
-    fn store_as(&self, now: Timestamp, mark: impl FnOnce(Mark, u64) -> Mark) -> State {
-        if self.owed == 0 {
-            return State::Fresh;
-        }
+    fn micros(&self) -> (u64, u32) {
         let micros = self.until_paid();
         #[allow(clippy::cast_possible_truncation)] // less than the rate
         let early = product(micros, self.rate).saturating_sub(self.owed) as u32;
-        State::Counts { until: now.plus(micros), amounts: [early, mark(self.mark, micros).amount()] }
+        (micros, early)
     }
 
     /// Stores a debt that is ahead of the clock as if it was made now. Without this, the
@@ -166,17 +178,59 @@ impl Debt {
 }
 
 /// Returns the rest of a debt that a bucket of another quota stored, reduced to the capacity of
-/// this bucket at that time.
-///
-/// An overdraft is a debt that a charge raised above the capacity. It is reduced only by the
-/// difference of the two capacities. An overdraft above its stored bound was stored before the
-/// clock went back, and is first reduced to the bound.
+/// this bucket at that time. `full` is the refill time of this bucket in microseconds.
 #[cold]
-pub(super) fn converted(micros: u64, mark: Mark, largest: u32, full: u64) -> u64 {
-    if mark.is_overdrawn() {
-        return micros.min(mark.most()).saturating_sub(mark.excess(largest, full));
-    }
+pub(super) fn converted(micros: u64, mark: Mark, full: u64) -> u64 {
     micros.saturating_sub(mark.size().saturating_sub(full))
+}
+
+/// The rest of a debt that a charge raised above the capacity of the bucket.
+pub(super) struct Overdraft {
+    pub(super) micros: u64,
+    /// The 1/N microseconds to subtract.
+    pub(super) early: u32,
+    /// `true` if the stored debt exceeded its bound, because the clock has gone back. It is then
+    /// reduced to the bound.
+    pub(super) is_ahead: bool,
+}
+
+impl Overdraft {
+    /// Returns the rest of an overdraft, for a bucket with this amount which refills in `full`
+    /// microseconds.
+    ///
+    /// | the bucket that stored the overdraft had | what counts as paid when it was stored |
+    /// |---|---|
+    /// | the same amount and capacity | nothing |
+    /// | the same amount and a larger capacity | the difference of the two capacities |
+    /// | the same amount and a smaller capacity, or another amount | the part that exceeds this bucket |
+    ///
+    /// So raising a quota never makes a client wait longer than an exhausted client of the new
+    /// quota. The stored bound of the debt is too large by up to a factor of 1.6, so a client may
+    /// owe less than the full bucket.
+    #[cold]
+    pub(super) fn of(amount: u32, full: u64, micros: u64, early: u32, mark: Mark) -> Self {
+        let most = mark.most();
+        let is_of_amount = early / amount == fingerprint(amount);
+        let larger = match mark.compare_full(full) {
+            _ if !is_of_amount => most,
+            Ordering::Equal => 0,
+            Ordering::Greater => mark.full_size(),
+            Ordering::Less => most,
+        };
+        let micros_left = micros.min(most).saturating_sub(larger.saturating_sub(full));
+        Self { micros: micros_left, early: if is_of_amount { early % amount } else { 0 }, is_ahead: micros > most }
+    }
+}
+
+/// Returns a number that identifies the amount of a quota. The state of an overdraft contains it:
+/// its first amount is N times this number, plus the 1/N microseconds, which are less than N.
+///
+/// The sum fits into 32 bits. So only 2^32 / N numbers are possible, and a change of an amount of a
+/// million stays unnoticed with a probability of about 1 in 4,000. The debt then stays as it is.
+#[allow(clippy::cast_possible_truncation)] // less than 2^31
+fn fingerprint(amount: u32) -> u32 {
+    let amount = u64::from(amount);
+    (amount * 48_271 % 2_147_483_647 % ((1 << 32) / amount)) as u32
 }
 
 /// Returns the script arguments of a bucket: the amount, the refill time of the capacity and of the

@@ -1,3 +1,5 @@
+use std::cmp::Ordering;
+
 use crate::Timestamp;
 use crate::quota::{MARK_SHIFT, MARK_SIZE};
 
@@ -20,18 +22,15 @@ use crate::quota::{MARK_SHIFT, MARK_SIZE};
 /// than the [largest mark](crate::quota::Span::largest_mark) of the bucket.
 ///
 /// After a charge, a debt can exceed the capacity of its own bucket. The mark of such an overdraft
-/// is larger than every other mark. It has two sizes:
-///
-/// - The size of the full bucket. After a change of the quota, only the difference of the two
-///   capacities is subtracted.
-/// - An upper bound of the debt. A larger debt reveals that the clock has gone back.
+/// is larger than every other mark. It has the size of the full bucket, and an upper bound of the
+/// debt. A larger debt reveals that the clock has gone back.
 ///
 /// | bits | meaning |
 /// |---|---|
 /// | 30 and 31 | 1 |
-/// | 24 to 29 | the shift of the full bucket: one step is 2^shift microseconds |
-/// | 19 to 23 | the size of the full bucket in steps, rounded down |
-/// | 15 to 18 | n: the debt is at most the full bucket, doubled n times. 15 means no bound |
+/// | 24 to 29 | the shift of the full bucket plus 16 microseconds: one step is 2^shift microseconds |
+/// | 20 to 23 | the size of the full bucket plus 16 microseconds in steps, rounded down, minus 16 |
+/// | 15 to 19 | n: the debt is at most the full bucket times 1, 1.5, 2, 3, 4, 6, .. (n = 0, 1, 2, ..). 31 means no bound |
 /// | 0 to 14 | the anchor |
 #[derive(Clone, Copy)]
 pub(super) struct Mark(u32);
@@ -52,11 +51,11 @@ const STEPS: u32 = (1 << (MARK_SHIFT - MARK_SIZE)) - 1;
 /// The mark of an overdraft is at least this large. No other mark has a shift above 43.
 const OVERDRAFT: u32 = 0b11 << 30;
 
-/// The bits of an overdraft's mark that contain the number of doublings.
-const DOUBLINGS: u32 = 15 << 15;
+/// The bits of an overdraft's mark that contain the bound of the debt.
+const BOUND: u32 = 31 << 15;
 
 /// The bits of an overdraft's mark that contain the size of the full bucket.
-const FULL: u32 = !(OVERDRAFT | DOUBLINGS | ANCHOR);
+const FULL: u32 = !(OVERDRAFT | BOUND | ANCHOR);
 
 impl Mark {
     /// Creates the mark of a debt that starts now. Its size is 0.
@@ -85,13 +84,13 @@ impl Mark {
         Self((largest & SCALE) | steps << MARK_SIZE | (self.0 & ANCHOR))
     }
 
-    /// Sets the size of a debt of `micros` microseconds that exceeds the bucket with this largest
-    /// mark.
+    /// Sets the size of a debt of `micros` microseconds that exceeds a bucket which refills in `full`
+    /// microseconds.
     #[cold]
-    pub(super) fn overdrawn(self, micros: u64, largest: u32) -> Self {
-        let full = Self(OVERDRAFT | full_bits(largest));
-        let doublings = (0..15).find(|&doublings| micros <= full.full_size().saturating_mul(1 << doublings));
-        Self(full.0 | doublings.unwrap_or(15) << 15 | (self.0 & ANCHOR))
+    pub(super) fn overdrawn(self, micros: u64, full: u64) -> Self {
+        let full = Self(OVERDRAFT | full_bits(full));
+        let bound = (0..31).find(|&bound| micros <= full.bound(bound)).unwrap_or(31);
+        Self(full.0 | bound << 15 | (self.0 & ANCHOR))
     }
 
     /// Returns the anchor. It is equal in all states of one debt, until all of it is paid.
@@ -105,27 +104,31 @@ impl Mark {
         self.0 >= OVERDRAFT
     }
 
-    /// Returns an upper bound of an overdrawn debt in microseconds. It is at most about twice the
-    /// debt, or `u64::MAX` if the debt is too large for a bound.
+    /// Returns an upper bound of an overdrawn debt in microseconds. It is at most about 1.6 times
+    /// the debt, or `u64::MAX` if the debt is too large for a bound.
     pub(super) const fn most(self) -> u64 {
-        match (self.0 & DOUBLINGS) >> 15 {
-            15 => u64::MAX,
-            doublings => self.full_size().saturating_mul(1 << doublings),
+        match (self.0 & BOUND) >> 15 {
+            31 => u64::MAX,
+            bound => self.bound(bound),
         }
     }
 
-    /// Returns the microseconds by which the bucket that stored an overdrawn debt is larger than
-    /// the bucket with this largest mark and this refill time.
-    pub(super) const fn excess(self, largest: u32, full: u64) -> u64 {
-        if self.0 & FULL == full_bits(largest) { 0 } else { self.full_size().saturating_sub(full) }
+    const fn bound(self, bound: u32) -> u64 {
+        let full = self.full_size();
+        (if bound % 2 == 1 { full + full / 2 } else { full }).saturating_mul(1 << (bound / 2))
+    }
+
+    /// Compares the bucket that stored an overdrawn debt with a bucket which refills in `full`
+    /// microseconds. Sizes that differ by less than a 16th may count as equal.
+    pub(super) fn compare_full(self, full: u64) -> Ordering {
+        (self.0 & FULL).cmp(&full_bits(full))
     }
 
     /// Returns an upper bound of the refill time of the bucket that stored an overdrawn debt.
-    const fn full_size(self) -> u64 {
-        let steps = (self.0 >> 19 & 31) as u64 + 1;
-        let shift = self.0 >> 24 & 63;
+    pub(super) const fn full_size(self) -> u64 {
+        let (shift, steps) = (self.0 >> 24 & 63, (self.0 >> 20 & 15) as u64 + 17);
         // A corrupt mark can have a larger shift.
-        steps << if shift < 52 { shift } else { 52 }
+        (steps << if shift < 48 { shift } else { 48 }) - 16
     }
 
     /// Returns an upper bound of the size in microseconds. It exceeds the size by at most one step.
@@ -135,11 +138,13 @@ impl Mark {
     }
 }
 
-/// Returns the size of a full bucket as an overdraft stores it, from its largest mark.
-const fn full_bits(largest: u32) -> u32 {
-    let steps = largest >> MARK_SIZE & STEPS;
-    let extra = (u32::BITS - steps.leading_zeros()).saturating_sub(5);
-    ((largest >> MARK_SHIFT) + extra) << 24 | (steps >> extra) << 19
+/// Returns the size of a bucket which refills in `full` microseconds, at most 2^52, as an overdraft
+/// stores it. The result is larger for larger buckets.
+#[allow(clippy::cast_possible_truncation)] // 4 bits
+const fn full_bits(full: u64) -> u32 {
+    let full = full + 16;
+    let shift = 64 - 5 - full.leading_zeros();
+    shift << 24 | ((full >> shift) as u32 - 16) << 20
 }
 
 #[cfg(test)]
@@ -182,7 +187,8 @@ mod tests {
     fn corrupt_mark_does_not_panic() {
         assert_eq!(Mark::from_amount(u32::MAX).size(), 0);
         assert_eq!(Mark::from_amount(u32::MAX).most(), u64::MAX);
-        assert_eq!(Mark::from_amount(u32::MAX - DOUBLINGS).most(), 32 << 52);
+        assert_eq!(Mark::from_amount(u32::MAX - BOUND).most(), (32 << 48) - 16);
+        assert_eq!(Mark::from_amount(u32::MAX - (1 << 15)).most(), u64::MAX);
         assert_eq!(Mark::from_amount(0).size(), 1);
     }
 
@@ -191,16 +197,15 @@ mod tests {
         for power in 0..52 {
             for full in [1_u64 << power, (1 << power) + (1 << power) / 3, (2 << power) - 1] {
                 for debt in [full + 1, full + full / 3, 3 * full, 1_000 * full] {
-                    let mark = Mark::new(Timestamp::from_micros(7)).overdrawn(debt, largest(full));
+                    let mark = Mark::new(Timestamp::from_micros(7)).overdrawn(debt, full);
                     assert!(mark.is_overdrawn() && mark.amount() > largest((1 << 52) - 1), "{debt} of {full}");
-                    assert!(mark.most() >= debt && mark.most() <= 2 * debt + debt / 8 + 32, "{debt} of {full}");
+                    assert!(mark.most() >= debt && mark.most() <= debt / 8 * 13 + 32, "{debt} of {full}");
                     assert_eq!(mark.anchor(), 7);
-                    assert_eq!(mark.excess(largest(full), full), 0, "{debt} of {full}");
-                    if full < 16 {
-                        continue;
-                    }
-                    let excess = mark.excess(largest(full / 4), full / 4);
-                    assert!(excess >= full - full / 4 && excess <= full - full / 4 + full / 16 + 1, "{debt} of {full}");
+                    assert_eq!(mark.compare_full(full), Ordering::Equal, "{debt} of {full}");
+                    assert_eq!(mark.compare_full(full / 4), Ordering::Greater, "{debt} of {full}");
+                    assert_eq!(mark.compare_full(2 * full + 4), Ordering::Less, "{debt} of {full}");
+                    let excess = mark.full_size() - full;
+                    assert!(excess > 0 && excess <= full / 16 + 2, "{debt} of {full}");
                 }
             }
         }

@@ -20,7 +20,7 @@
 //!     - The `retry_after` is not longer than after spending the whole capacity. An exception is
 //!       the aligned [`SlidingWindowCounter`], whose stored instant counts as the start of the next
 //!       bucket. So it adds up to one period.
-//!     - A debt that a charge raised above the capacity counts as at most about twice its size.
+//!     - A debt that a charge raised above the capacity counts as at most about 1.6 times its size.
 //! 7. Strategies accept any state, cost and instant without a panic. A kind of state that the
 //!    strategy does not use counts as no state.
 //!
@@ -33,7 +33,8 @@
 //! - A settled hit has its actual cost.
 //! - After a change of the quota's amount or burst, `retry_after` is exact. If the capacity and the
 //!   amount have not become smaller, a client does not wait longer than if it had spent the whole
-//!   new quota.
+//!   new quota. This includes a client that a charge has left in debt, if the units that it owes fit
+//!   into the new capacity.
 //!
 //! The built-in strategies compute with integers, without accumulating rounding errors. They count
 //! in whole microseconds, or in fractions of one if the period is not a multiple of the amount.

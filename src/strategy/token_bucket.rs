@@ -1,4 +1,4 @@
-use super::gcra::{Debt, converted, script_arguments};
+use super::gcra::{Debt, Overdraft, converted, script_arguments};
 use super::mark::Mark;
 use super::{Hit, Outcome, Script, State, Status, Strategy};
 use crate::quota::Span;
@@ -150,10 +150,14 @@ impl Owed {
 
     #[cold]
     fn of_another_quota(quota: &Quota, micros: u64, early: u32, mark: Mark, now: Timestamp) -> (Self, Mark) {
-        match converted(micros, mark, quota.largest_mark(), quota.full_span().micros) {
-            0 => (Self::NONE, Mark::new(now)),
-            micros => (Self { micros, early: if early < quota.amount() { early } else { 0 } }, mark),
-        }
+        let (amount, full) = (quota.amount(), quota.full_span().micros);
+        let (micros, early) = if mark.is_overdrawn() {
+            let overdraft = Overdraft::of(amount, full, micros, early, mark);
+            (overdraft.micros, overdraft.early)
+        } else {
+            (converted(micros, mark, full), if early < amount { early } else { 0 })
+        };
+        if micros == 0 { (Self::NONE, Mark::new(now)) } else { (Self { micros, early }, mark) }
     }
 
     #[inline(always)]

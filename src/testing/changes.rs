@@ -22,6 +22,16 @@ const CHANGED: [(&str, &str); 8] = [
     ("sliding-window-counter-aligned 10/minute", "sliding-window-counter-aligned 3/minute"),
 ];
 
+/// Pairs of limits: before and after the quota was raised. A charge of 100 units is a debt under the
+/// first one.
+const RAISED: [(&str, &str); 5] = [
+    ("token-bucket 10/minute", "token-bucket 100/minute"),
+    ("token-bucket 10/minute burst 20", "token-bucket 30/minute burst 20"),
+    ("token-bucket 7/minute burst 20", "token-bucket 7/minute burst 100"),
+    ("leaky-bucket 10/minute queue 9", "leaky-bucket 100/minute queue 99"),
+    ("fixed-window 10/minute", "fixed-window 100/minute"),
+];
+
 impl<St: Storage, M: Fn(ManualClock) -> St> Inputs<'_, M> {
     /// Checks law 12. After a change, a bucket also must not refuse for longer than a bucket of the
     /// new quota of which all units are spent.
@@ -42,6 +52,22 @@ impl<St: Storage, M: Fn(ManualClock) -> St> Inputs<'_, M> {
             let empty = spend_all(&harness, &after, &other);
             harness.check(!buckets || wait <= micros(empty) + micros(empty) / 100, || {
                 format!("{what} refuses for {wait} us, but an empty bucket only for {empty:?}")
+            });
+        }
+        for (before, after) in RAISED {
+            let what = format!("{before}, raised to {after},");
+            let [before, after] = [before, after].map(|text| parsed(text).with_name("raised"));
+            let [key, other] = [&what, "another key"].map(|text| Key::from(text.to_owned()));
+            if harness.storage.validate(&before).is_err() {
+                continue;
+            }
+            let _ = harness.charge(&before, &key, 100);
+            harness.clock.advance(Duration::from_millis(50));
+            let wait = harness.peek(&after, &key, 1).retry_after().unwrap_or_default();
+            harness.clear(&after, &other);
+            let empty = spend_all(&harness, &after, &other);
+            harness.check(wait <= empty, || {
+                format!("{what} refuses a client in debt for {wait:?}, but an exhausted one only for {empty:?}")
             });
         }
     }

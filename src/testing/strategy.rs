@@ -144,6 +144,13 @@ impl StrategyLaws {
                     let mut charged = states.clone();
                     let _ = before.decide(&mut charged, now, Op::Charge, cost.saturating_mul(3));
                     waits_are_exact(after, &charged, now, 1)?;
+                    // An amount above a million may be taken for another one, see `fingerprint`.
+                    if after.limits()[0].quota().amount() <= 1_000_000 {
+                        let mut owing = vec![State::Fresh];
+                        let units = cost.saturating_mul(3).min(after.limits()[0].capacity());
+                        let _ = before.decide(&mut owing, now, Op::Charge, units);
+                        waits_are_exact_after_quota_change(before, after, &owing, now, 1)?;
+                    }
                 }
                 let _ = before.decide(&mut states, now, Op::Hit, cost);
             }

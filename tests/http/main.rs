@@ -3,6 +3,7 @@
 mod allow_list;
 mod charge;
 mod client_ip;
+mod clock_resolution;
 #[cfg(all(feature = "metrics", feature = "redis"))]
 mod dashboard;
 mod extractors;

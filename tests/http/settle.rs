@@ -18,7 +18,7 @@ use http::{Request, Response};
 use tokio::runtime::Builder;
 use tower::{Layer, Service, service_fn};
 use tower_ratelimit::extract::{Head, NoCharge};
-use tower_ratelimit::storage::Breaker;
+use tower_ratelimit::storage::{Breaker, TokioClock};
 use tower_ratelimit::{
     Charge, Event, EventKind, Global, Headers, Key, MemoryStorage, OnError, RateLimitLayer, RateLimiter, ResponseHead,
     SettleError, Storage,
@@ -277,6 +277,52 @@ async fn shadow_limits_are_settled_too() {
             settled.sort();
             assert_eq!(settled, ["refunded 15", "refunded 15?"], "later: {later}, slow: {is_slow}");
         }
+    }
+}
+
+/// Guards against this defect: a refund after the end of the window counts as refunded units.
+#[tokio::test(start_paused = true)]
+async fn refund_of_an_expired_hit_is_reported_as_expired() {
+    for is_slow in [false, true] {
+        for (text, seconds, refund) in [
+            ("fixed-window 100/minute", 59, "refunded 15"),
+            ("fixed-window 100/minute", 60, "expired 0"),
+            ("token-bucket 100/minute", 11, "refunded 15"),
+            ("token-bucket 100/minute", 12, "expired 0"),
+            ("fixed-window 100/minute; fixed-window 200/hour", 61, "refunded 15"),
+            ("fixed-window 100/minute; fixed-window 200/hour", 3_600, "expired 0"),
+        ] {
+            let storage = MemoryStorage::builder().clock(TokioClock::new()).build().unwrap();
+            let fake = FakeStorage::around(storage);
+            fake.set(if is_slow { Behavior::WorksAfterPolls(2) } else { Behavior::Works });
+            let taken = Taken::default();
+            let (layer, outcomes) = observed(layer(text, fake));
+            let service = layer.settle_later().layer(keeps_charge(&taken));
+            for (actual, expected) in [(5, refund), (30, "charged 10")] {
+                ask(&service, get("/20")).await;
+                tokio::time::advance(Duration::from_secs(seconds)).await;
+                taken.lock().unwrap().take().unwrap().settle(actual).unwrap();
+                yields().await;
+                let what = format!("{text}, {seconds} s, slow: {is_slow}");
+                assert_eq!(take(&outcomes), ["admitted", expected], "{what}");
+            }
+        }
+    }
+}
+
+/// The clock of a storage that is immediately ready may differ from that of the machine.
+#[tokio::test]
+async fn refund_expires_by_the_clock_of_a_memory_storage() {
+    let (storage, clock) = memory_with_manual_clock();
+    let taken = Taken::default();
+    let (layer, outcomes) = observed(layer("fixed-window 100/minute", storage));
+    let service = layer.settle_later().layer(keeps_charge(&taken));
+    for (seconds, expected) in [(59, "refunded 15"), (60, "expired 0")] {
+        ask(&service, get("/20")).await;
+        clock.advance(Duration::from_secs(seconds));
+        taken.lock().unwrap().take().unwrap().settle(5).unwrap();
+        assert_eq!(take(&outcomes), ["admitted", expected], "{seconds} s");
+        clock.advance(Duration::from_secs(60));
     }
 }
 

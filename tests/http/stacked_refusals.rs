@@ -72,6 +72,29 @@ async fn client_that_obeys_an_inner_refusal_is_admitted() {
     assert_eq!(ask(&service, get("/3")).await.status(), 200);
 }
 
+/// Guards against this defect: a layer that settles reports the wait of a hit of one unit.
+#[tokio::test]
+async fn inner_refusal_reports_the_wait_of_the_request_cost_of_a_layer_that_settles() {
+    for headers in families() {
+        for (actual, wait) in [(None, 60), (Some(4), 60), (Some(5), 60), (Some(0), 1)] {
+            let (storage, _clock) = memory_with_manual_clock();
+            let outer = layer("fixed-window 10/minute", &storage)
+                .headers(headers)
+                .cost(|_: &Head<'_>| 4)
+                .settle(move |response: &ResponseHead<'_>| actual.filter(|_| response.status == 429));
+            let service = outer.layer(layer("fixed-window 1/second", &storage).layer(Inner::default()));
+            assert_eq!(ask(&service, get("/")).await.status(), 200);
+            // Two units of the outer layer remain, one after a charge, or six after a refund.
+            let refused = ask(&service, get("/")).await;
+            assert_eq!(
+                (refused.status().as_u16(), retry_after(&refused)),
+                (429, Some(wait)),
+                "{actual:?}, {headers:?}"
+            );
+        }
+    }
+}
+
 #[tokio::test]
 async fn missing_retry_after_or_date_of_an_inner_refusal_is_unchanged() {
     for value in [None, Some("Sun, 22 Nov 2026 06:31:00 GMT")] {

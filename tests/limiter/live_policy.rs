@@ -5,7 +5,7 @@ use std::thread;
 
 use common::{FakeStorage, failing, foreign, memory_with_manual_clock, policy};
 use tower_ratelimit::storage::{Breaker, ManualClock};
-use tower_ratelimit::{Key, LivePolicy, MemoryStorage, Policy, RateLimiter, Storage};
+use tower_ratelimit::{Global, Key, LivePolicy, MemoryStorage, OnError, Policy, RateLimitLayer, RateLimiter, Storage};
 
 fn api(text: &str) -> Policy {
     policy(text).with_name("api")
@@ -169,4 +169,70 @@ fn concurrent_changes_lose_no_unit() {
     live.set(api("fixed-window 4000000000/minute")).unwrap();
     let Ok(decision) = limiter.peek(&alice()).into_inner();
     assert_eq!(decision.remaining(), 4_000_000_000 - hits);
+}
+
+/// Guards against this defect: each limiter of a live policy takes memory until the next `set`.
+#[test]
+fn dropped_limiters_and_layers_leave_no_memory() {
+    let (storage, _clock) = memory_with_manual_clock();
+    let live = LivePolicy::new(api("fixed-window 10/minute"));
+    let layer = RateLimitLayer::new(live.clone(), Global).storage(storage.clone(), OnError::Refuse);
+    let limiter = layer.limiter().unwrap();
+    let info = allocation_counter::measure(|| {
+        for _ in 0..1_000_000 {
+            drop(layer.limiter_for(live.clone()).unwrap());
+        }
+        for _ in 0..10_000 {
+            drop(RateLimitLayer::new(live.clone(), Global).storage(storage.clone(), OnError::Refuse));
+        }
+    });
+    assert!(info.bytes_current < 1_000, "{} bytes are left", info.bytes_current);
+    assert!(info.bytes_max < 100_000, "{} bytes at the peak", info.bytes_max);
+    live.set(api("fixed-window 20/minute")).unwrap();
+    assert_eq!(common::now(limiter.peek(&alice())).capacity(), 20);
+}
+
+/// A limiter that is still in use is asked for each later policy, whatever others are dropped.
+#[test]
+fn remaining_limiters_validate_later_policies() {
+    let live = LivePolicy::new(api("fixed-window 10/minute"));
+    let limiter = |capacity| RateLimiter::with_storage(live.clone(), small_storage(capacity));
+    let mut limiters: Vec<_> = (0..100).map(|number| limiter(20 + number)).collect();
+    for drop_at in [0, 50, 40, 0, 7] {
+        drop(limiters.remove(drop_at));
+    }
+    // The smallest storage that is left holds 22 units.
+    assert!(live.set(api("fixed-window 22/minute")).is_ok());
+    assert!(live.set(api("fixed-window 23/minute")).is_err());
+    drop(limiters);
+    assert!(live.set(api("fixed-window 1000/minute")).is_ok());
+}
+
+#[test]
+fn limiters_are_created_and_dropped_while_the_policy_is_set() {
+    let live = LivePolicy::new(api("fixed-window 10/minute"));
+    let storage = MemoryStorage::new();
+    let done = AtomicBool::new(false);
+    thread::scope(|scope| {
+        for _ in 0..3 {
+            scope.spawn(|| {
+                while !done.load(Ordering::Relaxed) {
+                    let limiter = RateLimiter::with_storage(live.clone(), storage.clone());
+                    let clone = limiter.clone();
+                    drop(limiter);
+                    assert!(clone.policy().limits()[0].capacity() >= 10);
+                }
+            });
+        }
+        for amount in 10..5_000 {
+            live.set(api(&format!("fixed-window {amount}/minute"))).unwrap();
+        }
+        // A policy that a storage rejects: the users are dropped while the error returns.
+        let picky = RateLimiter::with_storage(live.clone(), small_storage(4_999));
+        for amount in 5_000..6_000 {
+            assert!(live.set(api(&format!("fixed-window {amount}/minute"))).is_err());
+        }
+        drop(picky);
+        done.store(true, Ordering::Relaxed);
+    });
 }

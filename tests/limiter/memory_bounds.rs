@@ -90,6 +90,34 @@ fn counted_bytes_are_close_to_the_allocated_bytes() {
     }
 }
 
+/// Guards against this defect: while the only shard of a small storage is resized, two tables exist,
+/// which takes 2.2 times the bound.
+#[test]
+fn allocated_bytes_stay_within_the_bound_while_tables_are_resized() {
+    for max_bytes in [256 << 10, MIB, 4 * MIB] {
+        for (text, share) in [
+            ("fixed-window 10/day", 40),
+            ("token-bucket 10/day; fixed-window 9/week; elastic-window 8/month", 120),
+            ("fixed-window 10/minute", 40),
+            ("moving-window 50/day; fixed-window 9/day", 500),
+        ] {
+            for max_keys in [max_bytes / share, 1_000_000] {
+                let policy = policy(text);
+                let (storage, clock) = storage(max_keys, max_bytes);
+                let shards = (max_keys / 8_192).max((max_keys / 128).min(64)).next_power_of_two();
+                let hits = 3 * max_keys.min(max_bytes / 40) as u64;
+                let info = allocation_counter::measure(|| flood(&storage, &clock, &policy, hits, || {}));
+                let most = usize::try_from(info.bytes_max).unwrap();
+                let filled = storage.stats();
+                let bound = max_bytes + max_bytes / 10 + 1_000 * shards;
+                assert!(most <= bound, "{text}, {max_keys} keys: {most} bytes at the peak, {max_bytes} are allowed");
+                let is_full = filled.evicted > 0 || text.contains("minute");
+                assert!(is_full, "{text}, {max_keys} keys: the storage was not full: {filled:?}");
+            }
+        }
+    }
+}
+
 /// Guards against this defect: 30 addresses lock out all others.
 #[test]
 fn long_logs_that_cannot_grow_refuse_their_own_clients_only() {

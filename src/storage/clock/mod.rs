@@ -43,8 +43,9 @@ pub trait Clock: fmt::Debug + Send + Sync + 'static {
     /// Returns the longest time by which this clock may lag. Defaults to zero.
     ///
     /// A clock that advances in ticks lags by up to a tick. A [`MemoryStorage`] calls this method
-    /// once, when it is built. It adds the result to the `retry_after` of each refusal, so that a
-    /// client that waits for that time is not refused again.
+    /// once, when it is built. It adds the result to the `retry_after` of each refusal, and so to
+    /// `Retry-After` and to the pushback of gRPC. A client that waits for that time is not refused
+    /// again. Other storages do not call this method.
     ///
     /// [`MemoryStorage`]: crate::MemoryStorage
     fn resolution(&self) -> Duration {

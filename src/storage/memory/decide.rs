@@ -1,8 +1,11 @@
 //! The entry points of decisions. They select the code path by the number of limits.
 
+use std::slice;
+
 use super::MemoryInner;
 use super::answer::{Answer, Fast, Full, Mode};
 use crate::storage::{StorageRequest, Summary};
+use crate::strategy::Status;
 use crate::{Decision, Op};
 
 impl MemoryInner {
@@ -16,9 +19,7 @@ impl MemoryInner {
         }
         decision.set_policy(request.policy.digest());
         decision.set_ahead(self.clock.ahead());
-        if self.resolution > 0 {
-            decision.lengthen_waits(self.resolution);
-        }
+        self.lengthen_waits(decision.limits_mut());
         decision
     }
 
@@ -26,9 +27,19 @@ impl MemoryInner {
     pub(super) fn try_admit(&self, request: &StorageRequest<'_>, mode: Mode, summary: Option<&mut Summary>) -> bool {
         let Some(summary) = summary else { return self.answer(request, Fast { mode, summary: None }) };
         let is_admitted = self.answer(request, Fast { mode, summary: Some(summary) });
+        self.lengthen_waits(slice::from_mut(&mut summary.limit));
         // Header fields report the time of the wall clock, like `Decision::wall_at`.
         summary.at = summary.at.minus(u64::from(self.clock.ahead()) * 1_000_000);
         is_admitted
+    }
+
+    /// Adds the resolution of the clock to the waits of a refusal. Each answer of the storage that
+    /// can contain a wait passes here.
+    #[inline]
+    fn lengthen_waits(&self, statuses: &mut [Status]) {
+        if self.resolution > 0 {
+            statuses.iter_mut().for_each(|status| status.lengthen_wait(self.resolution));
+        }
     }
 
     fn answer<A: Answer>(&self, request: &StorageRequest<'_>, answer: A) -> A::Output {

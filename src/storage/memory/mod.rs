@@ -60,8 +60,10 @@ use crate::{Decision, Key, Op, Policy};
 /// that run at the same time and by the part of a long log that is decoded.
 ///
 /// The keys are divided among shards, each with its own lock. There is about one shard for each
-/// 8,192 keys of `max_keys`, and at most 4,096. The allocated memory differs from the counted bytes
-/// by at most 10 %, plus about 3 kB per shard.
+/// 8,192 keys of `max_keys`, but at least 64 and at most 4,096. The allocated memory differs from the
+/// counted bytes by at most 10 %, plus about 3 kB per shard. A storage for fewer than 8,192 keys has
+/// about one shard for each 128 keys. While the table of a shard is resized, the memory of its states is
+/// allocated twice.
 ///
 /// Logs of moving windows take at most half of the bytes. A log is long if it has more than about
 /// 128 entries and takes more than 1/10,000 of that half. Long logs cannot grow into the last
@@ -146,6 +148,14 @@ struct MemoryInner {
 /// table never takes long.
 const KEYS_PER_SHARD: usize = 8_192;
 
+/// The minimum number of shards, unless they would have very few keys. While the table of a shard is
+/// resized, the old table and the new one exist. With 64 shards, the old one takes about a 64th of the
+/// memory.
+const MIN_SHARDS: usize = 64;
+
+/// The smallest number of keys for which a small storage has another shard.
+const MIN_KEYS_PER_SHARD: usize = 128;
+
 impl MemoryStorage {
     /// Creates a storage for up to 1,000,000 keys and 128 MB, with a
     /// [`SystemClock`](super::SystemClock) and [`OnFull::Refuse`].
@@ -159,7 +169,8 @@ impl MemoryStorage {
     }
 
     fn with(bounds: Bounds, on_full: OnFull, clock: Time) -> Self {
-        let shards = (bounds.keys / KEYS_PER_SHARD).clamp(1, 4_096).next_power_of_two();
+        let few = (bounds.keys / MIN_KEYS_PER_SHARD).min(MIN_SHARDS);
+        let shards = (bounds.keys / KEYS_PER_SHARD).max(few).clamp(1, 4_096).next_power_of_two();
         Self(Arc::new(MemoryInner {
             shards: (0..shards).map(|_| Padded::default()).collect(),
             shift: u64::BITS - 1 - shards.trailing_zeros(),
