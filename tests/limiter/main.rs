@@ -6,6 +6,7 @@ mod cas;
 mod cas_skew;
 mod coarse_clock;
 mod divided_quotas;
+mod full_storage;
 mod live_policy;
 mod memory;
 mod memory_bounds;
