@@ -72,6 +72,28 @@ impl<St: Storage, M: Fn(ManualClock) -> St> Inputs<'_, M> {
         }
     }
 
+    /// A storage whose time stands still until the clock has caught up would refuse new keys for as
+    /// long as the clock went back.
+    pub(super) fn time_goes_back_with_the_clock(&self) {
+        let harness = self.harness("6: the time of the storage goes back with the clock");
+        let (start, back) = (harness.clock.now(), Duration::from_secs(3_600));
+        for policy in self.policies {
+            let [before, after] = ["before", "after"].map(|when| Key::from(format!("{} {when}", policy.identity())));
+            harness.clock.set(start);
+            let _ = harness.hit(policy, &before, 1);
+            harness.clock.set(start.minus(micros(back)));
+            let (wait, now) = (spend_all(&harness, policy, &after), harness.clock.now());
+            let refusal = harness.hit(policy, &after, 1);
+            harness.check(refusal.at() == now, || {
+                format!("{policy}, a new key {back:?} back: decided at {:?}, but the clock is at {now:?}", refusal.at())
+            });
+            harness.clock.advance(wait.max(refusal.retry_after().unwrap_or_default()));
+            harness.check(harness.peek(policy, &after, 1).is_admitted(), || {
+                format!("{policy}, a new key {back:?} back: returned a wait of {wait:?}, but refuses after it")
+            });
+        }
+    }
+
     pub(super) fn waits_are_exact_after_clock_change(&self) {
         let harness = self.harness("6: waits are exact after the clock has gone back");
         let start = harness.clock.now();

@@ -2,7 +2,7 @@
 
 use tokio::runtime::{Builder, Runtime};
 
-use crate::storage::{ManualClock, StorageRequest};
+use crate::storage::{ManualClock, StorageErrorKind, StorageRequest};
 use crate::{BoxError, Decision, Key, Op, Policy, Storage};
 
 /// The maximum number of attempts at a request that is contended each time, although no other
@@ -84,6 +84,14 @@ impl<'a, St: Storage> Harness<'a, St> {
         self.unwrap_or_panic(self.try_clear(policy, key));
     }
 
+    /// Removes all keys. Returns `false` if the storage does not support it.
+    pub(super) fn clear_all(&self) -> bool {
+        match self.runtime.block_on(self.storage.clear_all()) {
+            Err(error) if error.kind() == StorageErrorKind::Unsupported => false,
+            cleared => self.unwrap_or_panic(cleared.map(|_| true).map_err(failed)),
+        }
+    }
+
     /// Sends hits until one is refused. Returns the refusal. Panics after 10,000 admitted hits.
     pub(super) fn exhaust(&self, policy: &Policy, key: &Key) -> Decision {
         for _ in 0..10_000 {
@@ -99,7 +107,7 @@ impl<'a, St: Storage> Harness<'a, St> {
         assert!(holds, "law {}: {}", self.law, message());
     }
 
-    fn unwrap_or_panic<T>(&self, answer: Result<T, String>) -> T {
+    pub(super) fn unwrap_or_panic<T>(&self, answer: Result<T, String>) -> T {
         answer.unwrap_or_else(|error| panic!("law {}: {error}", self.law))
     }
 }

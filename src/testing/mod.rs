@@ -20,6 +20,7 @@
 //! testing::StrategyLaws::new(FixedWindow::new()).promise(|quota| 2 * u64::from(quota.amount()) - 1).check();
 //! ```
 
+mod amounts;
 mod cas;
 mod change_laws;
 mod changes;
@@ -28,6 +29,7 @@ mod concurrency;
 mod generate;
 mod harness;
 mod hit_laws;
+mod keys;
 mod large;
 mod model;
 mod model_comparison;
@@ -35,6 +37,7 @@ mod sequential;
 mod settling;
 mod storage;
 mod strategy;
+mod swaps;
 
 pub use self::cas::CasLaws;
 pub use self::concurrency::{concurrent_hits_are_exact, concurrent_refunds_are_exact};

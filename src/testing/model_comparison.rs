@@ -5,7 +5,7 @@ use std::time::Duration;
 use proptest::collection::vec;
 use proptest::prelude::{Just, Strategy as Generator};
 use proptest::test_runner::{Config, TestCaseError};
-use proptest::{prop_assert, prop_assert_eq, prop_oneof};
+use proptest::{prop_assert_eq, prop_oneof};
 
 use super::Model;
 use super::harness::{Harness, runtime};
@@ -156,20 +156,9 @@ fn like_the_model<St: Storage>(
                 }
                 Action::TryAdmit(cost) => {
                     let cost = cost.units(policy);
-                    let mut shown = Summary::default();
-                    let admitted =
-                        harness.storage.try_admit(StorageRequest::new(policy, &key, Op::Hit, cost), Some(&mut shown));
-                    let expected = model.decide(policy, &key, Op::Hit, cost, now);
-                    if admitted {
-                        prop_assert!(expected.is_admitted() && expected.delay().is_zero());
-                        prop_assert_eq!(shown, Summary { at: expected.at(), limit: *expected.shown() });
-                    } else {
-                        // `try_admit` returned `false` and changed nothing, so the next decision
-                        // equals the model's.
-                        let decision = harness.try_decide(policy, &key, Op::Hit, cost).map_err(TestCaseError::fail)?;
-                        prop_assert_eq!(&decision, &expected);
-                    }
-                    last = Some((policy, key, expected));
+                    let decision = try_admit_like_the_model(&harness, &mut model, policy, &key, cost)
+                        .map_err(TestCaseError::fail)?;
+                    last = Some((policy, key, decision));
                 }
                 Action::Charge(cost, times) => {
                     let units = cost.units(policy).saturating_mul(times);
@@ -192,4 +181,38 @@ fn like_the_model<St: Storage>(
         }
         Ok(())
     });
+}
+
+/// Sends a hit as callers of [`Storage::try_admit`] do. Returns the decision of the model, or an
+/// error if the storage does not decide like it.
+pub(super) fn try_admit_like_the_model<St: Storage>(
+    harness: &Harness<'_, St>,
+    model: &mut Model,
+    policy: &Policy,
+    key: &Key,
+    cost: u32,
+) -> Result<Decision, String> {
+    let (request, mut shown) = (StorageRequest::new(policy, key, Op::Hit, cost), Summary::default());
+    let is_admitted = harness.storage.try_admit(request, Some(&mut shown));
+    let expected = model.decide(policy, key, Op::Hit, cost, harness.clock.now());
+    if is_admitted && !(expected.is_admitted() && expected.delay().is_zero()) {
+        return Err(format!("{policy}: `try_admit` admitted {cost} units, but {expected:?} is expected"));
+    }
+    let is_refused = !is_admitted && shown.refusal(&request).is_some();
+    let summary = Summary { at: expected.at(), limit: *expected.shown() };
+    if (is_admitted || is_refused) && shown != summary {
+        return Err(format!(
+            "{policy}: `try_admit` of {cost} units returned {is_admitted} and {shown:?}, but {summary:?} is expected"
+        ));
+    }
+    if !is_admitted {
+        // `try_admit` has changed nothing, so the next decision equals the model's.
+        let decision = harness.try_decide(policy, key, Op::Hit, cost)?;
+        if decision != expected {
+            return Err(format!(
+                "{policy}, {cost} units after `try_admit`: the decision is {decision:?}, but {expected:?} is expected"
+            ));
+        }
+    }
+    Ok(expected)
 }

@@ -16,6 +16,8 @@ pub(super) struct Inputs<'a, M> {
     pub(super) make: &'a M,
     /// Policies with one limit each.
     pub(super) policies: &'a [Policy],
+    /// A policy with several limits, or none if the storage does not support it.
+    pub(super) several: &'a [Policy],
     /// The number of random scripts of laws 8 and 10. Some laws here do less if it is small,
     /// because the storage is slow.
     pub(super) scripts: u32,
@@ -124,39 +126,6 @@ impl<St: Storage, M: Fn(ManualClock) -> St> Inputs<'_, M> {
         }
     }
 
-    pub(super) fn keys_and_policies_are_independent(&self) {
-        let harness = self.harness("10: keys and policies are independent");
-        let long = "x".repeat(300);
-        let mut keys: Vec<Key> =
-            ["", "a", "A", "a b", "ab", "b", "b|c", "c", "a|b", "*", "%7C", "1.2.3.4", "\n", &long]
-                .map(Key::from)
-                .into();
-        keys.extend([
-            Key::everybody(),
-            Key::from(1_u64),
-            Key::from(1_u64 << 32),
-            Key::from((1_u64 << 32) + 1),
-            Key::from(std::net::Ipv4Addr::new(1, 2, 3, 4)),
-            Key::from(format!("{long}y")),
-            Key::join([&Key::from("a"), &Key::from("bc")]),
-            Key::join([&Key::from("ab"), &Key::from("c")]),
-        ]);
-        let names = ["a", "A", "a|b", "a|t:b", "ab", "x y", &long].map(|name| parsed("2/day").with_name(name));
-        let policies: Vec<Policy> = names.into_iter().chain([parsed("2/day"), parsed("3/day")]).collect();
-        for (number, (policy, key)) in
-            policies.iter().flat_map(|policy| keys.iter().map(move |key| (policy, key))).enumerate()
-        {
-            let left = harness.peek(policy, key, 1);
-            harness.check(left.remaining() == left.capacity(), || {
-                format!(
-                    "{key} of {policy} (number {number}) has never been hit, but has {} units left",
-                    left.remaining()
-                )
-            });
-            let _ = harness.hit(policy, key, 2);
-        }
-    }
-
     pub(super) fn no_state_is_removed_early(&self) {
         let harness = self.harness("11: no state is removed early");
         let mut model = Model::default();
@@ -189,26 +158,6 @@ impl<St: Storage, M: Fn(ManualClock) -> St> Inputs<'_, M> {
             let passed = started.elapsed();
             harness.check(left == 0, || format!("a state that expires after 2 s was removed after {passed:?}"));
             std::thread::sleep(Duration::from_millis(5));
-        }
-    }
-
-    pub(super) fn clears_remove_one_key(&self) {
-        let harness = self.harness("of clearing: a clear removes one key of one policy");
-        for policy in self.policies {
-            let [key, other] =
-                ["cleared", "kept"].map(|text| Key::join([&Key::from(text), &Key::from(policy.identity())]));
-            let other_policy = policy.clone().with_name("other policy");
-            let fresh = harness.peek(policy, &key, 1).remaining();
-            for (policy, key) in [(policy, &key), (policy, &other), (&other_policy, &key)] {
-                let _ = harness.exhaust(policy, key);
-            }
-            harness.clear(policy, &key);
-            let left = [(policy, &key), (policy, &other), (&other_policy, &key)]
-                .map(|(policy, key)| harness.peek(policy, key, 1).remaining());
-            harness.check(left[0] == fresh, || format!("{policy} has {} of {fresh} units left after a clear", left[0]));
-            harness.check(left[1] == 0, || format!("{policy}: another key was cleared"));
-            harness.check(left[2] == 0, || format!("{policy}: the key was cleared in another policy"));
-            harness.clear(policy, &Key::from("unknown key"));
         }
     }
 

@@ -57,7 +57,7 @@ impl<St: Storage, M: Fn(ManualClock) -> St> Inputs<'_, M> {
     pub(super) fn settled_hits_have_their_actual_cost(&self) {
         let harness = self.harness("of settling: a settled hit has its actual cost");
         let mut model = Model::default();
-        for policy in self.policies {
+        for policy in self.policies.iter().chain(self.several) {
             let key = Key::from(policy.identity());
             let capacity = policy.limits()[0].capacity();
             for (cost, actual) in [(2, 1), (2, 3), (1, capacity + 2), (3, 0)] {

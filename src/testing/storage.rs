@@ -33,6 +33,10 @@ const SEVERAL_LIMITS: [&str; 4] = [
     "2/month; fixed-window 3/45 days",
 ];
 
+/// A policy with several limits, for short scripts.
+const A_FEW_LIMITS: [&str; 1] =
+    ["fixed-window 3 per 7 seconds; moving-window 3 per 9 seconds; token-bucket 3 per 7 seconds"];
+
 /// Policies for concurrent hits.
 const CONCURRENT: [&str; 4] = [
     "fixed-window 300/day",
@@ -55,17 +59,18 @@ type MakeHandle<St> = dyn Fn(&St) -> St;
 /// |---|---|
 /// | 1 | A refusal spends no units of any limit of the policy. |
 /// | 3 | Waits are exact: by the given clock, a peek one microsecond before `retry_after` is refused, and a peek at `retry_after` is admitted. |
-/// | 5 | A hit spends its cost, and nothing for cost 0. A peek predicts the verdict of the hit and changes nothing. |
-/// | 6 | A clock that goes back causes no errors and grants no units. Waits are exact from the first refusal on. |
-/// | 8 | Decisions equal those of the [`Model`](super::Model), on random scripts of hits, peeks, charges, settlements and clears. |
+/// | 5 | A hit spends its cost, of up to 32 bits, and nothing for cost 0. A peek predicts the verdict of the hit and changes nothing. |
+/// | 6 | A clock that goes back causes no errors and grants no units. Waits are exact from the first refusal on. The time of new keys goes back with the clock. |
+/// | 8 | Decisions equal those of the [`Model`](super::Model), on random scripts of hits, peeks, charges, settlements and clears, on a long log, and on 20 limits. |
 /// | 9 | Concurrent hits, refunds and settlements are exact. |
-/// | 10 | Keys are independent. Policies with different names are independent. Policies with the same name share the states of limits with the same position, strategy and period, and no others. |
+/// | 10 | Keys are independent, also long ones and those that are not UTF-8. Policies with different names are independent. Policies with the same name share the states of limits with the same position, strategy and period, and no others. |
 /// | 11 | No state is removed early, neither by the given clock nor in real time. An expired state has no effect. |
 /// | 12 | Waits are exact after the quota of a policy has changed. |
 /// | of cancellation | A request that is dropped before it completes does not affect other keys. |
-/// | of clearing | A clear removes one key of one policy. |
+/// | of clearing | A clear removes one key of one policy. [`clear_all`](Storage::clear_all) removes all keys, if it is supported. |
 /// | of refunds | A refund returns exactly the units of the hit, and only to the states in which they were spent. The refund of a refusal or of an expired hit returns nothing. |
-/// | of settling | A settled hit has its actual cost. A charge spends its units, even if fewer remain. |
+/// | of settling | A settled hit has its actual cost. A charge spends its units, even if fewer remain. Both hold for up to 32 bits. |
+/// | of `try_admit` | The result and the summary of [`try_admit`](Storage::try_admit) are those of the hit, also if the summary is a refusal. |
 ///
 /// Laws 1 to 7 have the numbers of the [laws of strategies](crate::strategy). Laws 2, 4 and 7 are
 /// missing here, because they concern only strategies. [`StrategyLaws`](super::StrategyLaws) checks
@@ -136,7 +141,8 @@ impl<St: Storage, M: Fn(ManualClock) -> St> StorageLaws<St, M> {
     pub fn check(&self) {
         let (runtime, make) = (runtime(), &self.make);
         let policies = self.supported(EVERY_STRATEGY.map(parsed));
-        let inputs = Inputs { runtime: &runtime, make, policies: &policies, scripts: self.scripts };
+        let several = self.supported(A_FEW_LIMITS.map(parsed));
+        let inputs = Inputs { runtime: &runtime, make, policies: &policies, several: &several, scripts: self.scripts };
         // This law comes first, because a storage that removes states early breaks the others at
         // random.
         inputs.no_state_is_removed_early();
@@ -146,12 +152,19 @@ impl<St: Storage, M: Fn(ManualClock) -> St> StorageLaws<St, M> {
         inputs.refusals_take_no_units();
         inputs.keys_and_policies_are_independent();
         inputs.clears_remove_one_key();
+        inputs.clear_all_removes_all_keys();
         inputs.waits_are_exact();
         inputs.clock_change_grants_no_units();
+        inputs.time_goes_back_with_the_clock();
         inputs.waits_are_exact_after_clock_change();
         inputs.waits_are_exact_after_quota_change();
         inputs.refunds_return_the_units();
         inputs.settled_hits_have_their_actual_cost();
+        inputs.large_hits_take_their_cost();
+        inputs.large_charges_are_spent();
+        inputs.settled_hits_have_any_actual_cost();
+        inputs.try_admit_decides_like_the_model();
+        inputs.many_limits_are_kept();
         inputs.long_logs_are_kept();
         self.concurrent_requests();
         many_keys_are_independent(&runtime, self.scripts, &self.empty(&runtime));

@@ -30,7 +30,29 @@ pub enum Fault {
     /// A known defect: the time to live is set only when a key is created.
     KeepsTheFirstExpiry,
     ExpiresAfterASecond,
+    /// Removes a text after four fifths of its time to live.
+    ExpiresAFifthEarly,
+    /// Keeps texts for whole seconds, rounded down.
+    RoundsSecondsDown,
     ReportsMillis,
+    /// Keeps the first 65,535 bytes of a text.
+    CutsTexts,
+    /// Keeps the first megabyte of a text.
+    CutsTextsAtAMegabyte,
+    /// A lost swap returns the text before the current one.
+    ReturnsThePreviousText,
+    /// A lost swap returns at most 255 bytes of the text.
+    CutsReturnedTexts,
+    /// A lost swap returns the removed text of an absent key.
+    ReturnsRemovedTexts,
+    /// Stores one stale swap in a thousand.
+    StoresAStaleSwapInAThousand,
+    /// Does not store one swap in a thousand.
+    DropsASwapInAThousand,
+    /// Recalls the first text that was loaded.
+    RecallsOutdatedTexts,
+    /// Treats `_` in a key as any character.
+    MatchesUnderscores,
 }
 
 /// A store in this process that yields before each reply. The version of a text is the number of
@@ -60,11 +82,16 @@ struct Inner {
     fails: AtomicBool,
     /// The delay of each reply in milliseconds.
     millis: AtomicU64,
+    /// The number of swaps that could have had a rare fault.
+    chances: AtomicU64,
+    /// The first loaded text of each key, for [`Fault::RecallsOutdatedTexts`].
+    recalled: Mutex<HashMap<String, Loaded<u64>>>,
 }
 
 #[derive(Clone, Debug, Default)]
 struct Written {
     text: String,
+    previous: String,
     version: u64,
     gone_at: Option<Timestamp>,
 }
@@ -126,7 +153,7 @@ impl FakeCasStore {
     /// Writes a text without a swap, like another process.
     pub fn put(&self, key: &str, text: &str) {
         let version = self.0.writings.fetch_add(1, Ordering::SeqCst) + 1;
-        let text = Written { text: text.to_owned(), version, gone_at: None };
+        let text = Written { text: text.to_owned(), version, ..Written::default() };
         self.0.texts.lock().unwrap().insert(key.to_owned(), text);
     }
 
@@ -146,6 +173,7 @@ impl FakeCasStore {
         match self.0.fault {
             Fault::IgnoresCase => key.to_ascii_lowercase(),
             Fault::CutsKeys => key.chars().take(250).collect(),
+            Fault::MatchesUnderscores if key.ends_with("a%b") => key.replace("a%b", "a_b"),
             _ => key.to_owned(),
         }
     }
@@ -172,6 +200,8 @@ impl FakeCasStore {
             Fault::SecondsAreMillis => keep / 1_000,
             Fault::MonthsArePast if keep > Duration::from_secs(30 * 86_400) => Duration::ZERO,
             Fault::ExpiresAfterASecond => keep.min(Duration::from_secs(1)),
+            Fault::ExpiresAFifthEarly => keep * 4 / 5,
+            Fault::RoundsSecondsDown => Duration::from_secs(keep.as_secs()),
             _ => keep,
         };
         self.now().plus(u64::try_from(keep.as_micros()).unwrap_or(u64::MAX))
@@ -185,19 +215,40 @@ impl FakeCasStore {
             return Swapped::Lost(Some(Loaded { text: text.to_owned(), version, now: None }));
         }
         let removes = fault == Fault::RemovesWhenStale && text.is_empty();
-        if is_stale && !removes && fault != Fault::DoesNotCompare {
+        let is_thousandth = |with: Fault| fault == with && self.0.chances.fetch_add(1, Ordering::SeqCst) % 1_000 == 999;
+        let stores_stale =
+            fault == Fault::DoesNotCompare || is_stale && is_thousandth(Fault::StoresAStaleSwapInAThousand);
+        if is_stale && !removes && !stores_stale {
             // Every other lost swap returns the current text, too.
             let returns_text = self.0.swaps.load(Ordering::SeqCst).is_multiple_of(2);
-            return Swapped::Lost(returns_text.then(|| self.loaded(stored)));
+            return Swapped::Lost(returns_text.then(|| self.returned(stored)));
         }
-        self.write(key, text, keep);
+        if !is_thousandth(Fault::DropsASwapInAThousand) {
+            self.write(key, text, keep);
+        }
         Swapped::Stored
+    }
+
+    /// Returns the text that a lost swap returns.
+    fn returned(&self, stored: Written) -> Loaded<u64> {
+        let text = match self.0.fault {
+            Fault::ReturnsThePreviousText => stored.previous.clone(),
+            Fault::CutsReturnedTexts => stored.text.chars().take(255).collect(),
+            Fault::ReturnsRemovedTexts if stored.text.is_empty() => stored.previous.clone(),
+            _ => stored.text.clone(),
+        };
+        self.loaded(Written { text, ..stored })
     }
 
     fn write(&self, key: &str, text: &str, keep: Duration) {
         *self.0.keep.lock().unwrap() = keep;
         let text = if self.0.fault == Fault::Trims { text.trim() } else { text };
         let mut texts = self.0.texts.lock().unwrap();
+        let text = match self.0.fault {
+            Fault::CutsTexts => &text[..text.len().min(65_535)],
+            Fault::CutsTextsAtAMegabyte => &text[..text.len().min(1 << 20)],
+            _ => text,
+        };
         let stored = texts.entry(self.called(key)).or_default();
         let writing = self.0.writings.fetch_add(1, Ordering::SeqCst) + 1;
         let version = match (self.0.fault, text) {
@@ -209,7 +260,8 @@ impl FakeCasStore {
             Some(gone_at) if self.0.fault == Fault::KeepsTheFirstExpiry => Some(gone_at),
             _ => Some(self.gone_at(keep)),
         };
-        *stored = Written { text: text.to_owned(), version, gone_at };
+        let previous = std::mem::take(&mut stored.text);
+        *stored = Written { text: text.to_owned(), previous, version, gone_at };
     }
 }
 
@@ -221,6 +273,9 @@ impl CasStorage for FakeCasStore {
         self.0.loads.fetch_add(1, Ordering::SeqCst);
         self.answer().await?;
         let loaded = self.loaded(self.current(key));
+        if self.0.fault == Fault::RecallsOutdatedTexts {
+            self.0.recalled.lock().unwrap().entry(key.to_owned()).or_insert_with(|| loaded.clone());
+        }
         yield_now().await;
         Ok(loaded)
     }
@@ -232,6 +287,9 @@ impl CasStorage for FakeCasStore {
         }
         self.answer().await?;
         let fault = self.0.fault;
+        if self.0.longest.is_some_and(|longest| text.len() > longest) {
+            return Err("the text is too long".into());
+        }
         let losing = |losing: u64| losing.checked_sub(1);
         if self.0.losing.fetch_update(Ordering::SeqCst, Ordering::SeqCst, losing).is_ok() {
             return Ok(Swapped::Lost(None));
@@ -251,6 +309,10 @@ impl CasStorage for FakeCasStore {
 
     async fn check(&self) -> Result<(), BoxError> {
         self.answer().await
+    }
+
+    fn recall(&self, key: &str) -> Option<Loaded<u64>> {
+        self.0.recalled.lock().unwrap().get(key).cloned()
     }
 
     fn longest(&self) -> Option<usize> {

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use common::assert_each_breaks;
 use common::fake_cas_store::{FakeCasStore, Fault};
 use tokio::task::yield_now;
-use tower_ratelimit::storage::{Cas, Clock, ManualClock, StorageRequest};
+use tower_ratelimit::storage::{Cas, Clock, ManualClock, StorageError, StorageRequest, Summary};
 use tower_ratelimit::strategy::{Log, State, Status};
 use tower_ratelimit::testing::{CasLaws, StorageLaws};
 use tower_ratelimit::{BoxError, Decision, Key, Op, Policy, Storage, Timestamp};
@@ -72,6 +72,48 @@ enum StorageFault {
     CutsAmounts,
     /// Returns the result of a dropped caller to the next one.
     ReturnsToTheNextCaller,
+    /// Keeps 16 bits of a cost, so 65,536 units are free.
+    CutsCosts,
+    /// Counts up to 65,535 units.
+    CountsTo16Bits,
+    /// Counts up to 2^31 - 1 units.
+    CountsTo31Bits,
+    /// Refuses charges above a million units.
+    RefusesLargeCharges,
+    /// Charges at most the capacity.
+    CapsCharges,
+    /// Settles one unit too few if the actual cost differs by 7 units or more.
+    SettlesOneTooFewFromSeven,
+    /// Settles one unit too few if the actual cost differs by 60,000 units or more.
+    SettlesOneTooFewFromSixtyThousand,
+    RefundsTwice,
+    SettlesTheFirstLimit,
+    ClearsTheFirstLimit,
+    /// `try_admit` reports a refusal with a wait that is a microsecond too long.
+    ReportsALongWait,
+    /// `try_admit` reports a refusal of the last unit.
+    ReportsARefusalOfTheLastUnit,
+    /// `try_admit` reports a refusal without numbers.
+    ReportsAnEmptyRefusal,
+    /// `try_admit` counts the hits that it does not admit.
+    CountsInTryAdmit,
+    /// `try_admit` admits hits without counting them.
+    AdmitsWithoutCounting,
+    /// Replaces invalid UTF-8 in keys.
+    ReplacesInvalidBytes,
+    CutsKeysAtAKilobyte,
+    EndsKeysAtANull,
+    TrimsKeys,
+    IgnoresLongKeys,
+    CutsNames,
+    CutsNamesAt256,
+    TrimsNames,
+    /// Uses the latest instant that it has seen.
+    NeverGoesBack,
+    KeepsEightLimits,
+    ExpiresAPeriodEarly,
+    /// `clear_all` keeps the keys of one policy.
+    ClearsOnePolicyOfAll,
 }
 
 type Name = (String, String, u32);
@@ -86,6 +128,7 @@ struct Broken {
     step: Arc<Mutex<()>>,
     replies: Arc<Mutex<VecDeque<Decision>>>,
     decisions: Arc<AtomicU32>,
+    latest: Arc<Mutex<Timestamp>>,
 }
 
 impl Broken {
@@ -93,6 +136,11 @@ impl Broken {
         match self.fault {
             StorageFault::CountsMillis => Timestamp::from_micros(self.clock.now().as_micros() / 1_000),
             StorageFault::ReadsTheMachinesClock => Timestamp::wall_clock(),
+            StorageFault::NeverGoesBack => {
+                let mut latest = self.latest.lock().unwrap();
+                *latest = self.clock.now().max(*latest);
+                *latest
+            }
             _ => self.clock.now(),
         }
     }
@@ -106,10 +154,20 @@ impl Broken {
                 (hasher.finish() >> 32).to_string()
             }
             StorageFault::IgnoresCase => key.to_string().to_lowercase(),
+            StorageFault::ReplacesInvalidBytes => String::from_utf8_lossy(key.as_bytes()).into_owned(),
+            StorageFault::CutsKeysAtAKilobyte => key.to_string().chars().take(1_024).collect(),
+            StorageFault::EndsKeysAtANull => key.to_string().split("%00").next().unwrap().to_owned(),
+            StorageFault::TrimsKeys => key.to_string().trim_end_matches("%20").to_owned(),
             _ => key.to_string(),
         };
-        let name =
-            if self.fault == StorageFault::SharesPolicies { String::new() } else { policy.identity().to_owned() };
+        let identity = policy.identity();
+        let name = match self.fault {
+            StorageFault::SharesPolicies => String::new(),
+            StorageFault::CutsNames => identity.chars().take(40).collect(),
+            StorageFault::CutsNamesAt256 => identity.chars().take(256).collect(),
+            StorageFault::TrimsNames => identity.trim().to_owned(),
+            _ => identity.to_owned(),
+        };
         let digest = |(position, digest): (usize, &u32)| match self.fault {
             StorageFault::IgnoresStrategies => u32::try_from(position).unwrap(),
             _ => *digest,
@@ -125,6 +183,7 @@ impl Broken {
             let period = policy.limits()[0].quota().period_micros();
             match self.fault {
                 StorageFault::ForgetsEarly if left < period / 8 => State::Fresh,
+                StorageFault::ExpiresAPeriodEarly if left <= period => State::Fresh,
                 StorageFault::ForgetsAtAPowerOfTwo if left >> 32 == 1 && left % (1 << 32) < 1_000 => State::Fresh,
                 StorageFault::ForgetsAtAnAgeOfAPowerOfTwo
                     if (1 << 32..(1 << 32) + 1_000).contains(&(period - left.min(period))) =>
@@ -147,7 +206,13 @@ impl Broken {
 
     fn save(&self, policy: &Policy, key: &Key, states: Vec<State>) {
         let names = self.names(policy, key).into_iter().zip(states).enumerate();
-        let kept = names.filter(|(position, _)| self.fault != StorageFault::KeepsFourLimits || *position < 4);
+        let most = match self.fault {
+            StorageFault::KeepsFourLimits => 4,
+            StorageFault::KeepsEightLimits => 8,
+            StorageFault::IgnoresLongKeys if key.as_bytes().len() > 1_024 => 0,
+            _ => usize::MAX,
+        };
+        let kept = names.filter(|(position, _)| *position < most);
         let bucket = |position: usize| policy.limits()[position].strategy().name() == "token-bucket";
         let rounded = kept.map(|(position, (name, state))| match state {
             State::Counts { until, amounts } if self.fault == StorageFault::RoundsInstants => {
@@ -158,6 +223,12 @@ impl Broken {
                 if self.fault == StorageFault::CutsAmounts && bucket(position) =>
             {
                 (name, (State::Counts { until, amounts: [first, second & 0xffff] }, Instant::now()))
+            }
+            State::Counts { until, amounts: [first, second] } if self.fault == StorageFault::CountsTo16Bits => {
+                (name, (State::Counts { until, amounts: [first.min(65_535), second] }, Instant::now()))
+            }
+            State::Counts { until, amounts: [first, second] } if self.fault == StorageFault::CountsTo31Bits => {
+                (name, (State::Counts { until, amounts: [first.min(i32::MAX.unsigned_abs()), second] }, Instant::now()))
             }
             State::Log(log) if self.fault == StorageFault::CutsLogs => {
                 let entries: Vec<_> = log.entries().collect();
@@ -237,10 +308,13 @@ impl Storage for Broken {
         let cost = match self.fault {
             StorageFault::ChargesOneUnit => cost.min(1),
             StorageFault::ChargesForFreeHits => cost.max(1),
+            StorageFault::CapsCharges if op == Op::Charge => cost.min(policy.limits()[0].capacity()),
             _ => cost,
         };
+        let cost = if self.fault == StorageFault::CutsCosts { cost & 0xffff } else { cost };
         let op = match (self.fault, op) {
             (StorageFault::SpendsInPeeks, _) | (StorageFault::RefusesCharges, Op::Charge) => Op::Hit,
+            (StorageFault::RefusesLargeCharges, Op::Charge) if cost > 1_000_000 => Op::Hit,
             _ => op,
         };
         Box::pin(async move {
@@ -264,13 +338,62 @@ impl Storage for Broken {
         })
     }
 
+    fn try_admit(&self, request: StorageRequest<'_>, summary: Option<&mut Summary>) -> bool {
+        let StorageRequest { policy, key, cost, .. } = request;
+        let refuses = |decision: &Decision| {
+            let ([limit], [status]) = (policy.limits(), decision.limits()) else { return None };
+            (decision.is_refused() && !limit.strategy().counts_refusals()).then_some(*status)
+        };
+        let peek = || self.hit(policy, key, Op::Peek, cost);
+        let refusal = match self.fault {
+            StorageFault::ReportsALongWait => refuses(&peek()).map(|status| {
+                let wait = status.retry_after().map(|wait| u64::try_from(wait.as_micros()).unwrap() + 1);
+                Status::refused(status.capacity(), status.remaining(), status.reset_after_micros(), wait)
+            }),
+            StorageFault::ReportsAnEmptyRefusal => refuses(&peek()).map(|_| Status::refused(0, 0, 0, None)),
+            StorageFault::ReportsARefusalOfTheLastUnit => {
+                let status = peek().limits()[0];
+                (status.remaining() == 1).then(|| Status::refused(status.capacity(), 0, 0, Some(1)))
+            }
+            StorageFault::CountsInTryAdmit => {
+                let _ = self.hit(policy, key, Op::Hit, cost);
+                None
+            }
+            StorageFault::AdmitsWithoutCounting => {
+                let decision = policy.decide(&mut self.load(policy, key), self.now(), Op::Hit, cost);
+                let is_admitted = decision.is_admitted() && decision.delay().is_zero();
+                if let (true, Some(summary)) = (is_admitted, summary) {
+                    *summary = Summary { at: decision.at(), limit: *decision.shown() };
+                }
+                return is_admitted;
+            }
+            StorageFault::None => refuses(&peek()),
+            _ => None,
+        };
+        if let (Some(summary), Some(limit)) = (summary, refusal) {
+            *summary = Summary { at: self.now(), limit };
+        }
+        false
+    }
+
     fn clear(&self, policy: &Policy, key: &Key) -> Self::UpdateFuture {
         match self.fault {
             StorageFault::ClearsNothing => {}
             StorageFault::ClearsAllKeys => self.states.lock().unwrap().clear(),
+            StorageFault::ClearsTheFirstLimit => self.save(policy, key, vec![State::Fresh]),
             _ => self.save(policy, key, vec![State::Fresh; policy.limits().len()]),
         }
         Box::pin(async { Ok(()) })
+    }
+
+    fn clear_all(&self) -> impl Future<Output = Result<u64, StorageError>> + Send + 'static {
+        let mut states = self.states.lock().unwrap();
+        let before = states.len();
+        match self.fault {
+            StorageFault::ClearsOnePolicyOfAll => states.retain(|(name, ..), _| name.starts_with("fixed-window ")),
+            _ => states.clear(),
+        }
+        std::future::ready(Ok((before - states.len()) as u64))
     }
 
     fn settle(&self, policy: &Policy, key: &Key, decision: &Decision, actual: u32) -> Self::UpdateFuture {
@@ -279,8 +402,24 @@ impl Storage for Broken {
         }
         let _alone = self.step.lock().unwrap();
         let mut states = self.load(policy, key);
+        let before = states.clone();
+        let difference = decision.cost().abs_diff(actual);
         match self.fault {
             StorageFault::RefundsNothing => {}
+            StorageFault::SettlesOneTooFewFromSeven if difference >= 7 => {
+                policy.settle(&mut states, self.now(), decision, actual - u32::from(actual > decision.cost()));
+            }
+            StorageFault::SettlesOneTooFewFromSixtyThousand if difference >= 60_000 => {
+                policy.settle(&mut states, self.now(), decision, actual + u32::from(actual < decision.cost()));
+            }
+            StorageFault::RefundsTwice if actual < decision.cost() => {
+                policy.settle(&mut states, self.now(), decision, actual);
+                policy.settle(&mut states, self.now(), decision, actual);
+            }
+            StorageFault::SettlesTheFirstLimit => {
+                policy.settle(&mut states, self.now(), decision, actual);
+                states.splice(1.., before.into_iter().skip(1));
+            }
             StorageFault::SettlesTheWholeHit => {
                 let actual = if actual < decision.cost() { 0 } else { actual };
                 policy.settle(&mut states, self.now(), decision, actual);
@@ -318,8 +457,8 @@ fn waits_longer(decision: Decision) -> Decision {
 /// Runs the suite on a storage with this fault.
 fn check(fault: StorageFault) {
     let empty = |clock| {
-        let (states, step, replies, decisions) = Default::default();
-        Broken { fault, clock, states, step, replies, decisions }
+        let (states, step, replies, decisions, latest) = Default::default();
+        Broken { fault, clock, states, step, replies, decisions, latest }
     };
     // These two faults need the keys and hits of 256 scripts.
     let is_rare = matches!(fault, StorageFault::HashesKeys | StorageFault::LosesAnUpdateInAThousand);
@@ -369,6 +508,36 @@ fn each_fault_breaks_its_law() {
         (StorageFault::StoresNoRefusals, "law 6: waits are exact after the clock has gone back"),
         (StorageFault::CutsAmounts, "law 12: "),
         (StorageFault::ReturnsToTheNextCaller, "law of cancellation: "),
+        (StorageFault::CutsCosts, "law 5: a hit takes its cost, however large"),
+        (StorageFault::CountsTo16Bits, "law 5: a hit takes its cost, however large"),
+        (StorageFault::CountsTo31Bits, "law 5: a hit takes its cost, however large"),
+        (StorageFault::RefusesLargeCharges, "law of settling: a charge is spent, however large"),
+        (StorageFault::CapsCharges, "law of settling: a charge is spent, however large"),
+        (StorageFault::SettlesOneTooFewFromSeven, "law of settling: a settled hit has its actual cost, however large"),
+        (
+            StorageFault::SettlesOneTooFewFromSixtyThousand,
+            "law of settling: a settled hit has its actual cost, however large",
+        ),
+        (StorageFault::RefundsTwice, "law of refunds: "),
+        (StorageFault::SettlesTheFirstLimit, "law of settling: "),
+        (StorageFault::ClearsTheFirstLimit, "law of clearing: a clear removes"),
+        (StorageFault::ReportsALongWait, "law of `try_admit`: "),
+        (StorageFault::ReportsARefusalOfTheLastUnit, "law of `try_admit`: "),
+        (StorageFault::ReportsAnEmptyRefusal, "law of `try_admit`: "),
+        (StorageFault::CountsInTryAdmit, "law of `try_admit`: "),
+        (StorageFault::AdmitsWithoutCounting, "law of `try_admit`: "),
+        (StorageFault::ReplacesInvalidBytes, "law 10: keys and policies are independent"),
+        (StorageFault::CutsKeysAtAKilobyte, "law 10: keys and policies are independent"),
+        (StorageFault::EndsKeysAtANull, "law 10: keys and policies are independent"),
+        (StorageFault::TrimsKeys, "law 10: keys and policies are independent"),
+        (StorageFault::IgnoresLongKeys, "law 10: keys and policies are independent"),
+        (StorageFault::CutsNames, "law 10: keys and policies are independent"),
+        (StorageFault::CutsNamesAt256, "law 10: keys and policies are independent"),
+        (StorageFault::TrimsNames, "law 10: keys and policies are independent"),
+        (StorageFault::NeverGoesBack, "law 6: the time of the storage goes back with the clock"),
+        (StorageFault::KeepsEightLimits, "law 8: decisions equal the model's, with many limits"),
+        (StorageFault::ExpiresAPeriodEarly, "law 11: "),
+        (StorageFault::ClearsOnePolicyOfAll, "law of clearing: `clear_all`"),
     ];
     assert_each_breaks(faults, check);
 }
@@ -389,6 +558,17 @@ fn each_fault_of_a_cas_store_breaks_its_law() {
         (Fault::KeepsTheFirstExpiry, "law of expiry: a text for a second, and then longer"),
         (Fault::ExpiresAfterASecond, "law of expiry: a text for seconds"),
         (Fault::ReportsMillis, "law of time: "),
+        (Fault::ExpiresAFifthEarly, "law of expiry: a text for seconds"),
+        (Fault::RoundsSecondsDown, "law of expiry: a text for seconds"),
+        (Fault::CutsTexts, "law of storing: a text of 70000 bytes"),
+        (Fault::CutsTextsAtAMegabyte, "law of storing: a text of 1100000 bytes"),
+        (Fault::ReturnsThePreviousText, "law of lost swaps: "),
+        (Fault::CutsReturnedTexts, "law of lost swaps: "),
+        (Fault::ReturnsRemovedTexts, "law of lost swaps: "),
+        (Fault::StoresAStaleSwapInAThousand, "law of comparing: a stale swap was stored"),
+        (Fault::DropsASwapInAThousand, "law of "),
+        (Fault::RecallsOutdatedTexts, "law of lost swaps: "),
+        (Fault::MatchesUnderscores, "law of keys: "),
     ];
     assert_each_breaks(faults, |fault| CasLaws::new(|| FakeCasStore::with_fault(fault)).check());
 }

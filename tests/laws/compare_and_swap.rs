@@ -20,6 +20,19 @@ fn fake_cas_store_obeys_the_laws() {
     CasLaws::new(FakeCasStore::with_clock).check();
 }
 
+/// The store fails if a text is longer than the longest one.
+#[test]
+fn store_of_short_texts_obeys_the_laws() {
+    for longest in [20, 200, 65_535] {
+        CasLaws::new(|| FakeCasStore::with_max_len(longest)).check();
+    }
+}
+
+#[test]
+fn store_that_recalls_texts_obeys_the_laws() {
+    CasLaws::new(Recalling::default).second_handle(Recalling::in_another_process).check();
+}
+
 #[test]
 fn compare_and_swap_storage_obeys_the_laws() {
     StorageLaws::new(|clock| over(&FakeCasStore::default()).clock(clock))

@@ -337,6 +337,76 @@ async fn waiting_calls_cause_one_storage_call_per_admission_and_one_more_per_win
     assert!(calls.iter().all(|calls| *calls <= 11), "ten are admitted, and one is refused");
 }
 
+/// Returns the numbers of storage calls that start together, until all of these calls have ended.
+/// `after_wave` is called after each.
+async fn waves<T>(
+    limiter: &RateLimiter<FakeStorage>,
+    calls: &[JoinHandle<T>],
+    mut after_wave: impl AsyncFnMut(usize),
+) -> Vec<u64> {
+    let (mut waves, mut was_quiet) = (Vec::new(), true);
+    while !calls.iter().all(JoinHandle::is_finished) {
+        advance(Duration::from_millis(1)).await;
+        settle().await;
+        let calls = limiter.storage().take_decisions();
+        if calls > 0 && was_quiet {
+            waves.push(calls);
+        } else if calls > 0 {
+            *waves.last_mut().unwrap() += calls;
+        } else if !was_quiet {
+            after_wave(waves.len()).await;
+        }
+        was_quiet = calls == 0;
+    }
+    waves
+}
+
+#[tokio::test(start_paused = true)]
+async fn at_most_32_queued_calls_hit_at_the_same_time() {
+    let limiter = limiter("fixed-window 200 per 10 seconds");
+    let _ = limiter.hit_with_cost(&alice(), 200).await.unwrap();
+    let calls: Vec<_> = (0..100).map(|_| tokio::spawn(limiter.acquire(&alice(), MINUTE))).collect();
+    settle().await;
+    limiter.storage().take_decisions();
+    limiter.storage().set(Behavior::WorksAfter(SECOND));
+    assert_eq!(waves(&limiter, &calls, async |_| {}).await, [1, 32, 32, 32, 3]);
+}
+
+/// Another process spends the units while 32 calls hit.
+#[tokio::test(start_paused = true)]
+async fn only_one_queued_call_hits_after_a_refusal() {
+    let memory = memory();
+    let limiter =
+        RateLimiter::with_storage(policy("fixed-window 200 per 10 seconds"), FakeStorage::around(memory.clone()));
+    let other = RateLimiter::with_storage(policy("fixed-window 200 per 10 seconds"), memory);
+    let _ = limiter.hit_with_cost(&alice(), 200).await.unwrap();
+    let calls: Vec<_> = (0..100).map(|_| tokio::spawn(limiter.acquire(&alice(), MINUTE))).collect();
+    settle().await;
+    limiter.storage().take_decisions();
+    limiter.storage().set(Behavior::WorksAfter(SECOND));
+    let waves = waves(&limiter, &calls, async |wave| {
+        if wave == 2 {
+            assert!(other.hit_with_cost(&alice(), 199).await.unwrap().is_admitted());
+        }
+    });
+    assert_eq!(waves.await, [1, 32, 1, 32, 32, 32, 2]);
+    for call in calls {
+        assert!(call.await.unwrap().unwrap().is_admitted());
+    }
+}
+
+/// A failing storage gets at most 32 calls at the same time.
+#[tokio::test(start_paused = true)]
+async fn rounds_of_storage_failures_have_at_most_32_calls() {
+    let limiter = limiter("fixed-window 1/second");
+    let _ = limiter.hit(&alice()).await.unwrap();
+    let calls: Vec<_> = (0..100).map(|_| tokio::spawn(limiter.acquire(&alice(), 2 * MINUTE))).collect();
+    settle().await;
+    limiter.storage().set(Behavior::FailsAfter(SECOND));
+    limiter.storage().take_decisions();
+    assert_eq!(waves(&limiter, &calls, async |_| {}).await, [1, 2, 4, 8, 16, 32, 32, 5]);
+}
+
 #[tokio::test(start_paused = true)]
 async fn refusal_beyond_the_deadline_ends_the_wait_of_the_whole_queue() {
     let limiter = limiter("fixed-window 10 per 60 seconds");

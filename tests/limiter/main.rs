@@ -7,6 +7,7 @@ mod cas_skew;
 mod cas_versions;
 mod coarse_clock;
 mod divided_quotas;
+mod full_storage;
 mod live_policy;
 mod memory;
 mod memory_bounds;

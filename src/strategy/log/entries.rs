@@ -40,6 +40,11 @@ impl Entries {
         })
     }
 
+    #[cfg(test)]
+    pub(super) fn is_ring(&self) -> bool {
+        self.chunks.is_none()
+    }
+
     pub(super) fn is_empty(&self) -> bool {
         self.ring.is_empty()
     }

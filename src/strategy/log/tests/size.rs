@@ -70,3 +70,24 @@ fn refunds_in_the_middle_of_a_long_log_release_memory() {
     assert_eq!(log.entries().count(), 601);
     assert!(log.bytes() <= 6 * 601 + 16 * MOST / 4, "{} bytes", log.bytes());
 }
+
+/// Refunds leave few entries after those in the ring.
+#[test]
+fn a_log_is_a_ring_again_when_half_of_the_entries_of_a_ring_are_left() {
+    let longest = LONGEST_RING as u64;
+    for (left, is_ring) in [(40, true), (longest / 2, true), (longest / 2 + 1, false), (longest - 1, false)] {
+        let mut log = Log::default();
+        for at in 0..=longest {
+            assert!(log.entries.is_ring());
+            log.add(Timestamp::from_micros(at), PERIOD, 1);
+        }
+        assert!(!log.entries.is_ring(), "{} entries", longest + 1);
+        for at in left..=longest {
+            log.take_back(Timestamp::from_micros(at), PERIOD, 1);
+        }
+        log.add(Timestamp::from_micros(longest + 1), PERIOD, 1);
+        assert_eq!((log.entries().count() as u64, log.entries.is_ring()), (left + 1, is_ring));
+        let entries = (0..left).chain([longest + 1]).map(|at| (Timestamp::from_micros(at), 1));
+        assert!(log.entries().eq(entries), "the entries differ");
+    }
+}
