@@ -112,15 +112,20 @@ impl Job {
     /// Returns the job if it can still be executed before its deadline, assuming that a round trip
     /// takes `trip`. Otherwise answers its caller and returns `None`.
     ///
-    /// A contended job without enough time is not sent. Its caller gets a definite answer instead:
-    /// the hit was not counted.
-    pub(super) fn retain(self, trip: Duration) -> Option<Self> {
+    /// If the store has just cancelled a swap of the key, which took `blocked`, the next one may
+    /// take as long.
+    ///
+    /// A contended or blocked job without enough time is not sent. Its caller gets a definite answer
+    /// instead: the hit was not counted.
+    pub(super) fn retain(self, trip: Duration, blocked: Duration) -> Option<Self> {
         let stage = self.progress.lock();
         if stage.left {
             return None;
         }
-        // The extra eighth keeps a slow reply from turning a refusal into an error.
-        let least = if stage.contended.is_some() { 2 * trip + self.timeout / 8 } else { Duration::ZERO };
+        let trips = if stage.contended.is_some() { 2 * trip } else { Duration::ZERO };
+        // The extra eighth keeps a slow reply from turning a definite answer into an indefinite one.
+        let is_delayed = stage.contended.is_some() || !blocked.is_zero();
+        let least = if is_delayed { trips.max(blocked) + self.timeout / 8 } else { Duration::ZERO };
         if self.lost < MAX_LOST_SWAPS && Instant::now() + least < self.deadline {
             drop(stage);
             return Some(self);

@@ -24,6 +24,9 @@ pub(super) struct Worker<S: CasStorage> {
     /// The longest recent round trip to the store. It decays by an eighth with each shorter round
     /// trip.
     trip: Duration,
+    /// The time that the last swap took if the store cancelled it, for example because another
+    /// transaction has locked the key. Otherwise zero.
+    blocked: Duration,
     is_done: bool,
 }
 
@@ -37,7 +40,7 @@ impl<S: CasStorage> Drop for Worker<S> {
 
 impl<S: CasStorage> Worker<S> {
     pub(super) fn new(shared: Arc<CasShared<S>>, place: Place) -> Self {
-        Self { shared, place, trip: Duration::ZERO, is_done: false }
+        Self { shared, place, trip: Duration::ZERO, blocked: Duration::ZERO, is_done: false }
     }
 
     /// Executes jobs until the queue is empty.
@@ -161,7 +164,11 @@ impl<S: CasStorage> Worker<S> {
         let (shared, key) = (Arc::clone(&self.shared), Arc::clone(&self.place.1));
         let swap = shared.store.swap(&key, &loaded.version, text, keep);
         let jobs = pending.iter().map(|(job, _)| job);
-        let swapped = self.timed(jobs, swap).await.ok_or(error::late(true))?.map_err(StorageError::from_boxed)?;
+        let begun = Instant::now();
+        let swapped = self.timed(jobs, swap).await.ok_or(error::late(true))?.map_err(StorageError::from_boxed);
+        let is_cancelled = swapped.as_ref().is_err_and(|error| error.is_timeout() && !error.may_have_counted());
+        self.blocked = if is_cancelled { begun.elapsed() } else { Duration::ZERO };
+        let swapped = swapped?;
         self.shared.queues.set_contended(&self.place, self.shared.now(loaded));
         Ok(swapped)
     }
@@ -183,7 +190,7 @@ impl<S: CasStorage> Worker<S> {
 
     /// Keeps the jobs that can still be executed in time.
     fn in_time(&self, jobs: Vec<Job>) -> Vec<Job> {
-        jobs.into_iter().filter_map(|job| job.retain(self.trip)).collect()
+        jobs.into_iter().filter_map(|job| job.retain(self.trip, self.blocked)).collect()
     }
 
     fn send_all(answers: impl IntoIterator<Item = (Job, Answer)>) {

@@ -155,7 +155,7 @@ async fn connect(address: Address, time: Arc<ServerTime>) -> Result<Open, Storag
     static NUMBER: AtomicU64 = AtomicU64::new(0);
     let connected = async {
         let connection = match &address {
-            Address::Tcp(host) => Connection::new(socket::open(host).await?),
+            Address::Tcp(host) => Connection::new(socket::open((&*host.name, host.port)).await?),
             #[cfg(unix)]
             Address::Unix(path) => Connection::new(UnixStream::connect(path).await?),
             #[cfg(not(unix))]

@@ -154,6 +154,11 @@ impl Calls {
         if limit < MOST * REPLIES_PER_STEP {
             self.limit.store((limit + count).min(MOST * REPLIES_PER_STEP), Ordering::Relaxed);
         }
+        self.record_sign_of_life();
+    }
+
+    /// Records a reply to a call whose caller no longer waits. It ends the silence.
+    pub(in crate::storage) fn record_sign_of_life(&self) {
         // Read before writing: a write would invalidate the cache line of all other threads.
         if self.is_silent.load(Ordering::Relaxed) {
             let mut silence = self.silence.lock().unwrap_or_else(PoisonError::into_inner);

@@ -4,7 +4,6 @@ mod calls;
 mod race;
 mod ready;
 mod reconnect;
-#[cfg(any(feature = "redis", feature = "memcached", feature = "etcd"))]
 pub(super) mod socket;
 mod waiters;
 
@@ -13,6 +12,8 @@ use std::time::Duration;
 #[cfg(feature = "redis")]
 pub(super) use self::calls::Call;
 pub(super) use self::calls::{Calls, Connected};
+#[cfg(feature = "postgres")]
+pub(super) use self::race::{before, race, tries};
 pub(super) use self::ready::until_ready;
 pub(super) use self::reconnect::{Reconnecting, Usable};
 #[cfg(any(feature = "memcached", feature = "etcd", feature = "postgres"))]

@@ -12,11 +12,16 @@ use tokio::time::{Instant, sleep};
 const STAGGER: Duration = Duration::from_millis(250);
 
 /// The number of tries in one race to connect. Later tries start only if the earlier ones are slow.
-pub(super) const TRIES: usize = 4;
+const TRIES: usize = 4;
+
+/// Makes the tries of a race.
+pub(in crate::storage) fn tries<F>(make: impl Fn() -> F) -> [F; TRIES] {
+    [(); TRIES].map(|()| make())
+}
 
 /// Runs the tries with staggered starts. Returns the result of the one that ends first, even if it
 /// failed, and drops the others.
-pub(super) async fn race<F: Future>(tries: [F; TRIES]) -> F::Output {
+pub(in crate::storage) async fn race<F: Future>(tries: [F; TRIES]) -> F::Output {
     let mut tries = tries.map(Box::pin);
     let mut begun = 1;
     let mut next = pin!(sleep(STAGGER));
@@ -33,6 +38,17 @@ pub(super) async fn race<F: Future>(tries: [F; TRIES]) -> F::Output {
             begun += 1;
             next.as_mut().reset(Instant::now() + STAGGER);
         }
+    })
+    .await
+}
+
+/// Polls both futures. Returns the result of `first`, or `None` if `second` ends before it.
+#[cfg(feature = "postgres")]
+pub(in crate::storage) async fn before<A: Future + Unpin>(first: &mut A, second: impl Future) -> Option<A::Output> {
+    let mut second = pin!(second);
+    poll_fn(|cx| match std::pin::Pin::new(&mut *first).poll(cx) {
+        Poll::Ready(result) => Poll::Ready(Some(result)),
+        Poll::Pending => second.as_mut().poll(cx).map(|_| None),
     })
     .await
 }

@@ -9,7 +9,7 @@ use tokio::task::yield_now;
 use tokio::time::{Instant, timeout_at};
 
 use super::CONNECT_WITHIN;
-use super::race::{TRIES, race};
+use super::race::{race, tries};
 use super::waiters::{MOST, Waiters, overloaded};
 use crate::storage::StorageError;
 
@@ -43,6 +43,9 @@ pub(in crate::storage) trait Usable {
     fn is_usable(&self) -> bool {
         true
     }
+
+    /// Closes the value. Called when the value is discarded, while callers may still hold it.
+    fn close(&self) {}
 }
 
 struct State<T> {
@@ -85,8 +88,8 @@ impl<T: Usable + Send + Sync + 'static> Reconnecting<T> {
         &self.name
     }
 
-    /// Returns the value. Calls `make` if there is no value, no attempt is running, and the backoff
-    /// is over.
+    /// Returns the value. Calls `make` for the tries of a race if there is no value, no attempt is
+    /// running, and the backoff is over.
     ///
     /// # Errors
     ///
@@ -100,13 +103,32 @@ impl<T: Usable + Send + Sync + 'static> Reconnecting<T> {
     where
         F: Future<Output = Result<T, StorageError>> + Send + 'static,
     {
+        self.get_for(self, deadline, || race(tries(&make))).await
+    }
+
+    /// Returns the value, like [`get`](Self::get), but calls `make` once per attempt. The caller
+    /// counts as one that waits for `other`, so that callers who wait for the same value can have
+    /// separate limits.
+    ///
+    /// # Errors
+    ///
+    /// The errors are those of `get`.
+    pub(in crate::storage) async fn get_for<F>(
+        self: &Arc<Self>,
+        other: &Self,
+        deadline: Instant,
+        make: impl Fn() -> F,
+    ) -> Result<Arc<T>, StorageError>
+    where
+        F: Future<Output = Result<T, StorageError>> + Send + 'static,
+    {
         loop {
             let mut attempt = match self.find(&make) {
                 Found::Value(value) => return Ok(value),
                 Found::Failure(error) => return Err(error),
                 Found::Attempt(attempt) => attempt,
             };
-            let Some(waiter) = self.waiting.enter() else {
+            let Some(waiter) = other.waiting.enter() else {
                 let timeout = deadline.saturating_duration_since(Instant::now());
                 return overloaded(StorageError::overloaded(&self.name, MOST), timeout).await;
             };
@@ -119,6 +141,19 @@ impl<T: Usable + Send + Sync + 'static> Reconnecting<T> {
             // On a runtime that shuts down, each attempt ends before it begins. Yielding lets this
             // task end too.
             yield_now().await;
+        }
+    }
+
+    /// Returns the current value, if it is usable. Otherwise begins an attempt in the background,
+    /// unless one is running, or the backoff is not over.
+    #[cfg(feature = "postgres")]
+    pub(in crate::storage) fn value_or_begin<F>(self: &Arc<Self>, make: impl Fn() -> F) -> Option<Arc<T>>
+    where
+        F: Future<Output = Result<T, StorageError>> + Send + 'static,
+    {
+        match self.find(&make) {
+            Found::Value(value) => Some(value),
+            Found::Attempt(_) | Found::Failure(_) => None,
         }
     }
 
@@ -140,7 +175,7 @@ impl<T: Usable + Send + Sync + 'static> Reconnecting<T> {
         }
         match &state.failure {
             Some(error) if Instant::now() < state.not_before => Found::Failure(error.clone()),
-            _ => Found::Attempt(self.attempt(state, [(); TRIES].map(|()| make()))),
+            _ => Found::Attempt(self.attempt(state, make())),
         }
     }
 
@@ -153,7 +188,7 @@ impl<T: Usable + Send + Sync + 'static> Reconnecting<T> {
     {
         let state = self.lock();
         if state.attempt.is_none() && Instant::now() >= state.not_before {
-            self.attempt(state, [(); TRIES].map(|()| make()));
+            self.attempt(state, race(tries(make)));
         }
     }
 
@@ -165,12 +200,14 @@ impl<T: Usable + Send + Sync + 'static> Reconnecting<T> {
             let discarded = state.value.take();
             (state.failure, state.not_before) = (error.cloned(), Instant::now() + MAX_BACKOFF);
             drop(state);
-            drop(discarded);
+            if let Some(discarded) = discarded {
+                discarded.close();
+            }
         }
     }
 
     /// Starts an attempt in a background task.
-    fn attempt<F>(self: &Arc<Self>, mut state: MutexGuard<'_, State<T>>, tries: [F; TRIES]) -> Running
+    fn attempt<F>(self: &Arc<Self>, mut state: MutexGuard<'_, State<T>>, make: F) -> Running
     where
         F: Future<Output = Result<T, StorageError>> + Send + 'static,
     {
@@ -183,7 +220,7 @@ impl<T: Usable + Send + Sync + 'static> Reconnecting<T> {
         drop(state);
         let mut attempt = Attempt { of: Arc::clone(self), number: begun.number, made: None, _running: running };
         tokio::spawn(async move {
-            let made = race(tries).await;
+            let made = make.await;
             attempt.made = Some(made);
             drop(attempt);
         });
@@ -211,7 +248,9 @@ impl<T: Usable + Send + Sync + 'static> Reconnecting<T> {
             None => None,
         };
         drop(state);
-        drop(before);
+        if let Some(before) = before {
+            before.close();
+        }
     }
 }
 

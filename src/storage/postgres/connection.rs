@@ -1,31 +1,46 @@
-//! A connection that the storage opens itself, with its prepared statements.
+//! A connection that the storage opens itself.
 
-use std::future::poll_fn;
-use std::pin::Pin;
-use std::sync::Arc;
-use std::task::Poll;
+use std::pin::pin;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
-use tokio::task::AbortHandle;
-use tokio::time::timeout;
-use tokio_postgres::tls::MakeTlsConnect;
-use tokio_postgres::{Client, Config, NoTls, Socket};
-#[cfg(feature = "postgres-rustls")]
-use tokio_postgres_rustls::MakeRustlsConnect;
+use tokio::runtime::Handle;
+use tokio::sync::Notify;
+use tokio::time::{Instant, timeout, timeout_at};
+use tokio_postgres::config::TargetSessionAttrs;
+use tokio_postgres::tls::TlsConnect;
+use tokio_postgres::{Client, Config, Error, NoTls, Row, SimpleQueryMessage};
 
-use super::error::{Cause, is_missing_table};
+use super::cancel::{CLOSES_WITHIN, Canceller};
+use super::error::Cause;
+use super::hosts::{self, Server};
+use super::pooler;
+use super::query::Query;
+use super::slots::{Slot, Slots};
+use super::socket::{Address, Socket};
 use super::table::{Statement, Table};
+use super::tls::Security;
 use crate::storage::StorageError;
-use crate::storage::net::{CONNECT_WITHIN, Calls, Connected, Usable};
+use crate::storage::net::{CONNECT_WITHIN, Calls, Connected, Usable, before};
 use crate::storage::tls::Tls;
 
-/// An open connection, and the task that does its I/O. Dropping it aborts the task, because a
-/// server that hangs would keep the task alive.
+/// The time that the server has to close a connection before the first cancel request. It doubles
+/// after each request, up to [`MAX_CANCEL_AFTER`].
+const CANCEL_AFTER: Duration = Duration::from_millis(50);
+const MAX_CANCEL_AFTER: Duration = Duration::from_secs(1);
+
+/// An open connection. A background task does its I/O.
 pub(super) struct Connection {
     pub(super) client: Client,
-    statements: Vec<tokio_postgres::Statement>,
+    pub(super) canceller: Arc<Canceller>,
     calls: Calls,
-    driver: AbortHandle,
+    table: Table,
+    /// `true` if a pooler may execute each statement on another connection to the server.
+    is_pooled: bool,
+    /// The statements that were prepared so far. A statement is prepared when it is first used,
+    /// because that waits for locks on the table.
+    statements: [OnceLock<tokio_postgres::Statement>; Statement::COUNT],
+    closing: Arc<Notify>,
 }
 
 /// The settings of a connection.
@@ -39,109 +54,137 @@ pub(super) struct Settings {
     pub(super) table: Table,
     /// `true` if [`Connection::open`] creates a missing table.
     pub(super) migrates: bool,
-    pub(super) deadline: Duration,
+    /// Set by `Link::own`.
+    pub(super) slots: Arc<Slots>,
 }
 
 impl Connection {
-    /// Connects, and prepares the statements. Creates the table if it is missing and
-    /// [`migrates`](Settings::migrates) is set.
+    /// Connects to the first server that accepts the connection. Creates the table if it is missing
+    /// and [`migrates`](Settings::migrates) is set.
     pub(super) async fn open(settings: Settings) -> Result<Self, StorageError> {
-        let server = &settings.server;
-        let opened = async {
-            let (client, driver) = connect(&settings).await?;
-            let mut connection = Self { client, statements: Vec::new(), calls: Calls::default(), driver };
-            match connection.prepare(&settings).await {
-                Err(error) if is_missing_table(&error) && settings.migrates => {
-                    connection.client.batch_execute("SET statement_timeout = 0").await?;
-                    connection.client.batch_execute(&settings.table.migration()).await?;
-                    connection.prepare(&settings).await?;
-                }
-                prepared => prepared?,
+        let deadline = Instant::now() + CONNECT_WITHIN;
+        let late = || StorageError::unreachable(&settings.server, format!("connecting took longer than {CONNECT_WITHIN:?}"));
+        let servers = timeout_at(deadline, hosts::resolve(&settings.config, &settings.server)).await;
+        let servers = servers.map_err(|_| late())??;
+        let mut last = None;
+        for (at, server) in servers.iter().enumerate() {
+            let remaining = deadline.saturating_duration_since(Instant::now());
+            let until = Instant::now() + remaining / u32::try_from(servers.len() - at).unwrap_or(u32::MAX);
+            let Ok(slot) = timeout_at(until, settings.slots.take(&server.address)).await else {
+                let message = "the server has not closed earlier connections yet";
+                last.get_or_insert_with(|| StorageError::unreachable(&settings.server, message));
+                continue;
+            };
+            match timeout_at(until, Self::open_on(&settings, server, slot)).await {
+                Ok(Ok(connection)) => return Ok(connection),
+                Ok(Err(error)) => last = Some(error),
+                Err(_) => last = last.or_else(|| Some(late())),
             }
-            Ok(connection)
+        }
+        Err(last.unwrap_or_else(late))
+    }
+
+    async fn open_on(settings: &Settings, server: &Server, slot: Slot) -> Result<Self, StorageError> {
+        let unreachable = |error| StorageError::unreachable(&settings.server, Cause(error));
+        let socket = Socket::connect(&server.address).await;
+        let socket = socket.map_err(|error| StorageError::unreachable(&settings.server, error))?;
+        let end = End { socket, canceller: None, slot: Some(slot) };
+        let address = server.address.clone();
+        let connection = match &settings.tls {
+            #[cfg(feature = "postgres-rustls")]
+            Some(tls) => {
+                let connector = super::tls::connector(tls, &server.name);
+                let connector = connector.map_err(|error| StorageError::unreachable(&settings.server, error))?;
+                let security = Security::Tls(tls.clone(), server.name.as_str().into());
+                Self::login(settings, end, connector, address, security).await
+            }
+            _ => Self::login(settings, end, NoTls, address, Security::None).await,
         };
-        match timeout(CONNECT_WITHIN, opened).await {
-            Ok(Ok(connection)) => Ok(connection),
-            Ok(Err(error)) if is_missing_table(&error) => Err(super::error::of_statement(server, error)),
-            Ok(Err(error)) => Err(StorageError::unreachable(server, Cause(error))),
-            Err(_) => Err(connecting_took_too_long(server)),
+        let mut connection = connection.map_err(unreachable)?;
+        let is_missing = connection.check(settings).await?;
+        if is_missing {
+            connection.client.batch_execute(&settings.table.migration()).await.map_err(unreachable)?;
         }
+        Ok(connection)
     }
 
-    /// Prepares the statements and sets their timeout, in one round trip.
-    async fn prepare(&mut self, settings: &Settings) -> Result<(), tokio_postgres::Error> {
-        let client = &self.client;
-        let prepared = Statement::ALL.map(|statement| {
-            let sql = settings.table.sql(statement);
-            Box::pin(async move { client.prepare(&sql).await.map(Some) }) as Preparing<'_>
-        });
-        // With this timeout, the server cancels statements whose callers no longer wait for them.
-        let timeout = format!("SET statement_timeout = {}", settings.deadline.as_millis());
-        let timeout = Box::pin(async move { client.batch_execute(&timeout).await.map(|()| None) }) as Preparing<'_>;
-        let prepared = join(prepared.into_iter().chain([timeout]).collect()).await?;
-        self.statements = prepared.into_iter().flatten().collect();
-        Ok(())
-    }
-
-    pub(super) fn statement(&self, statement: Statement) -> &tokio_postgres::Statement {
-        &self.statements[statement as usize]
-    }
-}
-
-type Prepared<T> = Result<T, tokio_postgres::Error>;
-
-type Preparing<'a> = Pin<Box<dyn Future<Output = Prepared<Option<tokio_postgres::Statement>>> + Send + 'a>>;
-
-/// Polls all futures together, so that their requests are pipelined. Returns the results in order.
-async fn join(mut futures: Vec<Preparing<'_>>) -> Prepared<Vec<Option<tokio_postgres::Statement>>> {
-    let mut results: Vec<Option<_>> = futures.iter().map(|_| None).collect();
-    poll_fn(|cx| {
-        for (future, result) in futures.iter_mut().zip(&mut results).filter(|(_, result)| result.is_none()) {
-            if let Poll::Ready(ready) = future.as_mut().poll(cx) {
-                match ready {
-                    Ok(ready) => *result = Some(ready),
-                    Err(error) => return Poll::Ready(Err(error)),
-                }
+    async fn login<T>(
+        settings: &Settings,
+        mut end: End,
+        tls: T,
+        address: Address,
+        security: Security,
+    ) -> Result<Self, Error>
+    where
+        T: TlsConnect<Socket, Stream: Send + 'static>,
+    {
+        let (client, connection) = settings.config.connect_raw(end.socket.clone(), tls).await?;
+        let canceller = Canceller::new(client.cancel_token(), address, security);
+        end.canceller = Some(Arc::clone(&canceller));
+        let closing = Arc::new(Notify::new());
+        let closed = Arc::clone(&closing);
+        tokio::spawn(async move {
+            {
+                let mut connection = pin!(connection);
+                before(&mut connection, closed.notified()).await;
             }
+            drop(end);
+        });
+        let (calls, table) = (Calls::default(), settings.table.clone());
+        Ok(Self { client, canceller, calls, table, is_pooled: true, statements: Default::default(), closing })
+    }
+
+    /// Checks the server, and detects a pooler. Returns `true` if the table is missing and has to be
+    /// created. Takes no lock on the table.
+    async fn check(&mut self, settings: &Settings) -> Result<bool, StorageError> {
+        let is_missing = if settings.migrates { settings.table.is_missing() } else { "false".to_owned() };
+        let sql = format!("SELECT pg_backend_pid(), {is_missing}, current_setting('transaction_read_only')");
+        let rows = self.client.simple_query(&sql).await;
+        let rows = rows.map_err(|error| StorageError::unreachable(&settings.server, Cause(error)))?;
+        let row = rows.iter().find_map(|message| match message {
+            SimpleQueryMessage::Row(row) => Some([row.get(0)?, row.get(1)?, row.get(2)?]),
+            _ => None,
+        });
+        let Some([backend, is_missing, read_only]) = row else {
+            return Err(StorageError::unreachable(&settings.server, "unexpected reply to the check of the server"));
+        };
+        let wrong = match settings.config.get_target_session_attrs() {
+            TargetSessionAttrs::ReadWrite if read_only == "on" => Some("the server does not accept writes"),
+            TargetSessionAttrs::ReadOnly if read_only == "off" => Some("the server is not read-only"),
+            _ => None,
+        };
+        if let Some(wrong) = wrong {
+            return Err(StorageError::unreachable(&settings.server, wrong));
         }
-        if results.iter().all(Option::is_some) { Poll::Ready(Ok(())) } else { Poll::Pending }
-    })
-    .await?;
-    Ok(results.into_iter().flatten().collect())
-}
-
-/// Opens a connection, without prepared statements, or fails after [`CONNECT_WITHIN`].
-pub(super) async fn connect_in_time(settings: &Settings) -> Result<(Client, AbortHandle), StorageError> {
-    match timeout(CONNECT_WITHIN, connect(settings)).await {
-        Ok(connected) => connected.map_err(|error| StorageError::unreachable(&settings.server, Cause(error))),
-        Err(_) => Err(connecting_took_too_long(&settings.server)),
+        self.is_pooled = pooler::process_id(&self.client.cancel_token()).await != backend.parse().ok();
+        Ok(is_missing == "t")
     }
-}
 
-fn connecting_took_too_long(server: &str) -> StorageError {
-    StorageError::unreachable(server, format!("connecting took longer than {CONNECT_WITHIN:?}"))
-}
-
-async fn connect(settings: &Settings) -> Result<(Client, AbortHandle), tokio_postgres::Error> {
-    match &settings.tls {
-        #[cfg(feature = "postgres-rustls")]
-        Some(tls) => connect_over(&settings.config, MakeRustlsConnect::new(tls.rustls())).await,
-        _ => connect_over(&settings.config, NoTls).await,
+    /// Executes a statement, and returns its row.
+    pub(super) async fn execute(&self, query: &Query) -> Result<Option<Row>, Error> {
+        let sql = || self.table.sql(query.statement);
+        if self.is_pooled {
+            return Ok(self.client.query_typed(&sql(), &query.typed_params()).await?.pop());
+        }
+        let prepared = &self.statements[query.statement as usize];
+        let statement = match prepared.get() {
+            Some(statement) => statement,
+            None => {
+                let statement = self.client.prepare(&sql()).await?;
+                prepared.get_or_init(|| statement)
+            }
+        };
+        self.client.query_opt(statement, &query.params()).await
     }
-}
-
-async fn connect_over<T>(config: &Config, tls: T) -> Result<(Client, AbortHandle), tokio_postgres::Error>
-where
-    T: MakeTlsConnect<Socket, Stream: Send + 'static>,
-{
-    let (client, connection) = config.connect(tls).await?;
-    let driver = tokio::spawn(async move { drop(connection.await) }).abort_handle();
-    Ok((client, driver))
 }
 
 impl Usable for Connection {
     fn is_usable(&self) -> bool {
-        !self.client.is_closed() && !self.driver.is_finished()
+        !self.client.is_closed()
+    }
+
+    fn close(&self) {
+        self.closing.notify_one();
     }
 }
 
@@ -153,6 +196,33 @@ impl Connected for Connection {
 
 impl Drop for Connection {
     fn drop(&mut self) {
-        self.driver.abort();
+        self.close();
+    }
+}
+
+/// The end of a connection. When it is dropped, the slot is taken until the server has closed the
+/// connection, because the server may be executing statements, or may not have read the login yet.
+struct End {
+    socket: Socket,
+    /// `None` before the login.
+    canceller: Option<Arc<Canceller>>,
+    slot: Option<Slot>,
+}
+
+impl Drop for End {
+    fn drop(&mut self) {
+        self.socket.finish();
+        let (mut socket, canceller, slot) = (self.socket.clone(), self.canceller.take(), self.slot.take());
+        let Ok(runtime) = Handle::try_current() else { return };
+        runtime.spawn(async move {
+            let (until, mut wait) = (Instant::now() + CLOSES_WITHIN, CANCEL_AFTER);
+            while timeout(wait, socket.closed()).await.is_err() && Instant::now() < until {
+                if let Some(canceller) = &canceller {
+                    let _ = timeout_at(until, canceller.cancel()).await;
+                }
+                wait = (wait * 2).min(MAX_CANCEL_AFTER);
+            }
+            drop(slot);
+        });
     }
 }

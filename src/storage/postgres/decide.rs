@@ -35,8 +35,8 @@ impl Storage for PostgresStorage {
         self.cas.check()
     }
 
-    /// Deletes all keys with the prefix in one statement. If that times out, the keys may have been
-    /// deleted.
+    /// Deletes all keys with the prefix in one statement. If that times out, either all of the keys
+    /// were deleted or none.
     fn clear_all(&self) -> impl Future<Output = Result<u64, StorageError>> + Send + 'static {
         let store = self.store.clone();
         async move { store.delete_all().await }

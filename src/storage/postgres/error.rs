@@ -12,10 +12,10 @@ use crate::storage::{StorageError, StorageErrorKind};
 /// A statement is a transaction. If the server reports an error, the statement has changed nothing.
 /// If the connection was lost, the server may have committed it.
 pub(super) fn of_statement(server: &str, error: Error) -> StorageError {
-    let Some(code) = error.code().filter(|_| !is_fatal(&error)).cloned() else {
+    if error.code().is_none() || is_fatal(&error) {
         return StorageError::connection_lost(server, Cause(error));
-    };
-    if code == SqlState::QUERY_CANCELED {
+    }
+    if is_cancelled(&error) {
         let message = format!("{server} cancelled the statement at the deadline");
         return StorageError::new(StorageErrorKind::Timeout, message).uncounted().with_source(Cause(error));
     }
@@ -24,6 +24,11 @@ pub(super) fn of_statement(server: &str, error: Error) -> StorageError {
         return StorageError::new(StorageErrorKind::Refused, message).with_source(Cause(error));
     }
     StorageError::refused(server, Cause(error))
+}
+
+/// Returns `true` if the statement was cancelled, and has changed nothing.
+pub(super) fn is_cancelled(error: &Error) -> bool {
+    error.code() == Some(&SqlState::QUERY_CANCELED)
 }
 
 /// Returns `true` if the statement was rolled back because of another transaction.

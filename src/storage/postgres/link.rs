@@ -3,44 +3,42 @@
 use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::time::Duration;
 
-use deadpool_postgres::{Object, Pool, PoolError};
 use tokio::time::{Instant, timeout_at};
 use tokio_postgres::Row;
-use tokio_postgres::types::ToSql;
 
-use super::connection::{Connection, Settings, connect_in_time};
-use super::error::{self, Cause};
-use super::table::{Statement, Table};
+use super::call::Sent;
+use super::connection::{Connection, Settings};
+use super::error;
+use super::pool::{Lender, POOL};
+use super::query::Query;
+use super::slots::Slots;
+use super::table::Table;
+use crate::storage::StorageError;
 use crate::storage::net::Reconnecting;
 #[cfg(feature = "postgres-rustls")]
 use crate::storage::tls::Tls;
-use crate::storage::{StorageError, StorageErrorKind};
-
-type Params<'a> = &'a [&'a (dyn ToSql + Sync)];
-
-/// The name of the server of a pool, for messages.
-const POOL: &str = "PostgreSQL";
 
 /// A handle to the connections. Clones share them.
 #[derive(Clone)]
 pub(super) enum Link {
     Own { settings: Settings, connections: Arc<[Arc<Reconnecting<Connection>>]>, next: Arc<AtomicUsize> },
-    Pool { pool: Pool, table: Table },
+    Pool { pool: Lender, table: Table },
 }
 
 /// The result of a statement that was sent.
-pub(super) enum Sent {
+pub(super) enum Outcome {
     Row(Row),
     /// The statement was rolled back because of another transaction.
     Conflict,
 }
 
 impl Link {
-    /// Creates a link with `count` connections. It does not connect yet.
+    /// Creates a link with `count` connections. It does not connect yet. One more connection can
+    /// exist, for a migration, or while the server has not closed an earlier one.
     pub(super) fn own(settings: Settings, count: usize) -> Self {
         let connections = (0..count).map(|_| Reconnecting::new(&settings.server)).collect();
+        let settings = Settings { slots: Arc::new(Slots::new(count + 1)), ..settings };
         Self::Own { settings, connections, next: Arc::default() }
     }
 
@@ -64,17 +62,6 @@ impl Link {
         Some(changed.map(|tls| Self::own(Settings { tls: Some(tls), ..settings.clone() }, connections.len())))
     }
 
-    /// Returns a link with another statement timeout, which opens new connections. Has no effect on
-    /// a pool, which sets the statement timeout itself.
-    pub(super) fn with_deadline(&self, deadline: Duration) -> Self {
-        match self {
-            Self::Own { settings, connections, .. } => {
-                Self::own(Settings { deadline, ..settings.clone() }, connections.len())
-            }
-            Self::Pool { .. } => self.clone(),
-        }
-    }
-
     pub(super) fn table(&self) -> &Table {
         match self {
             Self::Own { settings: Settings { table, .. }, .. } | Self::Pool { table, .. } => table,
@@ -92,7 +79,7 @@ impl Link {
     pub(super) fn connections(&self) -> usize {
         match self {
             Self::Own { connections, .. } => connections.len(),
-            Self::Pool { pool, .. } => pool.status().max_size,
+            Self::Pool { pool, .. } => pool.0.status().max_size,
         }
     }
 
@@ -107,100 +94,88 @@ impl Link {
         error
     }
 
-    /// Executes a statement once, without retries. The future can be dropped at any time, but the
-    /// server may still execute the statement.
-    pub(super) async fn query(
-        &self,
-        statement: Statement,
-        params: Params<'_>,
-        deadline: Instant,
-    ) -> Result<Sent, StorageError> {
+    /// Executes a statement once, without retries, and cancels it shortly before the deadline. The
+    /// future can be dropped at any time. The statement is then cancelled at the same time, unless
+    /// the server has executed it by then.
+    pub(super) async fn query(&self, query: Query, deadline: Instant) -> Result<Outcome, StorageError> {
         match self {
             Self::Own { settings, connections, next } => {
-                let at = next.fetch_add(1, Ordering::Relaxed) % connections.len();
-                Self::query_own(settings, &connections[at], statement, params, deadline).await
+                let first = next.fetch_add(1, Ordering::Relaxed) % connections.len();
+                Self::query_own(settings, connections, first, query, deadline).await
             }
-            Self::Pool { pool, table } => {
-                let sql = table.sql(statement);
-                let object = from_pool(pool, deadline).await?;
-                let queried = async {
-                    let prepared = object.prepare_cached(&sql).await?;
-                    object.query_one(&prepared, params).await
-                };
-                let Ok(result) = timeout_at(deadline, queried).await else {
-                    // The pool must not lend a connection whose server may hang.
-                    drop(Object::take(object));
-                    return Err(StorageError::timed_out(POOL));
-                };
-                result_of(POOL, result)
-            }
+            Self::Pool { pool, table } => outcome(POOL, pool.execute(table, &query, deadline).await?),
         }
     }
 
     async fn query_own(
         settings: &Settings,
-        connection: &Arc<Reconnecting<Connection>>,
-        statement: Statement,
-        params: Params<'_>,
+        connections: &[Arc<Reconnecting<Connection>>],
+        first: usize,
+        query: Query,
         deadline: Instant,
-    ) -> Result<Sent, StorageError> {
-        let open = connection.get(deadline, || Connection::open(settings.clone())).await?;
+    ) -> Result<Outcome, StorageError> {
+        let (connection, open) = Self::connection(settings, connections, first, deadline).await?;
         let call = connection.begin(&open, deadline).await?;
-        let Ok(result) = timeout_at(deadline, open.client.query_one(open.statement(statement), params)).await else {
+        let mut sent = Sent::new(Arc::clone(&open), query, deadline);
+        let Ok(result) = timeout_at(deadline, &mut sent).await else {
             return Err(StorageError::timed_out(connection.name()));
         };
         call.answered();
         let is_unusable = result.as_ref().is_err_and(error::needs_another_connection);
-        let sent = result_of(connection.name(), result);
+        let outcome = outcome(connection.name(), result);
         if is_unusable {
-            connection.give_up(&open, sent.as_ref().err());
+            connection.give_up(&open, outcome.as_ref().err());
         }
-        sent
+        outcome
+    }
+
+    /// Returns the connection `first` if it is open, or else another open one. The connection `first`
+    /// is then opened in the background, because the server may have no room for it.
+    ///
+    /// If none is open, waits until the first one of all is open. Others would compete with it for
+    /// the last free connection of the server.
+    async fn connection<'a>(
+        settings: &Settings,
+        connections: &'a [Arc<Reconnecting<Connection>>],
+        first: usize,
+        deadline: Instant,
+    ) -> Result<(&'a Reconnecting<Connection>, Arc<Connection>), StorageError> {
+        let open = || Connection::open(settings.clone());
+        let is_open = |connection: &'a Arc<Reconnecting<Connection>>| Some((&**connection, connection.value()?));
+        let (before, after) = connections.split_at(first);
+        let found = after.iter().chain(before).find_map(is_open);
+        if let Some((connection, value)) = found {
+            if !std::ptr::eq(connection, &*connections[first]) {
+                let _ = connections[first].value_or_begin(open);
+            }
+            return Ok((connection, value));
+        }
+        match connections[0].get_for(&connections[first], deadline, open).await {
+            Ok(value) => Ok((&*connections[0], value)),
+            // An attempt for another connection may have succeeded in the meantime.
+            Err(error) => connections.iter().find_map(is_open).ok_or(error),
+        }
     }
 
     /// Creates the table, and its schema if one is set, unless they exist.
     pub(super) async fn migrate(&self) -> Result<(), StorageError> {
         let sql = self.table().migration();
-        let executed = match self {
+        match self {
             Self::Own { settings, .. } => {
-                let (client, driver) = connect_in_time(settings).await?;
-                let executed = client.batch_execute(&sql).await;
-                driver.abort();
-                executed
+                let connection = Connection::open(Settings { migrates: false, ..settings.clone() }).await?;
+                let executed = connection.client.batch_execute(&sql).await;
+                executed.map_err(|error| error::of_statement(self.server(), error))
             }
-            Self::Pool { pool, .. } => {
-                let object = pool.get().await.map_err(of_pool)?;
-                object.batch_execute(&sql).await
-            }
-        };
-        executed.map_err(|error| error::of_statement(self.server(), error))
-    }
-}
-
-async fn from_pool(pool: &Pool, deadline: Instant) -> Result<Object, StorageError> {
-    let Ok(object) = timeout_at(deadline, pool.get()).await else {
-        let message =
-            "no connection from the pool within the deadline: all are in use, or the server cannot be reached";
-        return Err(StorageError::new(StorageErrorKind::Timeout, message).uncounted());
-    };
-    object.map_err(of_pool)
-}
-
-fn of_pool(error: PoolError) -> StorageError {
-    match error {
-        PoolError::Backend(error) => StorageError::unreachable(POOL, Cause(error)),
-        PoolError::Timeout(_) => {
-            let message = "no connection from the pool within the pool's timeout";
-            StorageError::new(StorageErrorKind::Timeout, message).uncounted()
+            Self::Pool { pool, .. } => pool.batch_execute(&sql).await,
         }
-        other => StorageError::unreachable(POOL, other),
     }
 }
 
-fn result_of(server: &str, result: Result<Row, tokio_postgres::Error>) -> Result<Sent, StorageError> {
+fn outcome(server: &str, result: Result<Option<Row>, tokio_postgres::Error>) -> Result<Outcome, StorageError> {
     match result {
-        Ok(row) => Ok(Sent::Row(row)),
-        Err(error) if error::is_serialization_failure(&error) => Ok(Sent::Conflict),
+        Ok(Some(row)) => Ok(Outcome::Row(row)),
+        Ok(None) => Err(StorageError::unexpected_reply(server, "the statement returned no row")),
+        Err(error) if error::is_serialization_failure(&error) => Ok(Outcome::Conflict),
         Err(error) => Err(error::of_statement(server, error)),
     }
 }
@@ -209,7 +184,7 @@ impl fmt::Debug for Link {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Own { connections, .. } => f.debug_list().entries(connections.iter()).finish(),
-            Self::Pool { pool, .. } => f.debug_tuple("Pool").field(&pool.status()).finish(),
+            Self::Pool { pool, .. } => f.debug_tuple("Pool").field(&pool.0.status()).finish(),
         }
     }
 }

@@ -1,8 +1,16 @@
+mod call;
+mod cancel;
 mod connection;
 mod decide;
 mod error;
+mod hosts;
 mod link;
+mod pool;
+mod pooler;
+mod query;
 mod recent;
+mod slots;
+mod socket;
 mod store;
 mod sweep;
 mod table;
@@ -18,6 +26,7 @@ use tokio::time::Instant;
 
 use self::connection::Settings;
 use self::link::Link;
+use self::pool::Lender;
 use self::store::Store;
 use self::sweep::Sweep;
 use self::table::Table;
@@ -81,7 +90,7 @@ const LABEL: &str = "postgres";
 /// | option of the URL | default | meaning |
 /// |---|---|---|
 /// | `prefix` | `rl` | the prefix of all keys |
-/// | `deadline` | `100ms` | the timeout of a call, and of its statement on the server |
+/// | `deadline` | `100ms` | the timeout of a call, as [`deadline`](Self::deadline) |
 /// | `schema` | the first of the search path | the schema of the table |
 /// | `table` | `tower_ratelimit` | the name of the table |
 /// | `migrate` | `true` | creates the table if a new connection does not find it |
@@ -100,6 +109,8 @@ const LABEL: &str = "postgres";
 ///   disk. A crash of the server loses the hits of at most the last second.
 /// - `target_session_attrs` defaults to `read-write` if the URL has several hosts. The storage then
 ///   connects to the first host that accepts writes.
+///
+/// The options `connect_timeout`, `tcp_user_timeout` and `keepalives` have no effect.
 ///
 /// The user is required. The database defaults to the name of the user. The file `.pgpass`, and
 /// environment variables such as `PGHOST` and `PGSSLMODE`, are not read.
@@ -126,6 +137,32 @@ const LABEL: &str = "postgres";
 ///
 /// Clones share the connections. Calls need a tokio runtime with time and I/O enabled. The storage
 /// can be created outside of a runtime.
+///
+/// The storage has at most `connections` + 1 connections to each server. A [migration](Self::migrate)
+/// needs the additional one, and so does a connection that replaces one without replies. A connection
+/// counts until the server has closed it, but at most 30 seconds longer than the storage uses it. If
+/// the server has no room for all connections, calls use those that are open.
+///
+/// # Timeouts and locks
+///
+/// If the server has not replied after three quarters of the timeout, for example because another
+/// transaction has locked the row or the table, the storage asks the server to cancel the statement.
+/// If the server confirms this in the last quarter, the error is definite:
+/// [`may_have_counted`](StorageError::may_have_counted) is `false`. A call never takes longer than
+/// its timeout.
+///
+/// A cancel request is a short connection, which the server does not count. At most one is in flight
+/// per connection. The storage changes no setting of its sessions, such as `statement_timeout`.
+///
+/// # PgBouncer
+///
+/// PgBouncer works in all versions, in session mode and in transaction mode. In transaction mode, a
+/// connection of PgBouncer to the server executes statements of several programs. So the storage
+/// leaves nothing on it. If the storage detects a pooler, it sends its statements unprepared, and the
+/// server needs about twice the processor time for each.
+///
+/// PgBouncer rejects the option `options` of the URL, unless its own setting
+/// `ignore_startup_parameters` contains it.
 ///
 /// # The table
 ///
@@ -171,7 +208,8 @@ impl PostgresStorage {
     pub fn new(url: &str) -> Result<Self, ConfigError> {
         let Target { config, tls, server, table, connections, migrates, prefix, deadline, long_logs, max_skew } =
             Target::parse(url)?;
-        let settings = Settings { config: Arc::new(config), tls, server: server.into(), table, migrates, deadline };
+        let (config, slots) = (Arc::new(config), Arc::default());
+        let settings = Settings { config, tls, server: server.into(), table, migrates, slots };
         Ok(Self::over(Link::own(settings, connections), &prefix, deadline, long_logs, max_skew))
     }
 
@@ -179,12 +217,16 @@ impl PostgresStorage {
     /// the number of connections, and TLS. All other settings have their defaults.
     ///
     /// - Call [`migrate`](Self::migrate) before the first hit, or create the table.
-    /// - In the connection settings of the pool, set `options` to `-c statement_timeout=100`, where
-    ///   100 is the [`deadline`](Self::deadline) in milliseconds. The server then cancels
-    ///   statements whose callers no longer wait for them.
+    /// - The storage [cancels](Self#timeouts-and-locks) statements on the pool's connections, too. If
+    ///   the pool requires TLS, it cannot, because the pool keeps its TLS settings to itself. Then set
+    ///   `options` to `-c statement_timeout=75` in the connection settings of the pool, where 75 is
+    ///   three quarters of the [`deadline`](Self::deadline) in milliseconds. The setting applies to
+    ///   all statements on these connections.
     /// - The storage removes a connection from the pool if it does not reply within the deadline.
+    /// - The storage prepares its statements. So the pool must not connect through PgBouncer in
+    ///   transaction mode, unless that supports prepared statements (`max_prepared_statements`).
     pub fn from_pool(pool: Pool) -> Self {
-        Self::over(Link::Pool { pool, table: Table::default() }, PREFIX, DEADLINE, false, MAX_SKEW)
+        Self::over(Link::Pool { pool: Lender(pool), table: Table::default() }, PREFIX, DEADLINE, false, MAX_SKEW)
     }
 
     fn over(link: Link, prefix: &str, deadline: Duration, long_logs: bool, max_skew: Duration) -> Self {
@@ -216,11 +258,10 @@ impl PostgresStorage {
         self.with_changed_store()
     }
 
-    /// Sets the timeout of a call, and of its statement on the server. Overrides the URL. Defaults
-    /// to 100 milliseconds.
+    /// Sets the timeout of a call. Overrides the URL. Defaults to 100 milliseconds.
     ///
-    /// The returned storage opens new connections. On your own pool, it uses the same connections,
-    /// and their [statement timeout](Self::from_pool) does not change.
+    /// The server gets a [cancel request](Self#timeouts-and-locks) after three quarters of it. The
+    /// returned storage shares the connections of this one.
     ///
     /// # Panics
     ///
@@ -230,8 +271,6 @@ impl PostgresStorage {
     pub fn deadline(mut self, deadline: Duration) -> Self {
         or_panic(deadline::checked(deadline));
         self.store.deadline = deadline;
-        self.store.link = self.store.link.with_deadline(deadline);
-        self.store.recent = Arc::default();
         self.cas = self.cas.deadline(deadline);
         self.with_changed_store()
     }
@@ -350,8 +389,8 @@ impl PostgresStorage {
     ///
     /// Several processes can call this method at the same time. It works with `migrate=false` too.
     /// The [`deadline`](Self::deadline) does not apply, so the future may wait for locks without a
-    /// limit. On your own pool, the [statement timeout](Self::from_pool) of its connections
-    /// applies.
+    /// limit. If the future is dropped, the storage cancels the migration. The automatic creation of
+    /// the table waits for at most a second, and is tried again by later calls.
     ///
     /// # Errors
     ///

@@ -4,9 +4,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::time::Instant;
-use tokio_postgres::types::ToSql;
 
-use super::link::{Link, Sent};
+use super::link::{Link, Outcome};
+use super::query::Query;
 use super::recent::Recent;
 use super::sweep::Sweep;
 use super::table::Statement;
@@ -48,7 +48,7 @@ impl CasStorage for Store {
 
     async fn load(&self, key: &str) -> Result<Loaded<String>, StorageError> {
         let key = self.key(key);
-        let reply = self.query(Statement::Load, &[&key], self.deadline()).await.map_err(StorageError::uncounted)?;
+        let reply = self.query(Query::new(Statement::Load, [(&*key).into()]), self.deadline()).await.map_err(StorageError::uncounted)?;
         let Some(Reply { text, now, .. }) = reply else {
             let message = format!("{} rolled back a read because of other transactions", self.link.server());
             return Err(StorageError::refused(self.link.server(), message));
@@ -64,19 +64,22 @@ impl CasStorage for Store {
         text: &str,
         keep: Duration,
     ) -> Result<Swapped<String>, StorageError> {
-        let (key, deadline) = (self.key(key), self.deadline());
+        let key = self.key(key);
         let keep = i64::try_from(micros(keep)).unwrap_or(i64::MAX);
         // Removes the recorded text first. If the statement fails, the stored text is unknown.
         self.recent.record(&key, "");
-        let reply = match (version.is_empty(), text.is_empty()) {
+        let query = match (version.is_empty(), text.is_empty()) {
             (true, true) => {
                 let is_missing = self.load(&key[self.prefix.len() + 1..]).await?.text.is_empty();
                 return Ok(if is_missing { Swapped::Stored } else { Swapped::Lost(None) });
             }
-            (true, false) => self.query(Statement::Insert, &[&key, &text, &keep], deadline).await?,
-            (false, true) => self.query(Statement::Delete, &[&key, version], deadline).await?,
-            (false, false) => self.query(Statement::Update, &[&key, &text, &keep, version], deadline).await?,
+            (true, false) => Query::new(Statement::Insert, [(&*key).into(), text.into(), keep.into()]),
+            (false, true) => Query::new(Statement::Delete, [(&*key).into(), (&**version).into()]),
+            (false, false) => {
+                Query::new(Statement::Update, [(&*key).into(), text.into(), keep.into(), (&**version).into()])
+            }
         };
+        let reply = self.query(query, self.deadline()).await?;
         let Some(Reply { written, text: found, now }) = reply else { return Ok(Swapped::Lost(None)) };
         if written > 0 {
             self.recent.record(&key, text);
@@ -104,8 +107,8 @@ impl CasStorage for Store {
 impl Store {
     /// Checks that the server replies, and that the table can be read.
     pub(super) async fn ping(&self, deadline: Instant) -> Result<(), StorageError> {
-        let key = self.key("");
-        self.query(Statement::Load, &[&key], deadline).await.map(drop).map_err(StorageError::uncounted)
+        let query = Query::new(Statement::Load, [(&*self.key("")).into()]);
+        self.query(query, deadline).await.map(drop).map_err(StorageError::uncounted)
     }
 
     /// Deletes all keys with the prefix, and returns their number.
@@ -113,7 +116,8 @@ impl Store {
         // The range of all keys that begin with the prefix and `:`. In the collation "C", `;` is
         // the character after `:`.
         let (from, to) = (self.key(""), format!("{};", self.prefix));
-        let reply = self.query(Statement::DeleteAll, &[&from, &to], self.deadline()).await?;
+        let query = Query::new(Statement::DeleteAll, [(&*from).into(), (&*to).into()]);
+        let reply = self.query(query, self.deadline()).await?;
         let Some(reply) = reply else {
             return Err(StorageError::refused(self.link.server(), "other transactions changed the same rows"));
         };
@@ -122,13 +126,8 @@ impl Store {
 
     /// Executes a statement, and records the server's time. Returns `None` if the statement was
     /// rolled back because of another transaction.
-    async fn query(
-        &self,
-        statement: Statement,
-        params: &[&(dyn ToSql + Sync)],
-        deadline: Instant,
-    ) -> Result<Option<Reply>, StorageError> {
-        let Sent::Row(row) = self.link.query(statement, params, deadline).await? else { return Ok(None) };
+    async fn query(&self, query: Query, deadline: Instant) -> Result<Option<Reply>, StorageError> {
+        let Outcome::Row(row) = self.link.query(query, deadline).await? else { return Ok(None) };
         let read = || -> Result<Reply, tokio_postgres::Error> {
             let now: i64 = row.try_get(2)?;
             let text: Option<String> = row.try_get(1)?;

@@ -7,6 +7,7 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 use super::link::Link;
+use super::query::Query;
 use super::table::Statement;
 
 /// The number of writes between two sweeps.
@@ -45,7 +46,8 @@ impl Sweep {
         tokio::spawn(async move {
             let page = sweep.0.page.fetch_add(PAGES, Ordering::Relaxed);
             // The error is ignored: a later write sweeps again, and hits report an outage.
-            let _ = link.query(Statement::Sweep, &[&page, &PAGES], Instant::now() + timeout).await;
+            let query = Query::new(Statement::Sweep, [page.into(), PAGES.into()]);
+            let _ = link.query(query, Instant::now() + timeout).await;
             drop(sweep);
         });
     }

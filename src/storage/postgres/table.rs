@@ -75,6 +75,12 @@ impl Table {
         )
     }
 
+    /// Returns an SQL expression that is true if the table does not exist. It waits for no lock on
+    /// the table.
+    pub(super) fn is_missing(&self) -> String {
+        format!("to_regclass('{}') IS NULL", self.quoted())
+    }
+
     /// Returns the SQL of a statement.
     pub(super) fn sql(&self, statement: Statement) -> String {
         let table = self.quoted();
@@ -142,8 +148,8 @@ pub(super) enum Statement {
 }
 
 impl Statement {
-    pub(super) const ALL: [Self; 6] =
-        [Self::Load, Self::Insert, Self::Update, Self::Delete, Self::Sweep, Self::DeleteAll];
+    /// The number of statements.
+    pub(super) const COUNT: usize = Self::DeleteAll as usize + 1;
 }
 
 /// Returns the name, or an error unless it is 1 to 63 of the characters a-z, 0-9 and _ and does not

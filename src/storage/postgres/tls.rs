@@ -1,5 +1,15 @@
-//! The options of a URL for TLS.
+//! The options of a URL for TLS, and the encryption of a connection.
 
+#[cfg(feature = "postgres-rustls")]
+use std::io;
+
+#[cfg(feature = "postgres-rustls")]
+use tokio_postgres::tls::MakeTlsConnect;
+#[cfg(feature = "postgres-rustls")]
+use tokio_postgres_rustls::MakeRustlsConnect;
+
+#[cfg(feature = "postgres-rustls")]
+use super::socket::Socket;
 use crate::ConfigError;
 use crate::storage::tls::Tls;
 use crate::storage::url::{Options, Wrong};
@@ -9,6 +19,22 @@ const LIBPQ: [(&str, &str); 3] = [("sslrootcert", "ca"), ("sslcert", "cert"), ("
 
 /// The options that have no effect without TLS.
 const NEED_TLS: [&str; 4] = ["ca", "cert", "key", "sslnegotiation"];
+
+/// The encryption of a connection.
+#[derive(Clone)]
+pub(super) enum Security {
+    None,
+    /// TLS with a server of this name.
+    #[cfg(feature = "postgres-rustls")]
+    Tls(Tls, Box<str>),
+}
+
+/// Returns the TLS connector for a server of this name.
+#[cfg(feature = "postgres-rustls")]
+pub(super) fn connector(tls: &Tls, name: &str) -> io::Result<<MakeRustlsConnect as MakeTlsConnect<Socket>>::TlsConnect> {
+    let connector = MakeTlsConnect::<Socket>::make_tls_connect(&mut MakeRustlsConnect::new(tls.rustls()), name);
+    connector.map_err(io::Error::other)
+}
 
 /// Reads `sslmode` and the certificates. Returns `None` if connections have no TLS.
 ///

@@ -96,7 +96,6 @@ impl Target {
         if config.get_application_name().is_none() {
             config.application_name("tower-ratelimit");
         }
-        config.tcp_user_timeout(Duration::from_secs(2)).keepalives_idle(Duration::from_secs(15));
         let hosts = authority.rsplit_once('@').map_or(authority, |(_, hosts)| hosts);
         let server = if hosts.is_empty() { "PostgreSQL" } else { hosts }.to_owned();
         Ok(Self { config, tls, server, table, connections, migrates, prefix, deadline, long_logs, max_skew })

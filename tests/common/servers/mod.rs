@@ -1,4 +1,4 @@
-//! Real servers for tests, each on its own port: Redis, memcached, etcd and PostgreSQL.
+//! Real servers for tests, each on its own port: Redis, memcached, etcd, PostgreSQL and PgBouncer.
 //!
 //! `TOWER_RATELIMIT_REDIS_SERVER` names a program to start instead of `redis-server`. Dropping the
 //! value of a server ends its process. A watchdog ends the process if the test process dies.
@@ -6,6 +6,7 @@
 mod etcd;
 mod fleet;
 mod memcached;
+mod pgbouncer;
 mod postgres;
 mod process;
 mod proxy;
@@ -27,7 +28,8 @@ use tower_ratelimit::storage::PostgresStorage;
 pub use self::etcd::{Etcd, Member};
 pub use self::fleet::{Cluster, Sentinels, wait_until_replicated};
 pub use self::memcached::Memcached;
-pub use self::postgres::Postgres;
+pub use self::pgbouncer::PgBouncer;
+pub use self::postgres::{Postgres, Session};
 use self::process::{Folder, Process};
 pub use self::proxy::{Mode, Proxy};
 pub use self::resp::Reply;

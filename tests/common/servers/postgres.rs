@@ -2,9 +2,10 @@
 
 use std::env;
 use std::fs;
+use std::io::{BufRead, BufReader, Write};
 use std::os::unix::fs::{MetadataExt, PermissionsExt, chown};
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::sync::LazyLock;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::thread;
@@ -115,12 +116,29 @@ impl Postgres {
 
     /// Executes statements through the Unix socket, and returns the rows as lines.
     pub fn ask(&self, sql: &str) -> String {
-        let mut command = Command::new("psql");
-        command.args(["-X", "-A", "-t", "-q", "-v", "ON_ERROR_STOP=1", "-U", "postgres", "-d", "postgres", "-h"]);
-        command.arg(&self.folder).args(["-p", &self.port.to_string(), "-c", sql]);
-        let output = command.output().unwrap_or_else(|error| panic!("cannot start psql: {error}"));
-        assert!(output.status.success(), "{sql}: {}", String::from_utf8_lossy(&output.stderr));
-        String::from_utf8(output.stdout).unwrap().trim().to_owned()
+        ask(psql(&self.folder, self.port), sql)
+    }
+
+    /// Opens a session through the Unix socket. It can hold locks.
+    pub fn session(&self) -> Session {
+        let mut command = psql(&self.folder, self.port);
+        let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+        let (input, output) = (child.stdin.take().unwrap(), BufReader::new(child.stdout.take().unwrap()));
+        Session { child, input: Some(input), output }
+    }
+
+    /// Returns the processes of the server for connections over TCP, even of those that have not
+    /// logged in yet. A cancel request has no such process.
+    pub fn backends(&self) -> Vec<u32> {
+        let title = |process: &u32| fs::read_to_string(format!("/proc/{process}/cmdline")).unwrap_or_default();
+        let mut processes = children(self.process.as_ref().unwrap().id());
+        processes.retain(|process| title(process).contains(" 127.0.0.1("));
+        processes
+    }
+
+    /// Suspends the backends of the connections over TCP (SIGSTOP). `resume` resumes them.
+    pub fn stop_backends(&self) {
+        self.backends().into_iter().for_each(suspend);
     }
 
     /// Kills all processes of the server (SIGKILL).
@@ -155,14 +173,7 @@ impl Postgres {
     pub fn stop(&self) {
         let process = self.process.as_ref().unwrap();
         process.stop();
-        for child in children(process.id()) {
-            signal(child, "STOP");
-            let stat = format!("/proc/{child}/stat");
-            wait_until("a process of the server is suspended", || {
-                let Ok(stat) = fs::read_to_string(&stat) else { return true };
-                stat.rsplit(") ").next().is_some_and(|rest| rest.starts_with(['T', 'Z']))
-            });
-        }
+        children(process.id()).into_iter().for_each(suspend);
     }
 
     /// Resumes all processes (SIGCONT).
@@ -194,6 +205,55 @@ impl Drop for Processes {
     }
 }
 
+/// A session of `psql`. Dropping it ends the session, and rolls back its transaction.
+#[derive(Debug)]
+pub struct Session {
+    child: Child,
+    /// `None` when the session ends.
+    input: Option<ChildStdin>,
+    output: BufReader<ChildStdout>,
+}
+
+impl Session {
+    /// Executes statements, and waits until they have ended.
+    pub fn execute(&mut self, sql: &str) {
+        self.begin(&format!("{sql};\n\\echo done"));
+        let mut line = String::new();
+        while line.trim() != "done" {
+            line.clear();
+            assert!(self.output.read_line(&mut line).unwrap() > 0, "the session has ended: {sql}");
+        }
+    }
+
+    /// Begins to execute a statement that blocks.
+    pub fn begin(&mut self, sql: &str) {
+        writeln!(self.input.as_mut().unwrap(), "{sql}").unwrap();
+    }
+}
+
+impl Drop for Session {
+    fn drop(&mut self) {
+        self.input = None;
+        let _ = self.child.wait();
+    }
+}
+
+/// Returns a command that connects to the database `postgres` as the user `postgres`. The host is
+/// an address, or the folder of a Unix socket.
+pub(super) fn psql(host: impl AsRef<std::ffi::OsStr>, port: u16) -> Command {
+    let mut command = Command::new("psql");
+    command.args(["-X", "-A", "-t", "-q", "-v", "ON_ERROR_STOP=1", "-U", "postgres", "-d", "postgres", "-h"]);
+    command.arg(host).args(["-p", &port.to_string()]);
+    command
+}
+
+/// Executes statements, and returns the rows as lines.
+pub(super) fn ask(mut psql: Command, sql: &str) -> String {
+    let output = psql.args(["-c", sql]).output().unwrap_or_else(|error| panic!("cannot start psql: {error}"));
+    assert!(output.status.success(), "{sql}: {}", String::from_utf8_lossy(&output.stderr));
+    String::from_utf8(output.stdout).unwrap().trim().to_owned()
+}
+
 /// A data directory that each server copies, because creating one takes more than a second.
 static TEMPLATE: LazyLock<PathBuf> = LazyLock::new(|| {
     let folder = scratch("template").join("data");
@@ -204,7 +264,7 @@ static TEMPLATE: LazyLock<PathBuf> = LazyLock::new(|| {
 });
 
 /// Creates a folder that the server may write to. Removes those of processes that have ended.
-fn scratch(name: &str) -> PathBuf {
+pub(super) fn scratch(name: &str) -> PathBuf {
     let own = std::process::id();
     for entry in fs::read_dir(env::temp_dir()).into_iter().flatten().flatten() {
         let file = entry.file_name().to_string_lossy().into_owned();
@@ -232,7 +292,7 @@ fn bin() -> PathBuf {
 
 /// Returns a command that runs as the user `postgres` if this process runs as root, because
 /// PostgreSQL refuses to run as root.
-fn unprivileged(program: impl AsRef<std::ffi::OsStr>) -> Command {
+pub(super) fn unprivileged(program: impl AsRef<std::ffi::OsStr>) -> Command {
     if !is_root() {
         return Command::new(program);
     }
@@ -256,6 +316,16 @@ fn run(command: &mut Command) {
 fn children(process: u32) -> Vec<u32> {
     let text = fs::read_to_string(format!("/proc/{process}/task/{process}/children")).unwrap_or_default();
     text.split_whitespace().map(|id| id.parse().unwrap()).collect()
+}
+
+/// Suspends a process (SIGSTOP), and waits until it is suspended. It may have ended.
+fn suspend(process: u32) {
+    signal(process, "STOP");
+    let stat = format!("/proc/{process}/stat");
+    wait_until("a process of the server is suspended", || {
+        let Ok(stat) = fs::read_to_string(&stat) else { return true };
+        stat.rsplit(") ").next().is_some_and(|rest| rest.starts_with(['T', 'Z']))
+    });
 }
 
 /// Sends a signal to a process, which may have ended.

@@ -1,7 +1,10 @@
 //! PostgreSQL: decisions, the table, pools, and faults of the server.
 
+mod backends;
 mod decisions;
 mod faults;
+mod locked_row;
+mod pgbouncer;
 mod pool;
 mod table;
 mod tls;

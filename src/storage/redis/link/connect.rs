@@ -61,7 +61,7 @@ impl Connection {
             #[cfg(not(unix))]
             Address::Unix(_) => return Err(io::Error::from(io::ErrorKind::Unsupported).into()),
         };
-        let stream = socket::open(host).await?;
+        let stream = socket::open((&*host.name, host.port)).await?;
         match &access.tls {
             Some(tls) => Self::over(tls.over(stream, &host.name).await?, access.db, login).await,
             None => Self::over(stream, access.db, login).await,

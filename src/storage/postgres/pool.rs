@@ -1,0 +1,114 @@
+//! The connections of the program's pool.
+
+use std::pin::pin;
+
+use deadpool_postgres::{Object, Pool, PoolError};
+use tokio::runtime::Handle;
+use tokio::time::{Instant, timeout, timeout_at};
+use tokio_postgres::{Error, NoTls, Row};
+
+use super::call::cancel_at;
+use super::cancel::CLOSES_WITHIN;
+use super::error::{self, Cause};
+use super::query::Query;
+use super::table::Table;
+use crate::storage::{StorageError, StorageErrorKind};
+
+/// The name of the server, for messages.
+pub(super) const POOL: &str = "PostgreSQL";
+
+/// A pool that lends its connections to one statement at a time.
+#[derive(Clone)]
+pub(super) struct Lender(pub(super) Pool);
+
+/// A connection of the pool with a statement in flight. If it is dropped without a reply, the
+/// statement is cancelled, and the connection is removed from the pool, which would lend it to other
+/// callers.
+struct Lent(Option<Object>);
+
+impl Lender {
+    /// Executes a statement, and returns its row.
+    pub(super) async fn execute(
+        &self,
+        table: &Table,
+        query: &Query,
+        deadline: Instant,
+    ) -> Result<Executed, StorageError> {
+        let object = from_pool(&self.0, deadline).await?;
+        let mut lent = Lent(Some(object));
+        let (result, is_idle) = lent.execute(table, query, deadline).await?;
+        if is_idle {
+            lent.0 = None;
+        }
+        Ok(result)
+    }
+
+    /// Executes statements without a timeout.
+    pub(super) async fn batch_execute(&self, sql: &str) -> Result<(), StorageError> {
+        let mut lent = Lent(None);
+        let executed = lent.0.insert(self.0.get().await.map_err(of_pool)?).batch_execute(sql).await;
+        lent.0 = None;
+        executed.map_err(|error| error::of_statement(POOL, error))
+    }
+}
+
+type Executed = Result<Option<Row>, Error>;
+
+impl Lent {
+    /// Executes a statement. Returns its result, and `false` if a cancel request may arrive later.
+    async fn execute(&self, table: &Table, query: &Query, deadline: Instant) -> Result<(Executed, bool), StorageError> {
+        let Some(object) = &self.0 else { return Err(StorageError::timed_out(POOL)) };
+        let sql = table.sql(query.statement);
+        let mut executed = pin!(async {
+            let prepared = object.prepare_cached(&sql).await?;
+            object.query_opt(&prepared, &query.params()).await
+        });
+        if let Ok(result) = timeout_at(cancel_at(deadline), &mut executed).await {
+            return Ok((result, true));
+        }
+        cancel(object);
+        let result = timeout_at(deadline, executed).await.map_err(|_| StorageError::timed_out(POOL))?;
+        let is_cancelled = result.as_ref().is_err_and(error::is_cancelled);
+        Ok((result, is_cancelled))
+    }
+}
+
+impl Drop for Lent {
+    fn drop(&mut self) {
+        if let Some(object) = self.0.take() {
+            cancel(&object);
+            drop(Object::take(object));
+        }
+    }
+}
+
+/// Sends a cancel request in a background task. It has no effect if the server requires TLS, because
+/// the pool's TLS settings are unknown.
+fn cancel(object: &tokio_postgres::Client) {
+    let token = object.cancel_token();
+    if let Ok(runtime) = Handle::try_current() {
+        runtime.spawn(async move {
+            let _ = timeout(CLOSES_WITHIN, token.cancel_query(NoTls)).await;
+        });
+    }
+}
+
+async fn from_pool(pool: &Pool, deadline: Instant) -> Result<Object, StorageError> {
+    let Ok(object) = timeout_at(deadline, pool.get()).await else {
+        let message =
+            "no connection from the pool within the deadline: all are in use, or the server cannot be reached";
+        return Err(StorageError::new(StorageErrorKind::Timeout, message).uncounted());
+    };
+    object.map_err(of_pool)
+}
+
+fn of_pool(error: PoolError) -> StorageError {
+    match error {
+        PoolError::Backend(error) => StorageError::unreachable(POOL, Cause(error)),
+        PoolError::Timeout(_) => {
+            let message = "no connection from the pool within the pool's timeout";
+            StorageError::new(StorageErrorKind::Timeout, message).uncounted()
+        }
+        other => StorageError::unreachable(POOL, other),
+    }
+}
