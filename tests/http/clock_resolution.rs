@@ -92,7 +92,7 @@ async fn client_that_waits_for_retry_after_or_pushback_is_admitted() {
             let what = format!("{text}, {headers:?}");
             assert!(obey(&service, &exact, &what, |response| response.status() == 429, seconds).await > 20, "{what}");
 
-            let service = layer.rejection(GrpcRejection).layer(Inner::default());
+            let service = layer.rejection(GrpcRejection::new()).layer(Inner::default());
             let is_refusal = |response: &Response<String>| response.headers().contains_key("grpc-retry-pushback-ms");
             assert!(obey(&service, &exact, &what, is_refusal, pushback).await > 20, "{what}");
         }

@@ -105,7 +105,7 @@ fn unreadable_state_is_treated_as_fresh() {
 #[test]
 fn state_of_an_unknown_version_is_never_overwritten() {
     let server = Postgres::start(&[]);
-    let limiter = RateLimiter::with_storage(policy("fixed-window 2/day").with_name("p"), storage(&server));
+    let limiter = RateLimiter::with_storage(policy("fixed-window 2/day").with_name("p"), connected(&server));
     // The storage remembers the text that it has written.
     assert!(RUNTIME.block_on(limiter.hit(&Key::from("k"))).unwrap().is_admitted());
     server.ask("UPDATE tower_ratelimit SET state = 'v2;new'");

@@ -1,6 +1,7 @@
 //! Decisions on a real file: the laws, exact totals, the stored states, and expiry.
 
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
 
 use common::servers::storage::RUNTIME;
 use common::{Foreign, hit, policy};
