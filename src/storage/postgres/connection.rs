@@ -63,7 +63,8 @@ impl Connection {
     /// and [`migrates`](Settings::migrates) is set.
     pub(super) async fn open(settings: Settings) -> Result<Self, StorageError> {
         let deadline = Instant::now() + CONNECT_WITHIN;
-        let late = || StorageError::unreachable(&settings.server, format!("connecting took longer than {CONNECT_WITHIN:?}"));
+        let late =
+            || StorageError::unreachable(&settings.server, format!("connecting took longer than {CONNECT_WITHIN:?}"));
         let servers = timeout_at(deadline, hosts::resolve(&settings.config, &settings.server)).await;
         let servers = servers.map_err(|_| late())??;
         let mut last = None;

@@ -48,7 +48,10 @@ impl CasStorage for Store {
 
     async fn load(&self, key: &str) -> Result<Loaded<String>, StorageError> {
         let key = self.key(key);
-        let reply = self.query(Query::new(Statement::Load, [(&*key).into()]), self.deadline()).await.map_err(StorageError::uncounted)?;
+        let reply = self
+            .query(Query::new(Statement::Load, [(&*key).into()]), self.deadline())
+            .await
+            .map_err(StorageError::uncounted)?;
         let Some(Reply { text, now, .. }) = reply else {
             let message = format!("{} rolled back a read because of other transactions", self.link.server());
             return Err(StorageError::refused(self.link.server(), message));

@@ -31,7 +31,10 @@ pub(super) enum Security {
 
 /// Returns the TLS connector for a server of this name.
 #[cfg(feature = "postgres-rustls")]
-pub(super) fn connector(tls: &Tls, name: &str) -> io::Result<<MakeRustlsConnect as MakeTlsConnect<Socket>>::TlsConnect> {
+pub(super) fn connector(
+    tls: &Tls,
+    name: &str,
+) -> io::Result<<MakeRustlsConnect as MakeTlsConnect<Socket>>::TlsConnect> {
     let connector = MakeTlsConnect::<Socket>::make_tls_connect(&mut MakeRustlsConnect::new(tls.rustls()), name);
     connector.map_err(io::Error::other)
 }

@@ -6,6 +6,9 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use std::thread;
 use std::time::Duration;
 
+/// The first bytes of a connection to PostgreSQL that only cancels a statement.
+const CANCEL_REQUEST: [u8; 8] = [0, 0, 0, 16, 0x04, 0xd2, 0x16, 0x2e];
+
 /// The fault that the proxy injects.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Mode {
@@ -71,7 +74,6 @@ impl Proxy {
                 // Without a server, the client's connection is closed.
                 let Ok(server) = TcpStream::connect(("127.0.0.1", server)) else { continue };
                 let mut now = shared.lock().unwrap();
-                now.connections += 1;
                 now.open.extend([client.try_clone().unwrap(), server.try_clone().unwrap()]);
                 drop(now);
                 let (to_server, to_client) = (server.try_clone().unwrap(), client.try_clone().unwrap());
@@ -100,7 +102,8 @@ impl Proxy {
         (shared.mode, shared.unharmed) = (mode, replies);
     }
 
-    /// Returns the number of connections that have been opened through to the server.
+    /// Returns the number of connections through to the server that have sent a request, without
+    /// those that only cancel a statement.
     pub fn connections(&self) -> usize {
         self.counted().connections
     }
@@ -146,7 +149,12 @@ impl Drop for Proxy {
 fn pass(mut from: TcpStream, mut to: TcpStream, shared: &Mutex<Shared>, replies: bool) {
     // Large enough for all replies that arrive during a delay.
     let mut bytes = vec![0; 65_536];
+    let mut is_counted = replies;
     while let Ok(read @ 1..) = from.read(&mut bytes) {
+        if !is_counted && !bytes[..read].starts_with(&CANCEL_REQUEST) {
+            shared.lock().unwrap().connections += 1;
+        }
+        is_counted = true;
         let mode = shared.lock().unwrap().next_mode(replies);
         let passed = match (mode, replies) {
             (Mode::SwallowReplies, true) | (Mode::SwallowRequests, false) => Ok(()),

@@ -23,6 +23,10 @@ pub(crate) trait Backend: 'static {
     /// The tolerance for results after their timeout on a busy machine.
     const MARGIN: Duration = Duration::from_millis(60);
 
+    /// The time after which a login whose packets were lost is repeated. By default, several tries
+    /// overlap.
+    const LOGIN: Duration = Duration::ZERO;
+
     /// `true` if a hit reads the state before it sends the write.
     const READS_FIRST: bool;
 
@@ -177,6 +181,8 @@ impl Backend for PostgresServer {
 
     const TIMEOUT: Duration = Duration::from_secs(1);
     const MARGIN: Duration = common::harness::MARGIN;
+    /// Each login takes a backend, so there is one at a time.
+    const LOGIN: Duration = Duration::from_secs(1);
     const READS_FIRST: bool = false;
     const KEEPS_COUNTS: bool = true;
 
@@ -204,6 +210,7 @@ impl<B: Backend> Backend for Erased<B> {
 
     const TIMEOUT: Duration = B::TIMEOUT;
     const MARGIN: Duration = B::MARGIN;
+    const LOGIN: Duration = B::LOGIN;
     const READS_FIRST: bool = B::READS_FIRST;
     const KEEPS_COUNTS: bool = B::KEEPS_COUNTS;
 

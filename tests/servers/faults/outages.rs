@@ -225,5 +225,5 @@ async fn storage_reconnects_although_an_earlier_connect_lost_its_packets<B: Back
     }
     proxy.set(Mode::Pass);
     recovers::<B>(&limiter).await;
-    packet_loss.assert_below(SECOND, "the storage recovers");
+    packet_loss.assert_below(SECOND + B::LOGIN, "the storage recovers");
 }

@@ -5,6 +5,7 @@ use std::time::Duration;
 use common::certificates::Certificates;
 use common::message;
 use common::servers::Postgres;
+use common::servers::storage::RUNTIME;
 use tower_ratelimit::storage::{PostgresStorage, StorageErrorKind, TlsConfig};
 use tower_ratelimit::{Key, Quota, RateLimiter};
 
@@ -42,6 +43,26 @@ async fn only_certificates_that_the_url_names_are_trusted() {
         let error = storage("localhost", options).ready(SHORT).await.unwrap_err();
         assert_eq!(error.kind(), StorageErrorKind::Unreachable, "{error}");
     }
+}
+
+/// The cancel requests are encrypted, too.
+#[test]
+fn statements_over_tls_are_prepared_and_cancelled() {
+    let preload = ["fsync=off", "shared_preload_libraries=pg_stat_statements", "pg_stat_statements.track_planning=on"];
+    let (files, server) = (Certificates::create(), Postgres::start(&preload));
+    server.enable_tls(&files.read("ca.pem"), &files.read("key.pem"), None);
+    server.ask("CREATE EXTENSION pg_stat_statements");
+    let (port, ca) = (server.port(), files.path("ca.pem"));
+    let url = format!("postgres://postgres@localhost:{port}/postgres?connections=1&sslmode=require&ca={ca}");
+    let storage = PostgresStorage::new(&url).unwrap().deadline(super::locked_row::DEADLINE);
+    super::locked_row::check(&server, &storage);
+    let limiter = RateLimiter::with_storage(Quota::per_minute(5), storage);
+    for _ in 0..60 {
+        let _ = RUNTIME.block_on(limiter.peek(&Key::from("k"))).unwrap();
+    }
+    // The server plans a prepared statement for each of the first five executions.
+    let plans = "SELECT plans < calls / 2 FROM pg_stat_statements WHERE query LIKE 'SELECT $2::int8, (SELECT state%'";
+    assert_eq!(server.ask(plans), "t", "{}", server.ask("SELECT plans, calls, query FROM pg_stat_statements"));
 }
 
 #[tokio::test]

@@ -53,7 +53,9 @@ impl Connection {
     pub(super) async fn open(host: &Host, access: &Access) -> Result<Self, StorageError> {
         let member = host.to_string();
         let connected = async {
-            let stream = socket::open((&*host.name, host.port)).await.map_err(|error| StorageError::unreachable(&member, error))?;
+            let stream = socket::open((&*host.name, host.port))
+                .await
+                .map_err(|error| StorageError::unreachable(&member, error))?;
             let mut connection = match &access.tls {
                 Some(tls) => {
                     let stream = tls.over(stream, &host.name).await;
