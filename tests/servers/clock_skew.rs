@@ -88,14 +88,14 @@ async fn memcached_enforces_limits_with_any_clock_skew() {
 #[tokio::test]
 async fn etcd_enforces_limits_with_any_clock_skew() {
     let etcd = Etcd::start(1);
-    let skews = [0, 12, 30, 70, 610, YEAR / SECOND * 10].into_iter().map(async |skew| {
+    // One after another, because a member stores some hundreds of hits per second.
+    for skew in [0, 30, 70, 610, YEAR / SECOND * 10] {
         let url = format!("{}?prefix=p{skew}", etcd.url());
         let storage = |ahead| EtcdStorage::new(&url).unwrap().deadline(LONG).clock(Ahead(ahead));
         // Each of the two faster clocks adds at most a quota, which is less than that of a second.
         let skew = skew * SECOND / 10;
         assert_promise(skew, skew.min(2 * SECOND), storage).await;
-    });
-    join_all(skews).await;
+    }
 }
 
 /// memcached treats a time to live above 30 days as an instant of its own clock.
