@@ -66,7 +66,6 @@ pub(crate) struct PendingCharge<St: Storage> {
     state: Mutex<State<St>>,
 }
 
-#[expect(clippy::large_enum_variant, reason = "it is on the heap already, and is replaced once")]
 enum State<St: Storage> {
     Open(Hits<St>),
     Settled {

@@ -38,7 +38,9 @@ impl MemoryInner {
     #[inline]
     fn lengthen_waits(&self, statuses: &mut [Status]) {
         if self.resolution > 0 {
-            statuses.iter_mut().for_each(|status| status.lengthen_wait(self.resolution));
+            for status in statuses {
+                status.lengthen_wait(self.resolution);
+            }
         }
     }
 
