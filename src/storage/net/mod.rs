@@ -1,6 +1,7 @@
 //! Connections to servers: opened at the first use, and opened again after failures.
 
 mod calls;
+mod get;
 mod race;
 mod ready;
 mod reconnect;

@@ -168,12 +168,11 @@ impl Connection {
             return Ok(self.client.query_typed(&sql(), &query.typed_params()).await?.pop());
         }
         let prepared = &self.statements[query.statement as usize];
-        let statement = match prepared.get() {
-            Some(statement) => statement,
-            None => {
-                let statement = self.client.prepare(&sql()).await?;
-                prepared.get_or_init(|| statement)
-            }
+        let statement = if let Some(statement) = prepared.get() {
+            statement
+        } else {
+            let statement = self.client.prepare(&sql()).await?;
+            prepared.get_or_init(|| statement)
         };
         self.client.query_opt(statement, &query.params()).await
     }

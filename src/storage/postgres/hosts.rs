@@ -44,7 +44,7 @@ pub(super) async fn resolve(config: &Config, server: &str) -> Result<Vec<Server>
         }
         match lookup_host((&*name, port)).await {
             Ok(found) => {
-                servers.extend(found.map(|address| Server { address: Address::Tcp(address), name: name.clone() }))
+                servers.extend(found.map(|address| Server { address: Address::Tcp(address), name: name.clone() }));
             }
             Err(failed) => error = Some(failed),
         }

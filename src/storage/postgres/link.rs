@@ -142,13 +142,13 @@ impl Link {
     ) -> Result<(&'a Reconnecting<Connection>, Arc<Connection>), StorageError> {
         let open = || Connection::open(settings.clone());
         let is_open = |connection: &'a Arc<Reconnecting<Connection>>| Some((&**connection, connection.value()?));
+        if let Some(found) = is_open(&connections[first]) {
+            return Ok(found);
+        }
         let (before, after) = connections.split_at(first);
-        let found = after.iter().chain(before).find_map(is_open);
-        if let Some((connection, value)) = found {
-            if !std::ptr::eq(connection, &*connections[first]) {
-                let _ = connections[first].value_or_begin(open);
-            }
-            return Ok((connection, value));
+        if let Some(found) = after.iter().chain(before).find_map(is_open) {
+            let _ = connections[first].value_or_begin(open);
+            return Ok(found);
         }
         match connections[0].get_for(&connections[first], deadline, open).await {
             Ok(value) => Ok((&*connections[0], value)),
