@@ -19,7 +19,7 @@ impl MemoryInner {
         }
         decision.set_policy(request.policy.digest());
         decision.set_ahead(self.clock.ahead());
-        self.lengthen_waits(decision.limits_mut());
+        self.lengthen_waits(|| decision.limits_mut());
         decision
     }
 
@@ -27,7 +27,7 @@ impl MemoryInner {
     pub(super) fn try_admit(&self, request: &StorageRequest<'_>, mode: Mode, summary: Option<&mut Summary>) -> bool {
         let Some(summary) = summary else { return self.answer(request, Fast { mode, summary: None }) };
         let is_admitted = self.answer(request, Fast { mode, summary: Some(summary) });
-        self.lengthen_waits(slice::from_mut(&mut summary.limit));
+        self.lengthen_waits(|| slice::from_mut(&mut summary.limit));
         // Header fields report the time of the wall clock, like `Decision::wall_at`.
         summary.at = summary.at.minus(u64::from(self.clock.ahead()) * 1_000_000);
         is_admitted
@@ -36,9 +36,9 @@ impl MemoryInner {
     /// Adds the resolution of the clock to the waits of a refusal. Each answer of the storage that
     /// can contain a wait passes here.
     #[inline]
-    fn lengthen_waits(&self, statuses: &mut [Status]) {
+    fn lengthen_waits<'a>(&self, statuses: impl FnOnce() -> &'a mut [Status]) {
         if self.resolution > 0 {
-            for status in statuses {
+            for status in statuses() {
                 status.lengthen_wait(self.resolution);
             }
         }

@@ -134,11 +134,16 @@ impl Shard {
                     return Put::Unclear;
                 }
                 let Some(victim) = victim else { return Put::Full(soonest) };
-                let forgotten = *self.table.slot(victim);
-                self.table.replace(start, gap, victim, slot);
-                return Put::Replaced(forgotten);
+                return self.replace(start, gap, victim, slot);
             }
         }
-        Put::Unclear
+        // The table has ended. A small one ends often, so the keys seen so far have to do.
+        victim.map_or(Put::Unclear, |victim| self.replace(start, gap, victim, slot))
+    }
+
+    fn replace(&mut self, start: usize, gap: Option<usize>, victim: usize, slot: Slot) -> Put {
+        let forgotten = *self.table.slot(victim);
+        self.table.replace(start, gap, victim, slot);
+        Put::Replaced(forgotten)
     }
 }
