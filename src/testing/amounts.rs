@@ -29,7 +29,7 @@ const DIFFERENCES: [u32; 19] = [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 16, 31, 64, 100, 
 
 impl<St: Storage, M: Fn(ManualClock) -> St> Inputs<'_, M> {
     pub(super) fn large_hits_take_their_cost(&self) {
-        let harness = self.harness("5: a hit takes its cost, however large");
+        let harness = self.harness("8: decisions equal the model's, for large costs");
         for policy in supported(&harness, LARGE) {
             let mut script = Script::new(&harness, &policy, policy.identity());
             for cost in [65_536, 1, 65_535, 1 << 24, 1 << 31, u32::MAX, 1_000_000_000] {

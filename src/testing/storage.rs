@@ -59,9 +59,9 @@ type MakeHandle<St> = dyn Fn(&St) -> St;
 /// |---|---|
 /// | 1 | A refusal spends no units of any limit of the policy. |
 /// | 3 | Waits are exact: by the given clock, a peek one microsecond before `retry_after` is refused, and a peek at `retry_after` is admitted. |
-/// | 5 | A hit spends its cost, of up to 32 bits, and nothing for cost 0. A peek predicts the verdict of the hit and changes nothing. |
+/// | 5 | A hit spends its cost, and nothing for cost 0. A peek predicts the verdict of the hit and changes nothing. |
 /// | 6 | A clock that goes back causes no errors and grants no units. Waits are exact from the first refusal on. The time of new keys goes back with the clock. |
-/// | 8 | Decisions equal those of the [`Model`](super::Model), on random scripts of hits, peeks, charges, settlements and clears, on a long log, and on 20 limits. |
+/// | 8 | Decisions equal those of the [`Model`](super::Model), on random scripts of hits, peeks, charges, settlements and clears, on a long log, on 20 limits, and for costs of up to 32 bits. |
 /// | 9 | Concurrent hits, refunds and settlements are exact. |
 /// | 10 | Keys are independent, also long ones and those that are not UTF-8. Policies with different names are independent. Policies with the same name share the states of limits with the same position, strategy and period, and no others. |
 /// | 11 | No state is removed early, neither by the given clock nor in real time. An expired state has no effect. |

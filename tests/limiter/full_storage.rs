@@ -94,7 +94,11 @@ fn stored_key_whose_short_log_has_no_room_is_refused_and_counted() {
 
 #[test]
 fn key_with_a_log_and_other_states_is_evicted_for_a_log() {
-    for text in ["fixed-window 3/day; moving-window 3/day", "moving-window 3/day; fixed-window 3/day"] {
+    for text in [
+        "fixed-window 3/day; moving-window 3/day",
+        "moving-window 3/day; fixed-window 3/day",
+        "moving-window 3/day; moving-window 4/day",
+    ] {
         let clock = ManualClock::default();
         let storage = MemoryStorage::builder().max_bytes(MIB).clock(clock.clone()).build().unwrap();
         let limiter = RateLimiter::with_storage(policy(text), storage.clone());
