@@ -63,7 +63,8 @@ fn module(file: &Path) -> Names {
     names
 }
 
-/// Returns the items that a module re-exports, each with its original path.
+/// Returns the items that a module re-exports, each with its original path. An item with the name of
+/// its module, such as `race::race`, counts as the module.
 fn reexports(module: &[String], code: &str) -> Vec<(Names, Names)> {
     let uses = code.match_indices(" use ").filter(|(at, _)| {
         let line = code[..*at].rsplit('\n').next().unwrap();
@@ -71,7 +72,7 @@ fn reexports(module: &[String], code: &str) -> Vec<(Names, Names)> {
     });
     let statements = uses.map(|(at, _)| code[at..].split(';').next().unwrap());
     let paths = statements.flat_map(paths).map(|path| absolute(module, &path));
-    paths.map(|path| ([module, &path[path.len() - 1..]].concat(), path)).filter(|(name, path)| name != path).collect()
+    paths.map(|path| ([module, &path[path.len() - 1..]].concat(), path)).filter(|(name, path)| !path.starts_with(name)).collect()
 }
 
 /// Returns the path from the root of the crate.
