@@ -72,7 +72,10 @@ fn reexports(module: &[String], code: &str) -> Vec<(Names, Names)> {
     });
     let statements = uses.map(|(at, _)| code[at..].split(';').next().unwrap());
     let paths = statements.flat_map(paths).map(|path| absolute(module, &path));
-    paths.map(|path| ([module, &path[path.len() - 1..]].concat(), path)).filter(|(name, path)| !path.starts_with(name)).collect()
+    paths
+        .map(|path| ([module, &path[path.len() - 1..]].concat(), path))
+        .filter(|(name, path)| !path.starts_with(name))
+        .collect()
 }
 
 /// Returns the path from the root of the crate.

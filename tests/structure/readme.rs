@@ -86,7 +86,7 @@ fn memory_table_of_the_guide_equals_that_of_the_storage() {
     }
 }
 
-/// The first two commands of somebody who opens the repository.
+/// The first two commands of a new contributor.
 #[test]
 fn readme_names_the_commands_that_start_the_server_and_run_all_tests() {
     for command in ["cargo run --example server", "scripts/test"] {
