@@ -14,9 +14,8 @@ use super::error::is_cancelled;
 use super::query::Query;
 use crate::storage::net::{Connected, before};
 
-/// The time after which another cancel request is sent. The server ignores one that arrives between
-/// two statements.
-const CANCEL_AGAIN: Duration = Duration::from_millis(20);
+/// The shortest time between two cancel requests of a statement.
+const SHORTEST_PATIENCE: Duration = Duration::from_millis(1);
 
 type Executed = Result<Option<Row>, Error>;
 
@@ -33,7 +32,8 @@ pub(super) struct Sent(Option<Pin<Box<dyn Future<Output = Executed> + Send>>>);
 
 impl Sent {
     pub(super) fn new(connection: Arc<Connection>, query: Query, deadline: Instant) -> Self {
-        Self(Some(Box::pin(execute(connection, query, cancel_at(deadline)))))
+        let patience = deadline.saturating_duration_since(Instant::now()) / 20;
+        Self(Some(Box::pin(execute(connection, query, cancel_at(deadline), patience))))
     }
 }
 
@@ -58,24 +58,33 @@ impl Drop for Sent {
     }
 }
 
-async fn execute(connection: Arc<Connection>, query: Query, cancel_at: Instant) -> Executed {
-    let result = execute_once(&connection, &query, cancel_at).await;
+async fn execute(connection: Arc<Connection>, query: Query, cancel_at: Instant, patience: Duration) -> Executed {
+    let result = execute_once(&connection, &query, cancel_at, patience).await;
     if result.as_ref().is_err_and(is_cancelled) && Instant::now() < cancel_at {
         // The cancel request was for an earlier statement on the connection.
-        return execute_once(&connection, &query, cancel_at).await;
+        return execute_once(&connection, &query, cancel_at, patience).await;
     }
     result
 }
 
-async fn execute_once(connection: &Connection, query: &Query, cancel_at: Instant) -> Executed {
+/// Executes a statement. From `cancel_at` on, sends cancel requests whenever the connection has had no
+/// reply for `patience`. A busy server that replies to other statements is not blocked, and cancel
+/// requests would only add to its work.
+async fn execute_once(connection: &Connection, query: &Query, cancel_at: Instant, patience: Duration) -> Executed {
     let mut executed = pin!(connection.execute(query));
     if let Ok(result) = timeout_at(cancel_at, &mut executed).await {
         return result;
     }
     loop {
         let cancelled = async {
-            connection.canceller.cancel().await;
-            sleep(CANCEL_AGAIN).await;
+            let turn = connection.canceller.turn().await;
+            if connection.silence() >= patience {
+                connection.canceller.cancel(turn);
+            } else {
+                drop(turn);
+            }
+            // The server ignores a request that arrives between two statements.
+            sleep(patience.max(SHORTEST_PATIENCE)).await;
         };
         if let Some(result) = before(&mut executed, cancelled).await {
             connection.calls().record_sign_of_life();

@@ -7,7 +7,7 @@ use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
-use tokio::sync::Mutex;
+use tokio::sync::{Mutex, OwnedMutexGuard};
 use tokio::time::timeout;
 use tokio_postgres::{CancelToken, NoTls};
 
@@ -16,6 +16,9 @@ use super::tls::Security;
 
 /// The time after which a connection that the server does not close counts as closed.
 pub(super) const CLOSES_WITHIN: Duration = Duration::from_secs(30);
+
+/// The right to send the next cancel request of a connection.
+pub(super) type Turn = OwnedMutexGuard<()>;
 
 /// Sends the cancel requests of one connection, one at a time.
 pub(super) struct Canceller {
@@ -30,10 +33,13 @@ impl Canceller {
         Arc::new(Self { token, address, security, turn: Arc::default() })
     }
 
-    /// Sends a cancel request in a background task. If one is in flight, waits until the server has
-    /// handled it.
-    pub(super) async fn cancel(self: &Arc<Self>) {
-        let turn = Arc::clone(&self.turn).lock_owned().await;
+    /// Waits until the server has handled the cancel request that is in flight, if there is one.
+    pub(super) async fn turn(&self) -> Turn {
+        Arc::clone(&self.turn).lock_owned().await
+    }
+
+    /// Sends a cancel request in a background task.
+    pub(super) fn cancel(self: &Arc<Self>, turn: Turn) {
         let canceller = Arc::clone(self);
         tokio::spawn(async move {
             // The error is ignored: a statement that was not cancelled has no reply at its deadline.

@@ -1,6 +1,7 @@
 //! A connection that the storage opens itself.
 
 use std::pin::pin;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
@@ -23,6 +24,7 @@ use super::tls::Security;
 use crate::storage::StorageError;
 use crate::storage::net::{CONNECT_WITHIN, Calls, Connected, Usable, before};
 use crate::storage::tls::Tls;
+use crate::time::micros;
 
 /// The time that the server has to close a connection before the first cancel request. It doubles
 /// after each request, up to [`MAX_CANCEL_AFTER`].
@@ -41,6 +43,9 @@ pub(super) struct Connection {
     /// because that waits for locks on the table.
     statements: [OnceLock<tokio_postgres::Statement>; Statement::COUNT],
     closing: Arc<Notify>,
+    opened: Instant,
+    /// The time of the last reply, in microseconds since `opened`.
+    last_reply: AtomicU64,
 }
 
 /// The settings of a connection.
@@ -131,8 +136,17 @@ impl Connection {
             }
             drop(end);
         });
-        let (calls, table) = (Calls::default(), settings.table.clone());
-        Ok(Self { client, canceller, calls, table, is_pooled: true, statements: Default::default(), closing })
+        Ok(Self {
+            client,
+            canceller,
+            calls: Calls::default(),
+            table: settings.table.clone(),
+            is_pooled: true,
+            statements: Default::default(),
+            closing,
+            opened: Instant::now(),
+            last_reply: AtomicU64::new(0),
+        })
     }
 
     /// Checks the server, and detects a pooler. Returns `true` if the table is missing and has to be
@@ -161,8 +175,20 @@ impl Connection {
         Ok(is_missing == "t")
     }
 
+    /// Returns the time since the last reply to a statement.
+    pub(super) fn silence(&self) -> Duration {
+        let last = Duration::from_micros(self.last_reply.load(Ordering::Relaxed));
+        self.opened.elapsed().saturating_sub(last)
+    }
+
     /// Executes a statement, and returns its row.
     pub(super) async fn execute(&self, query: &Query) -> Result<Option<Row>, Error> {
+        let result = self.send(query).await;
+        self.last_reply.store(micros(self.opened.elapsed()), Ordering::Relaxed);
+        result
+    }
+
+    async fn send(&self, query: &Query) -> Result<Option<Row>, Error> {
         let sql = || self.table.sql(query.statement);
         if self.is_pooled {
             return Ok(self.client.query_typed(&sql(), &query.typed_params()).await?.pop());
@@ -218,7 +244,9 @@ impl Drop for End {
             let (until, mut wait) = (Instant::now() + CLOSES_WITHIN, CANCEL_AFTER);
             while timeout(wait, socket.closed()).await.is_err() && Instant::now() < until {
                 if let Some(canceller) = &canceller {
-                    let _ = timeout_at(until, canceller.cancel()).await;
+                    if let Ok(turn) = timeout_at(until, canceller.turn()).await {
+                        canceller.cancel(turn);
+                    }
                 }
                 wait = (wait * 2).min(MAX_CANCEL_AFTER);
             }
