@@ -243,10 +243,10 @@ impl Drop for End {
         runtime.spawn(async move {
             let (until, mut wait) = (Instant::now() + CLOSES_WITHIN, CANCEL_AFTER);
             while timeout(wait, socket.closed()).await.is_err() && Instant::now() < until {
-                if let Some(canceller) = &canceller {
-                    if let Ok(turn) = timeout_at(until, canceller.turn()).await {
-                        canceller.cancel(turn);
-                    }
+                if let Some(canceller) = &canceller
+                    && let Ok(turn) = timeout_at(until, canceller.turn()).await
+                {
+                    canceller.cancel(turn);
                 }
                 wait = (wait * 2).min(MAX_CANCEL_AFTER);
             }
