@@ -38,7 +38,8 @@ impl<S: CasStorage> Store<S> {
     /// Returns a text of this many bytes, or of the store's longest text if that is shorter.
     fn text_of(&self, len: usize) -> String {
         let len = self.store.longest().map_or(len, |longest| len.min(longest));
-        let mut text: String = (0..=len / 8).map(|number| format!("{number:x} 1,1,1]")).collect();
+        let numbers = (0..len / 6 + 2).map(|number| number.to_string());
+        let mut text = numbers.collect::<Vec<_>>().join(" 1,1]");
         text.truncate(len);
         text
     }

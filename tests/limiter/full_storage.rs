@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use common::{now, policy};
 use tower_ratelimit::storage::{ManualClock, OnFull, StorageRequest, Summary};
+use tower_ratelimit::strategy::Status;
 use tower_ratelimit::{Decision, Key, MemoryStorage, Op, Policy, RateLimiter, Storage};
 
 const MIB: usize = 1 << 20;
@@ -48,6 +49,20 @@ fn new_key_without_room_is_counted_once() {
 }
 
 #[test]
+fn new_key_without_room_waits_for_the_first_of_the_refused_keys() {
+    let clock = ManualClock::default();
+    let storage = MemoryStorage::builder().max_keys(8).clock(clock.clone()).build().unwrap();
+    let limiter = RateLimiter::with_storage(policy("fixed-window 1/day"), storage);
+    for key in 0..8_u64 {
+        assert!(hit(&limiter, key).is_admitted());
+        clock.advance(Duration::from_secs(1));
+    }
+    for key in 8..50_u64 {
+        assert_eq!(hit(&limiter, key).retry_after(), Some(Duration::from_secs(86_400 - 8)));
+    }
+}
+
+#[test]
 fn long_log_without_room_is_counted_once() {
     for on_full in [OnFull::Refuse, OnFull::Admit] {
         let clock = ManualClock::default();
@@ -65,6 +80,11 @@ fn long_log_without_room_is_counted_once() {
             clock.advance(Duration::from_millis(20));
         }
         assert_eq!((counts(&storage), storage.stats().evicted), ((0, 0, 1), 0));
+        while hit_like_a_layer(&storage, &policy, "modest") {
+            clock.advance(Duration::from_millis(20));
+        }
+        let modest = storage.stats().log_bytes - log_bytes;
+        assert!((2_100..=2_304).contains(&modest), "a log of {modest} bytes is long");
     }
 }
 
@@ -135,9 +155,10 @@ fn only_keys_that_have_not_expired_are_counted_as_evicted() {
 #[test]
 fn eviction_removes_all_states_of_a_key() {
     const KEYS: u64 = 100;
+    const MOST: usize = 300;
     let (clock, texts) =
         (ManualClock::default(), ["fixed-window 3/day; token-bucket 3/2 days", "moving-window 3/day", "3/day"]);
-    let storage = MemoryStorage::builder().max_keys(3 * KEYS as usize).clock(clock.clone()).build().unwrap();
+    let storage = MemoryStorage::builder().max_keys(MOST).clock(clock.clone()).build().unwrap();
     let limiters = texts.map(|text| RateLimiter::with_storage(policy(text), storage.clone()));
     for key in 0..KEYS {
         for limiter in &limiters {
@@ -151,12 +172,12 @@ fn eviction_removes_all_states_of_a_key() {
         for other in 0..KEYS {
             for limiter in &limiters {
                 let peek = now(limiter.peek(&other.into()));
-                let left: Vec<u32> = peek.limits().iter().map(|status| status.remaining()).collect();
+                let left: Vec<u32> = peek.limits().iter().map(Status::remaining).collect();
                 assert!(left.iter().all(|each| *each == left[0]), "{left:?} units are left");
             }
         }
     }
-    assert_eq!((storage.stats().keys, storage.stats().evicted), (3 * KEYS as usize, KEYS));
+    assert_eq!((storage.stats().keys, storage.stats().evicted), (MOST, KEYS));
     for limiter in limiters.iter().chain([&flood]) {
         (0..KEYS).for_each(|key| now(limiter.clear(&key.into())));
     }
