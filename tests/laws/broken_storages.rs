@@ -213,6 +213,7 @@ impl Broken {
             _ => usize::MAX,
         };
         let kept = names.filter(|(position, _)| *position < most);
+        // The first amount of a bucket is no count.
         let bucket = |position: usize| policy.limits()[position].strategy().name() == "token-bucket";
         let rounded = kept.map(|(position, (name, state))| match state {
             State::Counts { until, amounts } if self.fault == StorageFault::RoundsInstants => {
@@ -224,10 +225,14 @@ impl Broken {
             {
                 (name, (State::Counts { until, amounts: [first, second & 0xffff] }, Instant::now()))
             }
-            State::Counts { until, amounts: [first, second] } if self.fault == StorageFault::CountsTo16Bits => {
+            State::Counts { until, amounts: [first, second] }
+                if self.fault == StorageFault::CountsTo16Bits && !bucket(position) =>
+            {
                 (name, (State::Counts { until, amounts: [first.min(65_535), second] }, Instant::now()))
             }
-            State::Counts { until, amounts: [first, second] } if self.fault == StorageFault::CountsTo31Bits => {
+            State::Counts { until, amounts: [first, second] }
+                if self.fault == StorageFault::CountsTo31Bits && !bucket(position) =>
+            {
                 (name, (State::Counts { until, amounts: [first.min(i32::MAX.unsigned_abs()), second] }, Instant::now()))
             }
             State::Log(log) if self.fault == StorageFault::CutsLogs => {

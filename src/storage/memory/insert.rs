@@ -137,7 +137,8 @@ impl Shard {
                 return self.replace(start, gap, victim, slot);
             }
         }
-        // The table has ended. A small one ends often, so the keys seen so far have to do.
+        // The table has ended. A small one ends often, so half of the keys have to do.
+        let victim = victim.filter(|_| seen >= MAX_KEYS_SEARCHED / 2);
         victim.map_or(Put::Unclear, |victim| self.replace(start, gap, victim, slot))
     }
 

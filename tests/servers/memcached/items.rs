@@ -60,7 +60,7 @@ async fn cleared_item_is_removed() {
 /// storage keeps such states.
 fn other_state(bytes: usize) -> String {
     // It expires in decades.
-    let start = "[9.other/1 9000000000000000,";
+    let start = "v1[9.other/1 9000000000000000,";
     format!("{start}{}]", "1".repeat(bytes - start.len() - 1))
 }
 
