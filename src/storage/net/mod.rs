@@ -2,7 +2,7 @@
 
 mod calls;
 mod get;
-mod race;
+pub(super) mod race;
 mod ready;
 mod reconnect;
 pub(super) mod socket;
@@ -13,8 +13,6 @@ use std::time::Duration;
 #[cfg(feature = "redis")]
 pub(super) use self::calls::Call;
 pub(super) use self::calls::{Calls, Connected};
-#[cfg(feature = "postgres")]
-pub(super) use self::race::{before, race, tries};
 pub(super) use self::ready::until_ready;
 pub(super) use self::reconnect::{Reconnecting, Usable};
 #[cfg(any(feature = "memcached", feature = "etcd", feature = "postgres"))]

@@ -12,7 +12,8 @@ use tokio_postgres::{Error, Row};
 use super::connection::Connection;
 use super::error::is_cancelled;
 use super::query::Query;
-use crate::storage::net::{Connected, before};
+use crate::storage::net::Connected;
+use crate::storage::net::race::before;
 
 /// The shortest time between two cancel requests of a statement.
 const SHORTEST_PATIENCE: Duration = Duration::from_millis(1);

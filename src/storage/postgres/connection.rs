@@ -22,7 +22,8 @@ use super::socket::{Address, Socket};
 use super::table::{Statement, Table};
 use super::tls::Security;
 use crate::storage::StorageError;
-use crate::storage::net::{CONNECT_WITHIN, Calls, Connected, Usable, before};
+use crate::storage::net::race::before;
+use crate::storage::net::{CONNECT_WITHIN, Calls, Connected, Usable};
 use crate::storage::tls::Tls;
 use crate::time::micros;
 

@@ -15,7 +15,8 @@ use tokio::net::TcpStream;
 #[cfg(unix)]
 use tokio::net::UnixStream;
 
-use crate::storage::net::{race, socket, tries};
+use crate::storage::net::race::{race, tries};
+use crate::storage::net::socket;
 
 /// The address of a server.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
