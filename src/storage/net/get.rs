@@ -5,6 +5,7 @@ use std::sync::Arc;
 use tokio::task::yield_now;
 use tokio::time::{Instant, timeout_at};
 
+#[cfg(any(test, feature = "redis", feature = "memcached", feature = "etcd"))]
 use super::race::{race, tries};
 use super::reconnect::{Found, Reconnecting, Usable};
 use super::waiters::{MOST, overloaded};
@@ -18,6 +19,7 @@ impl<T: Usable + Send + Sync + 'static> Reconnecting<T> {
     ///
     /// Returns the error of the last attempt during the backoff, a timeout at `deadline`, and an
     /// overload error if too many callers wait.
+    #[cfg(any(test, feature = "redis", feature = "memcached", feature = "etcd"))]
     pub(in crate::storage) async fn get<F>(
         self: &Arc<Self>,
         deadline: Instant,
@@ -29,7 +31,7 @@ impl<T: Usable + Send + Sync + 'static> Reconnecting<T> {
         self.get_for(self, deadline, || race(tries(&make))).await
     }
 
-    /// Returns the value, like [`get`](Self::get), but calls `make` once per attempt. The caller
+    /// Returns the value, like `get`, but calls `make` once per attempt. The caller
     /// counts as one that waits for `other`, so that callers who wait for the same value can have
     /// separate limits.
     ///
