@@ -213,8 +213,9 @@ impl Broken {
             _ => usize::MAX,
         };
         let kept = names.filter(|(position, _)| *position < most);
-        // The first amount of a bucket is no count.
         let bucket = |position: usize| policy.limits()[position].strategy().name() == "token-bucket";
+        // The first amount of a bucket is no count.
+        let counts = |position: usize| !policy.limits()[position].strategy().name().ends_with("-bucket");
         let rounded = kept.map(|(position, (name, state))| match state {
             State::Counts { until, amounts } if self.fault == StorageFault::RoundsInstants => {
                 let until = Timestamp::from_micros(until.as_micros().next_multiple_of(1_000));
@@ -226,12 +227,12 @@ impl Broken {
                 (name, (State::Counts { until, amounts: [first, second & 0xffff] }, Instant::now()))
             }
             State::Counts { until, amounts: [first, second] }
-                if self.fault == StorageFault::CountsTo16Bits && !bucket(position) =>
+                if self.fault == StorageFault::CountsTo16Bits && counts(position) =>
             {
                 (name, (State::Counts { until, amounts: [first.min(65_535), second] }, Instant::now()))
             }
             State::Counts { until, amounts: [first, second] }
-                if self.fault == StorageFault::CountsTo31Bits && !bucket(position) =>
+                if self.fault == StorageFault::CountsTo31Bits && counts(position) =>
             {
                 (name, (State::Counts { until, amounts: [first.min(i32::MAX.unsigned_abs()), second] }, Instant::now()))
             }
