@@ -148,7 +148,8 @@ async fn returned_primary_is_not_used_after_the_cluster_has_demoted_it() {
     let replica = cluster.start_replica(0);
     let policy = policy("fixed-window 20/day; moving-window 20 per 2 days").with_name("p");
     let key = Key::from(&*homes(&cluster, "p")[0]);
-    let limiter = || RateLimiter::with_storage(policy.clone(), storage(&cluster.url()));
+    // The hits on the primary that hangs have to fail.
+    let limiter = || RateLimiter::with_storage(policy.clone(), storage(&cluster.url()).deadline(2 * SECOND));
     // The second process is idle during the failover, so its map of the slots is outdated.
     let (active, idle) = (limiter(), limiter());
     for limiter in [&active, &idle] {
