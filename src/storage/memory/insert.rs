@@ -11,6 +11,9 @@ use crate::storage::StorageRequest;
 use crate::strategy::{Outcome, State};
 use crate::{Op, Timestamp};
 
+/// The largest number of slots of a tiny table.
+const TINY: usize = 64;
+
 /// The result of a hit on a new key.
 pub(super) enum NewKey {
     /// The hit was admitted. This is its state and outcome.
@@ -137,8 +140,9 @@ impl Shard {
                 return self.replace(start, gap, victim, slot);
             }
         }
-        // The table has ended. A small one ends often, so half of the keys have to do.
-        let victim = victim.filter(|_| seen >= MAX_KEYS_SEARCHED / 2);
+        // The table has ended, so the keys seen so far have to do. In a tiny table, they can be a
+        // small part of the keys that the general path compares.
+        let victim = victim.filter(|_| self.table.slots() > TINY);
         victim.map_or(Put::Unclear, |victim| self.replace(start, gap, victim, slot))
     }
 
