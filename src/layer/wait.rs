@@ -41,7 +41,7 @@ impl<St: Storage, R> RateLimitLayer<St, R> {
     /// - The last refusal of a waiting request shows that the new one cannot be admitted within
     ///   `max_wait`.
     ///
-    /// A request that [nothing polls](crate::RateLimiter::acquire#calls-that-nothing-polls) does not
+    /// A request that [nothing polls](crate::RateLimiter::acquire) does not
     /// block the others.
     ///
     /// Requests in other processes can overtake too. So a request with a high [cost](Self::cost)
