@@ -11,9 +11,6 @@ use crate::storage::StorageRequest;
 use crate::strategy::{Outcome, State};
 use crate::{Op, Timestamp};
 
-/// The largest number of slots of a tiny table.
-const TINY: usize = 64;
-
 /// The result of a hit on a new key.
 pub(super) enum NewKey {
     /// The hit was admitted. This is its state and outcome.
@@ -137,18 +134,11 @@ impl Shard {
                     return Put::Unclear;
                 }
                 let Some(victim) = victim else { return Put::Full(soonest) };
-                return self.replace(start, gap, victim, slot);
+                let forgotten = *self.table.slot(victim);
+                self.table.replace(start, gap, victim, slot);
+                return Put::Replaced(forgotten);
             }
         }
-        // The table has ended, so the keys seen so far have to do. In a tiny table, they can be a
-        // small part of the keys that the general path compares.
-        let victim = victim.filter(|_| self.table.slots() > TINY);
-        victim.map_or(Put::Unclear, |victim| self.replace(start, gap, victim, slot))
-    }
-
-    fn replace(&mut self, start: usize, gap: Option<usize>, victim: usize, slot: Slot) -> Put {
-        let forgotten = *self.table.slot(victim);
-        self.table.replace(start, gap, victim, slot);
-        Put::Replaced(forgotten)
+        Put::Unclear
     }
 }
