@@ -100,7 +100,7 @@ faulty_server!(Memcached);
 /// is in the system's cache.
 impl FaultyServer for Postgres {
     fn launch() -> Self {
-        let server = Self::start(&["fsync=off"]);
+        let server = Self::start(&[]);
         // Creates the table before the test, because that takes longer than to connect.
         server.ask(&PostgresStorage::new(&server.url()).unwrap().definition());
         server

@@ -52,9 +52,9 @@ impl Postgres {
         let mut command = unprivileged(bin().join("postgres"));
         command.arg("-D").arg(&data).args(["-p", &self.port.to_string(), "-c", "listen_addresses=127.0.0.1"]);
         command.arg("-c").arg(format!("unix_socket_directories={}", self.folder.display()));
-        // Small buffers, because many servers share the machine.
-        command.args(["-c", "shared_buffers=16MB", "-c", "max_wal_size=64MB"]);
-        for option in &self.options {
+        // Many servers share the machine, and are killed. What is in no file is lost only with the machine.
+        let own = ["shared_buffers=8MB", "max_wal_size=64MB", "fsync=off", "dynamic_shared_memory_type=mmap"];
+        for option in own.into_iter().chain(self.options.iter().map(String::as_str)) {
             command.args(["-c", option]);
         }
         let process = self.process.insert(Process::start(&mut command, PACKAGES));
@@ -241,7 +241,9 @@ impl Drop for Session {
 /// Returns a command that connects to the database `postgres` as the user `postgres`. The host is
 /// an address, or the folder of a Unix socket.
 pub(super) fn psql(host: impl AsRef<std::ffi::OsStr>, port: u16) -> Command {
-    let mut command = Command::new("psql");
+    // Debian's `psql` in the path is a script in Perl that needs more time than the program itself.
+    let program = Some(bin().join("psql")).filter(|program| program.exists()).unwrap_or_else(|| "psql".into());
+    let mut command = Command::new(program);
     command.args(["-X", "-A", "-t", "-q", "-v", "ON_ERROR_STOP=1", "-U", "postgres", "-d", "postgres", "-h"]);
     command.arg(host).args(["-p", &port.to_string()]);
     command
@@ -254,12 +256,24 @@ pub(super) fn ask(mut psql: Command, sql: &str) -> String {
     String::from_utf8(output.stdout).unwrap().trim().to_owned()
 }
 
-/// A data directory that each server copies, because creating one takes more than a second.
+/// A data directory that each server copies, because creating one takes more than a second. It is
+/// small: one database, and a log of 1 MB files.
 static TEMPLATE: LazyLock<PathBuf> = LazyLock::new(|| {
     let folder = scratch("template").join("data");
     let mut command = unprivileged(bin().join("initdb"));
     command.arg("-D").arg(&folder).args(["-A", "trust", "-U", "postgres", "-N", "-E", "UTF8", "--locale", "C.UTF-8"]);
-    run(&mut command);
+    run(command.arg("--wal-segsize=1"));
+    // Executes its input without a server.
+    let mut single = unprivileged(bin().join("postgres"));
+    single.args(["--single", "-F", "-D"]).arg(&folder).args(["-c", "shared_buffers=8MB", "postgres"]);
+    let statements = folder.join("statements");
+    fs::write(
+        &statements,
+        "UPDATE pg_database SET datistemplate = false\nDROP DATABASE template0\nDROP DATABASE template1\n",
+    )
+    .unwrap();
+    run(single.stdin(fs::File::open(&statements).unwrap()));
+    fs::remove_file(statements).unwrap();
     folder
 });
 

@@ -35,7 +35,7 @@ fn storage_obeys_the_laws() {
     let storage = storage(&etcd);
     StorageLaws::new(|clock| on(&storage, clock))
         // etcd is slow. `tests/laws` runs all scripts with the same loop on a store in memory.
-        .scripts(32)
+        .scripts(16)
         // A storage with a new deadline decides on its own, as in another process.
         .second_handle(|storage| storage.clone().deadline(LONG))
         .and_policies([
@@ -50,7 +50,7 @@ fn storage_obeys_the_laws_on_three_members() {
     let etcd = Etcd::calm();
     let storage = storage(&etcd);
     let several = policy("fixed-window 3/second; moving-window 9/minute; token-bucket 10/hour");
-    StorageLaws::new(|clock| on(&storage, clock)).scripts(8).and_policies([several]).check();
+    StorageLaws::new(|clock| on(&storage, clock)).scripts(4).and_policies([several]).check();
 }
 
 #[test]

@@ -74,13 +74,13 @@ fn most_backends(server: &Postgres, time: Duration) -> usize {
     let (begun, mut most) = (Instant::now(), 0);
     while begun.elapsed() < time {
         most = most.max(server.backends().len());
-        thread::sleep(Duration::from_millis(5));
+        thread::sleep(Duration::from_millis(20));
     }
     most
 }
 
 fn server() -> Postgres {
-    let server = Postgres::start(&["fsync=off"]);
+    let server = Postgres::start(&[]);
     server.ask(&PostgresStorage::new(&server.url()).unwrap().definition());
     server.ask("INSERT INTO tower_ratelimit VALUES ('other', 'text', now())");
     server
@@ -191,7 +191,7 @@ fn suspended_backends_cost_one_further_connection() {
 
 #[test]
 fn migration_that_is_given_up_ends_on_the_server() {
-    let server = Postgres::start(&["fsync=off"]);
+    let server = Postgres::start(&[]);
     let storage = storage(&server);
     let mut session = server.session();
     session.execute("BEGIN; SELECT pg_advisory_xact_lock(hashtext('tower_ratelimit'))");
@@ -213,7 +213,7 @@ fn migration_that_is_given_up_ends_on_the_server() {
 /// The storage creates the table when it connects.
 #[test]
 fn creation_of_the_table_that_is_locked_costs_no_further_connections() {
-    let server = Postgres::start(&["fsync=off"]);
+    let server = Postgres::start(&[]);
     let mut session = server.session();
     session.execute("BEGIN; SELECT pg_advisory_xact_lock(hashtext('tower_ratelimit'))");
     let traffic = Traffic::start(&server);

@@ -3,8 +3,8 @@
 use std::time::{Duration, Instant};
 
 use common::policy;
-use common::servers::Postgres;
 use common::servers::storage::RUNTIME;
+use common::servers::{Postgres, wait_until};
 use common::time::Stopwatch;
 use tokio::task::JoinSet;
 use tower_ratelimit::storage::{PostgresStorage, StorageError, StorageErrorKind};
@@ -175,14 +175,18 @@ fn full_disk_is_a_clear_error_that_counts_nothing_and_recovers() {
 fn server_without_free_connections_is_a_clear_error() {
     let server = Postgres::start(&["max_connections=4", "superuser_reserved_connections=0", "max_wal_senders=0"]);
     let one = limiter(connected(&server));
-    RUNTIME.block_on(async {
-        let hits: JoinSet<_> = (0..20_u64)
-            .map(|client| {
-                let one = one.clone();
-                async move { one.hit(&Key::from(client)).await.unwrap() }
-            })
-            .collect();
-        hits.join_all().await;
+    // Connections are opened when several hits are made at the same time.
+    wait_until("one storage has all connections", || {
+        RUNTIME.block_on(async {
+            let hits: JoinSet<_> = (0..20_u64)
+                .map(|client| {
+                    let one = one.clone();
+                    async move { one.hit(&Key::from(client)).await.unwrap() }
+                })
+                .collect();
+            hits.join_all().await;
+        });
+        server.backends().len() == 4
     });
     let error = hit(&limiter(storage(&server))).unwrap_err();
     assert_eq!(error.kind(), StorageErrorKind::Unreachable);

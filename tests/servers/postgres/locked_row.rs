@@ -42,6 +42,6 @@ pub(super) fn check(server: &Postgres, storage: &PostgresStorage) {
 
 #[test]
 fn hits_on_a_locked_row_are_errors_that_count_nothing() {
-    let server = Postgres::start(&["fsync=off"]);
+    let server = Postgres::start(&[]);
     check(&server, &storage(&server).deadline(DEADLINE));
 }

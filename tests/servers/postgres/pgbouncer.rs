@@ -13,7 +13,7 @@ const HITS: u64 = 10_000;
 
 #[test]
 fn ten_thousand_hits_leave_nothing_on_the_connections_of_other_programs() {
-    let server = Postgres::start(&["fsync=off"]);
+    let server = Postgres::start(&[]);
     let pooler = PgBouncer::start(&server, 2);
     let storage = PostgresStorage::new(&pooler.url()).unwrap();
     // The timeout of the statements that the server would keep.
@@ -50,7 +50,7 @@ fn ten_thousand_hits_leave_nothing_on_the_connections_of_other_programs() {
 /// PgBouncer forwards the cancel request.
 #[test]
 fn locked_row_is_an_error_that_counts_nothing() {
-    let server = Postgres::start(&["fsync=off"]);
+    let server = Postgres::start(&[]);
     let pooler = PgBouncer::start(&server, 4);
     let storage = PostgresStorage::new(&pooler.url()).unwrap().deadline(super::locked_row::DEADLINE);
     super::locked_row::check(&server, &storage);

@@ -98,7 +98,7 @@ fn connection_that_hangs_is_removed_from_the_pool() {
 /// The statements do not stay on the server, although the pool has no statement timeout.
 #[test]
 fn locked_row_is_an_error_that_counts_nothing() {
-    let server = Postgres::start(&["fsync=off"]);
+    let server = Postgres::start(&[]);
     let storage = PostgresStorage::from_pool(pool(&server, 2)).deadline(super::locked_row::DEADLINE);
     RUNTIME.block_on(storage.migrate()).unwrap();
     super::locked_row::check(&server, &storage);

@@ -48,7 +48,7 @@ async fn only_certificates_that_the_url_names_are_trusted() {
 /// The cancel requests are encrypted, too.
 #[test]
 fn statements_over_tls_are_prepared_and_cancelled() {
-    let preload = ["fsync=off", "shared_preload_libraries=pg_stat_statements", "pg_stat_statements.track_planning=on"];
+    let preload = ["shared_preload_libraries=pg_stat_statements", "pg_stat_statements.track_planning=on"];
     let (files, server) = (Certificates::create(), Postgres::start(&preload));
     server.enable_tls(&files.read("ca.pem"), &files.read("key.pem"), None);
     server.ask("CREATE EXTENSION pg_stat_statements");

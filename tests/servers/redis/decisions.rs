@@ -120,7 +120,7 @@ fn decisions_and_stored_states_equal_those_of_the_strategies() {
     let server = Server::start(&[]);
     let mut numbers = Numbers(0x1234_5678_9abc_def1);
     let (mut calls, mut texts, mut round) = (0, 0, 0);
-    while calls < 20_000 {
+    while calls < 8_000 {
         round += 1;
         let clock = ManualClock::default();
         let prefix = format!("r{round}");
@@ -175,7 +175,7 @@ fn decisions_and_stored_states_equal_those_of_the_strategies() {
             }
         });
     }
-    assert!(texts > 1_000);
+    assert!(texts > 400, "{texts}");
 }
 
 #[test]
