@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use divan::counter::ItemsCount;
 use divan::{Bencher, Divan};
-use tower_ratelimit::RateLimiter;
+use tower_ratelimit::LocalLimiter;
 
 use support::hits::{BATCH, Hits};
 use support::limiters::admits;
@@ -22,7 +22,7 @@ fn main() {
 }
 
 /// Measures hits that are all admitted, or all refused.
-fn measure(bencher: Bencher<'_, '_>, limiter: &RateLimiter, hits: &Hits, admitted: bool) {
+fn measure(bencher: Bencher<'_, '_>, limiter: &LocalLimiter, hits: &Hits, admitted: bool) {
     bencher
         .counter(ItemsCount::new(BATCH))
         .with_inputs(|| hits.batch())
@@ -77,7 +77,7 @@ mod admitted {
 mod refused {
     use divan::Bencher;
     use tower_ratelimit::strategy::Strategy;
-    use tower_ratelimit::{FixedWindow, MovingWindow, RateLimiter, SlidingWindowCounter, TokenBucket};
+    use tower_ratelimit::{FixedWindow, LocalLimiter, MovingWindow, SlidingWindowCounter, TokenBucket};
 
     use super::support::hits::{Hits, address};
     use super::support::limiters::{hit_once, stingy};
@@ -89,7 +89,7 @@ mod refused {
         threads = [1, 2],
     )]
     fn address_key<S: Strategy + Default>(bencher: Bencher<'_, '_>, keys: u32) {
-        let limiter = hit_once(RateLimiter::new(stingy::<S>()), keys, address);
+        let limiter = hit_once(LocalLimiter::new(stingy::<S>()), keys, address);
         measure(bencher, &limiter, &Hits::round_robin(keys, address), false);
     }
 }
@@ -174,14 +174,14 @@ mod wrappers {
 
     use divan::Bencher;
     use divan::counter::ItemsCount;
-    use tower_ratelimit::storage::{Breaker, Leases, RefusalCache, Timeout};
+    use tower_ratelimit::storage::{Breaker, Leases, RefusalCache};
     use tower_ratelimit::{FixedWindow, MemoryStorage, Storage};
 
     use super::KEYS;
     use super::support::hits::{BATCH, Hits, address};
     use super::support::limiters::{FailingStorage, Generous, decides, stingy};
 
-    fn each<St: Storage>(bencher: Bencher<'_, '_>, keys: u32, storage: &St, admitted: bool) {
+    fn each(bencher: Bencher<'_, '_>, keys: u32, storage: &impl Storage, admitted: bool) {
         let policy = if admitted { FixedWindow::generous() } else { stingy::<FixedWindow>() };
         for key in (0..keys).map(address) {
             assert!(decides(storage, &policy, &key));
@@ -196,11 +196,6 @@ mod wrappers {
     #[divan::bench(args = KEYS)]
     fn admitted_by_memory(bencher: Bencher<'_, '_>, keys: u32) {
         each(bencher, keys, &MemoryStorage::new(), true);
-    }
-
-    #[divan::bench(args = KEYS)]
-    fn admitted_within_a_timeout(bencher: Bencher<'_, '_>, keys: u32) {
-        each(bencher, keys, &Timeout::new(MemoryStorage::new(), Duration::from_millis(100)), true);
     }
 
     #[divan::bench(args = KEYS)]

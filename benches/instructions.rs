@@ -7,6 +7,8 @@
 mod support;
 
 use std::convert::Infallible;
+use std::pin::Pin;
+use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
 use axum::body::Body;
@@ -14,8 +16,8 @@ use http::{Request, Response};
 use tower::{Layer, Service};
 use tower_ratelimit::storage::ManualClock;
 use tower_ratelimit::{
-    FixedWindow, Headers, IntoPolicy, Key, LivePolicy, MemoryStorage, PeerIp, RateLimitLayer, RateLimiter,
-    SlidingWindowCounter, TokenBucket,
+    FixedWindow, Headers, IntoPolicy, Key, LivePolicy, LocalLimiter, MemoryStorage, PeerIp, RateLimitLayer,
+    RateLimiter, SlidingWindowCounter, TokenBucket,
 };
 
 use support::hits::address;
@@ -27,11 +29,12 @@ const INPUTS: u32 = 20_000;
 
 type Path = fn(usize);
 
-const PATHS: [(&str, Path); 18] = [
+const PATHS: [(&str, Path); 19] = [
     ("admit token bucket", |times| admit(TokenBucket::generous(), times)),
     ("admit live token bucket", |times| admit(LivePolicy::new(TokenBucket::generous()), times)),
     ("admit three limits", |times| admit(several(3, u32::MAX), times)),
     ("admit refusal", admit_refusal),
+    ("local hit token bucket", local_hit),
     ("hit token bucket", |times| hit(TokenBucket::generous(), times)),
     ("hit sliding window counter", hit_after_a_previous_window),
     ("hit fixed window", |times| hit(FixedWindow::generous(), times)),
@@ -64,9 +67,15 @@ fn main() {
     }
 }
 
+fn local_hit(times: usize) {
+    let (limiter, _) = with_manual_clock(TokenBucket::generous());
+    let key = alice();
+    (0..times).for_each(|_| assert!(admits(&limiter, &key)));
+}
+
 fn hit(policy: impl IntoPolicy, times: usize) {
     let (limiter, _) = with_manual_clock(policy);
-    repeat(&limiter, times, true);
+    repeat(limiter, times, true);
 }
 
 fn admit(policy: impl IntoPolicy, times: usize) {
@@ -85,29 +94,31 @@ fn admit_refusal(times: usize) {
 
 fn hit_after_a_previous_window(times: usize) {
     let (limiter, clock) = with_manual_clock(SlidingWindowCounter::generous());
-    repeat(&limiter, 10, true);
+    repeat(limiter.clone(), 10, true);
     clock.advance(Duration::from_millis(4_500));
-    repeat(&limiter, times, true);
+    repeat(limiter, times, true);
 }
 
 fn hit_moving_window(times: usize) {
-    let (limiter, clock, pace) = full_log(100, &alice());
+    let key = alice();
+    let (limiter, clock, pace) = full_log(100, &key);
+    let limiter = RateLimiter::from(limiter);
     for _ in 0..times {
         clock.advance(pace);
-        repeat(&limiter, 1, true);
+        assert!(awaited(&limiter, &key));
     }
 }
 
 fn refusal(times: usize) {
     let (limiter, _) = with_manual_clock(stingy::<TokenBucket>());
-    repeat(&limiter, 1, true);
-    repeat(&limiter, times, false);
+    repeat(limiter.clone(), 1, true);
+    repeat(limiter, times, false);
 }
 
 fn new_key(times: usize) {
-    let (limiter, _) = with_manual_clock(TokenBucket::generous());
+    let limiter = RateLimiter::from(with_manual_clock(TokenBucket::generous()).0);
     let keys: Vec<_> = (0..INPUTS).map(address).collect();
-    keys[..times].iter().for_each(|key| assert!(admits(&limiter, key)));
+    keys[..times].iter().for_each(|key| assert!(awaited(&limiter, key)));
     // Exit without dropping anything, because the cost of that depends on the number of hits.
     std::process::exit(0);
 }
@@ -119,15 +130,25 @@ fn new_key_at_the_cap(times: usize) {
         .clock(ManualClock::default())
         .build()
         .expect("the configuration is valid");
-    let limiter = RateLimiter::with_storage(TokenBucket::generous(), storage);
+    let limiter = LocalLimiter::with_storage(TokenBucket::generous(), storage);
     let keys: Vec<_> = (0..INPUTS).map(address).collect();
     keys[..CAP + times].iter().for_each(|key| assert!(limiter.admit(key)));
     std::process::exit(0);
 }
 
-fn repeat(limiter: &RateLimiter, times: usize, admitted: bool) {
-    let key = alice();
-    (0..times).for_each(|_| assert_eq!(admits(limiter, &key), admitted));
+fn repeat(limiter: LocalLimiter, times: usize, admitted: bool) {
+    let (limiter, key) = (RateLimiter::from(limiter), alice());
+    (0..times).for_each(|_| assert_eq!(awaited(&limiter, &key), admitted));
+}
+
+/// Makes one decision as `.await` does, and reads its result.
+#[inline]
+fn awaited(limiter: &RateLimiter, key: &Key) -> bool {
+    let mut deciding = limiter.hit(key);
+    match Pin::new(&mut deciding).poll(&mut Context::from_waker(Waker::noop())) {
+        Poll::Ready(Ok(decision)) => decision.is_admitted(),
+        _ => panic!("a memory storage never waits and never fails"),
+    }
 }
 
 fn alice() -> Key {

@@ -8,10 +8,10 @@ use axum::routing::get;
 use tokio::net::TcpListener;
 use tonic::transport::Server;
 use tonic::transport::server::TcpIncoming;
-use tower_ratelimit::{GrpcRejection, PeerIp, ProblemRejection, Quota, RateLimitLayer, RateLimiter};
+use tower_ratelimit::{GrpcRejection, LocalLimiter, PeerIp, ProblemRejection, Quota, RateLimitLayer};
 
 /// Serves gRPC until the listener fails. A refused call ends with `RESOURCE_EXHAUSTED`.
-async fn grpc(listener: TcpListener, limiter: &RateLimiter) -> io::Result<()> {
+async fn grpc(listener: TcpListener, limiter: &LocalLimiter) -> io::Result<()> {
     let limit = RateLimitLayer::from_limiter(limiter, PeerIp::new()).rejection(GrpcRejection::new());
     let (_, health) = tonic_health::server::health_reporter();
     let server = Server::builder().layer(limit).add_service(health);
@@ -19,7 +19,7 @@ async fn grpc(listener: TcpListener, limiter: &RateLimiter) -> io::Result<()> {
 }
 
 /// Serves HTTP until the listener fails. A refused request gets a 429 with a problem in JSON.
-async fn http(listener: TcpListener, limiter: &RateLimiter) -> io::Result<()> {
+async fn http(listener: TcpListener, limiter: &LocalLimiter) -> io::Result<()> {
     let limit = RateLimitLayer::from_limiter(limiter, PeerIp::new()).rejection(ProblemRejection);
     let app = Router::new().route("/", get(|| async { "hello\n" })).layer(limit);
     axum::serve(listener, app.into_make_service_with_connect_info::<SocketAddr>()).await
@@ -27,7 +27,7 @@ async fn http(listener: TcpListener, limiter: &RateLimiter) -> io::Result<()> {
 
 #[tokio::main]
 async fn main() -> io::Result<()> {
-    let limiter = RateLimiter::new(Quota::per_minute(10));
+    let limiter = LocalLimiter::new(Quota::per_minute(10));
     let (calls, requests) = (TcpListener::bind("127.0.0.1:50051").await?, TcpListener::bind("127.0.0.1:3000").await?);
     tokio::try_join!(grpc(calls, &limiter), http(requests, &limiter))?;
     Ok(())
@@ -54,7 +54,7 @@ mod tests {
 
     #[tokio::test]
     async fn calls_and_requests_of_one_peer_count_together() {
-        let limiter = RateLimiter::new(Quota::per_hour(3));
+        let limiter = LocalLimiter::new(Quota::per_hour(3));
         let calls = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let requests = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let (grpc_at, http_at) = (calls.local_addr().unwrap(), requests.local_addr().unwrap());

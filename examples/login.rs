@@ -7,6 +7,7 @@ use axum::Router;
 use axum::extract::Path;
 use axum::http::StatusCode;
 use axum::routing::post;
+use tower_ratelimit::storage::StorageError;
 use tower_ratelimit::{Decision, PeerIp, Policy, RateLimitLayer, ResponseHead};
 
 fn app() -> Result<Router, tower_ratelimit::ConfigError> {
@@ -19,11 +20,16 @@ fn app() -> Result<Router, tower_ratelimit::ConfigError> {
     let attempts = limit.limiter().expect("the layer has one policy");
     let unlock = async move |Path(client): Path<IpAddr>| {
         let key = PeerIp::new().key(client);
-        let Ok(before) = attempts.peek(&key).await;
-        let Ok(()) = attempts.clear(&key).await;
-        format!("had {} attempts left\n", before.remaining())
+        let before = attempts.peek(&key).await.map_err(unavailable)?;
+        attempts.clear(&key).await.map_err(unavailable)?;
+        Ok::<_, StatusCode>(format!("had {} attempts left\n", before.remaining()))
     };
     Ok(Router::new().route("/login", post(login)).layer(limit).route("/operators/unlock/{client}", post(unlock)))
+}
+
+/// The memory storage never fails, but another one can.
+fn unavailable(_: StorageError) -> StatusCode {
+    StatusCode::SERVICE_UNAVAILABLE
 }
 
 async fn login(attempt: Decision, password: String) -> (StatusCode, String) {

@@ -24,17 +24,25 @@ use axum::middleware::{Next, from_fn};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{delete, get};
 use tower_ratelimit::extract::Extension;
-use tower_ratelimit::storage::{AnyStorage, Breaker, RefusalCache, Storage};
+use tower_ratelimit::storage::{AnyStorage, Breaker, Circuit, RefusalCache, Storage};
 use tower_ratelimit::{BoxError, ConfigError, Key, MemoryStorage, OnError, Policy, Quota, RateLimitLayer, RateLimiter};
 
 /// The fallback admits a third of the quota, because three servers share the storage.
 const REPLICAS: u32 = 3;
 
-type Limiter = RateLimiter<RefusalCache<Breaker<AnyStorage, MemoryStorage>>>;
+/// The limiter of the API, and handles to the wrappers of its storage.
+#[derive(Clone)]
+struct Limits {
+    limiter: RateLimiter,
+    circuit: Circuit,
+    cache: RefusalCache,
+}
 
-fn limiter(url: &str) -> Result<Limiter, ConfigError> {
-    let storage = Breaker::new(url.parse()?).fallback(MemoryStorage::new(), REPLICAS);
-    RateLimiter::try_with_storage(Policy::from(Quota::per_minute(30)).with_name("api"), RefusalCache::new(storage))
+fn limits(url: &str) -> Result<Limits, ConfigError> {
+    let breaker = Breaker::new(url.parse::<AnyStorage>()?).fallback(MemoryStorage::new(), REPLICAS);
+    let (circuit, cache) = (breaker.circuit().clone(), RefusalCache::new(breaker));
+    let policy = Policy::from(Quota::per_minute(30)).with_name("api");
+    Ok(Limits { limiter: RateLimiter::try_with_storage(policy, cache.clone())?, circuit, cache })
 }
 
 /// An authenticated user.
@@ -55,24 +63,27 @@ async fn authenticate(mut request: Request, next: Next) -> Result<Response, Stat
     Ok(next.run(request).await)
 }
 
-fn api(limiter: &Limiter) -> Router {
+fn api(Limits { limiter, .. }: &Limits) -> Router {
     let by_user = Extension::by(|user: &User| Key::from(user.0));
     let limit = RateLimitLayer::new(limiter.policy(), by_user).storage(limiter.storage().clone(), OnError::Admit);
     Router::new().route("/", get(|| async { "hello\n" })).layer(limit).layer(from_fn(authenticate))
 }
 
 /// Returns the routes for operators. They share the limiter of the API.
-fn operators(limiter: Limiter) -> Router {
+fn operators(limits: Limits) -> Router {
     Router::new()
         .route("/limits", delete(clear_all))
         .route("/limits/{user}", get(peek).delete(clear))
         .route("/storage", get(storage))
         .route("/health", get(|| async { "ok\n" }))
         .route("/ready", get(ready))
-        .with_state(limiter)
+        .with_state(limits)
 }
 
-async fn peek(State(limiter): State<Limiter>, Path(key): Path<String>) -> Result<String, (StatusCode, String)> {
+async fn peek(
+    State(Limits { limiter, .. }): State<Limits>,
+    Path(key): Path<String>,
+) -> Result<String, (StatusCode, String)> {
     let decision = limiter.peek(&Key::from(&*key)).await.map_err(unavailable)?;
     let mut lines = vec![
         format!("policy {}", limiter.policy().identity()),
@@ -97,24 +108,23 @@ fn states(url: &str, policy: Policy) -> Result<Router, ConfigError> {
     Ok(Router::new().route("/states/{user}", get(show)))
 }
 
-async fn clear(State(limiter): State<Limiter>, Path(key): Path<String>) -> impl IntoResponse {
+async fn clear(State(Limits { limiter, .. }): State<Limits>, Path(key): Path<String>) -> impl IntoResponse {
     // While the storage fails, `clear` clears only the fallback and returns an error.
     limiter.clear(&Key::from(&*key)).await.map(|()| StatusCode::NO_CONTENT).map_err(unavailable)
 }
 
-async fn clear_all(State(limiter): State<Limiter>) -> Result<String, (StatusCode, String)> {
+async fn clear_all(State(Limits { limiter, .. }): State<Limits>) -> Result<String, (StatusCode, String)> {
     let keys = limiter.storage().clear_all().await.map_err(unavailable)?;
     Ok(format!("cleared_keys {keys}\n"))
 }
 
-async fn ready(State(limiter): State<Limiter>) -> Result<&'static str, (StatusCode, String)> {
+async fn ready(State(Limits { limiter, .. }): State<Limits>) -> Result<&'static str, (StatusCode, String)> {
     // Checks Redis itself, even while the fallback decides.
     limiter.storage().check().await.map(|()| "ok\n").map_err(unavailable)
 }
 
-async fn storage(State(limiter): State<Limiter>) -> String {
-    let cache = limiter.storage();
-    let circuit = cache.inner().circuit().state();
+async fn storage(State(Limits { circuit, cache, .. }): State<Limits>) -> String {
+    let circuit = circuit.state();
     let mut lines = vec![
         format!("circuit {}", format!("{:?}", circuit.phase).to_lowercase()),
         format!("failures_in_a_row {}", circuit.failures),
@@ -141,14 +151,14 @@ fn unavailable(error: impl Into<BoxError>) -> (StatusCode, String) {
 #[tokio::main]
 async fn main() -> Result<(), BoxError> {
     let url = std::env::args().nth(1).unwrap_or_else(|| "memory://".to_owned());
-    let limiter = limiter(&url)?;
+    let limits = limits(&url)?;
     let [users, operator] = [3000, 3001].map(|port| tokio::net::TcpListener::bind(("127.0.0.1", port)));
     let (users, operator) = (users.await?, operator.await?);
     println!("limited: http://127.0.0.1:3000/\nfor operators: http://127.0.0.1:3001/storage and /limits/USER");
-    let api = axum::serve(users, api(&limiter)).into_future();
+    let api = axum::serve(users, api(&limits)).into_future();
     #[cfg(feature = "redis")]
-    let states = url.starts_with("redis").then(|| states(&url, limiter.policy().clone())).transpose()?;
-    let operators = operators(limiter);
+    let states = url.starts_with("redis").then(|| states(&url, limits.limiter.policy())).transpose()?;
+    let operators = operators(limits);
     #[cfg(feature = "redis")]
     let operators = operators.merge(states.unwrap_or_default());
     let operators = axum::serve(operator, operators).into_future();
@@ -181,19 +191,19 @@ mod tests {
 
     #[tokio::test]
     async fn requests_without_a_valid_api_key_are_not_counted() {
-        let limiter = limiter("memory://").unwrap();
-        let api = api(&limiter);
+        let limits = limits("memory://").unwrap();
+        let api = api(&limits);
         for number in 0..100 {
             let request = Request::get("/").header("x-api-key", number).body(Body::empty()).unwrap();
             assert_eq!(api.clone().oneshot(request).await.unwrap().status(), StatusCode::UNAUTHORIZED);
         }
-        assert_eq!(limiter.storage().misses(), 0);
+        assert_eq!(limits.cache.misses(), 0);
     }
 
     #[tokio::test]
     async fn operators_see_a_limited_user_and_clear_its_limits() {
-        let limiter = limiter("memory://").unwrap();
-        let (api, operators) = (api(&limiter), operators(limiter));
+        let limits = limits("memory://").unwrap();
+        let (api, operators) = (api(&limits), operators(limits));
         for _ in 0..30 {
             assert_eq!(ask(&api, "GET", "/").await.0, 200);
         }
@@ -225,8 +235,8 @@ mod tests {
     #[cfg(feature = "redis")]
     #[tokio::test]
     async fn operators_see_that_the_fallback_decides() {
-        let limiter = limiter("redis://127.0.0.1:1").unwrap();
-        let (api, operators) = (api(&limiter), operators(limiter));
+        let limits = limits("redis://127.0.0.1:1").unwrap();
+        let (api, operators) = (api(&limits), operators(limits));
         let mut admitted = 0;
         for _ in 0..15 {
             admitted += u32::from(ask(&api, "GET", "/").await.0 == 200);

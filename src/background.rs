@@ -3,6 +3,8 @@
 use std::pin::Pin;
 use std::task::{Context, Poll, Waker};
 
+use crate::storage::{StorageError, StorageErrorKind};
+
 /// Polls without a waker, for futures that may be ready immediately.
 pub(crate) fn poll_once<F: Future + Unpin>(future: &mut F) -> Poll<F::Output> {
     Pin::new(future).poll(&mut Context::from_waker(Waker::noop()))
@@ -20,9 +22,10 @@ pub(crate) enum RunOutcome {
 
 impl RunOutcome {
     /// Returns an error if the work was dropped.
-    pub(crate) fn error(self) -> Option<&'static str> {
+    pub(crate) fn error(self) -> Option<StorageError> {
+        let message = "the storage is asynchronous, and the call was made outside of a tokio runtime";
         (self == Self::Dropped)
-            .then_some("the storage is asynchronous, and the call was made outside of a tokio runtime")
+            .then(|| StorageError::new(StorageErrorKind::Cancelled, message).with_may_have_counted(false))
     }
 }
 

@@ -4,8 +4,10 @@ mod json;
 
 use std::fmt;
 
+use crate::decision::Decision;
+use crate::error::BoxError;
 use crate::extract::KeyError;
-use crate::{BoxError, Decision, Policy};
+use crate::policy::Policy;
 
 /// The limits of a client, and the remaining units of each limit. Returned by
 /// [`RateLimitLayer::usage`](crate::RateLimitLayer::usage).

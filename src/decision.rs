@@ -16,8 +16,8 @@ use self::settle::PolicyTag;
 pub use self::settle::SettleError;
 pub use self::verdict::DecisionSource;
 use self::verdict::Verdict;
-use crate::Timestamp;
 use crate::strategy::Status;
+use crate::time::Timestamp;
 
 /// The result of a hit, a peek or a charge: admitted, admitted after a [delay](Self::delay), or
 /// refused.

@@ -19,12 +19,13 @@ use tower_service::Service;
 use self::finding::Finding;
 #[cfg(not(feature = "lookup"))]
 use self::no_finding::Finding;
+use crate::headers;
 use crate::middleware::admission::{Action, ResponsePlan};
 use crate::middleware::post_response::QueueSlot;
 use crate::middleware::state::LayerState;
 use crate::middleware::waiting_room::{Deciding, Pause};
+use crate::rejection::Rejection;
 use crate::waiting::Attempted;
-use crate::{Rejection, Storage, headers};
 
 pin_project! {
     /// The response future of [`RateLimit`](crate::RateLimit).
@@ -40,47 +41,44 @@ pin_project! {
     /// | the request has waited, and the inner service is not ready | the hit is refunded, as during a delay |
     /// | the inner service was called | the units stay spent, unless a [`Charge`](crate::Charge) corrects them |
     #[must_use = "futures do nothing unless they are polled"]
-    pub struct ResponseFuture<S, B, St, R>
+    pub struct ResponseFuture<S, B, R>
     where
         S: Service<Request<B>>,
-        St: Storage,
     {
         #[pin]
-        state: State<S, B, St, R>,
+        state: State<S, B, R>,
     }
 }
 
 pin_project! {
     #[project = StateProj]
-    enum State<S, B, St, R>
+    enum State<S, B, R>
     where
         S: Service<Request<B>>,
-        St: Storage,
     {
         Calling {
             #[pin]
             inner: S::Future,
-            plan: ResponsePlan<St>,
+            plan: ResponsePlan,
         },
         Refused {
             response: Option<S::Response>,
         },
         Waiting {
-            waiting: Pin<Box<Waiting<S, B, St, R>>>,
+            waiting: Pin<Box<Waiting<S, B, R>>>,
         },
         // Never constructed without the feature `lookup`.
         Finding {
-            finding: Box<Finding<S, B, St, R>>,
+            finding: Box<Finding<S, B, R>>,
         },
     }
 }
 
-impl<S, B, St, R> ResponseFuture<S, B, St, R>
+impl<S, B, R> ResponseFuture<S, B, R>
 where
     S: Service<Request<B>>,
-    St: Storage,
 {
-    pub(crate) fn calling(inner: S::Future, plan: ResponsePlan<St>) -> Self {
+    pub(crate) fn calling(inner: S::Future, plan: ResponsePlan) -> Self {
         Self { state: State::Calling { inner, plan } }
     }
 
@@ -92,7 +90,7 @@ where
     pub(crate) fn finding(
         ready: &S,
         request: Request<B>,
-        shared: Arc<LayerState<St, R>>,
+        shared: Arc<LayerState<R>>,
         tenant: crate::lookup::Finding,
     ) -> Self
     where
@@ -101,15 +99,14 @@ where
         Self { state: State::Finding { finding: Box::new(Finding::new(ready, request, shared, tenant)) } }
     }
 
-    pub(crate) fn waiting(waiting: Waiting<S, B, St, R>) -> Self {
+    pub(crate) fn waiting(waiting: Waiting<S, B, R>) -> Self {
         Self { state: State::Waiting { waiting: Box::pin(waiting) } }
     }
 }
 
-impl<S, B, St, R, ResBody> Future for ResponseFuture<S, B, St, R>
+impl<S, B, R, ResBody> Future for ResponseFuture<S, B, R>
 where
     S: Service<Request<B>, Response = Response<ResBody>> + Clone,
-    St: Storage,
     R: Rejection<ResBody>,
 {
     type Output = Result<Response<ResBody>, S::Error>;
@@ -142,14 +139,9 @@ where
 ///
 /// Responses are large. The function is not inlined, so that the compiler does not move them.
 #[inline(never)]
-fn poll_inner<F, St, ResBody, E>(
-    inner: Pin<&mut F>,
-    plan: &mut ResponsePlan<St>,
-    cx: &mut Context<'_>,
-) -> Poll<F::Output>
+fn poll_inner<F, ResBody, E>(inner: Pin<&mut F>, plan: &mut ResponsePlan, cx: &mut Context<'_>) -> Poll<F::Output>
 where
     F: Future<Output = Result<Response<ResBody>, E>>,
-    St: Storage,
 {
     if plan.is_nothing() {
         return inner.poll(cx);
@@ -166,10 +158,9 @@ where
     polled
 }
 
-impl<S, B, St, R> fmt::Debug for ResponseFuture<S, B, St, R>
+impl<S, B, R> fmt::Debug for ResponseFuture<S, B, R>
 where
     S: Service<Request<B>>,
-    St: Storage,
 {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("ResponseFuture").finish_non_exhaustive()
@@ -179,39 +170,37 @@ where
 pin_project! {
     /// A request that waits for the storage, then for its turn to be admitted, and then for the
     /// delay of a leaky bucket.
-    pub(crate) struct Waiting<S, B, St, R>
-    where
-        St: Storage,
+    pub(crate) struct Waiting<S, B, R>
     {
-        shared: Arc<LayerState<St, R>>,
+        shared: Arc<LayerState<R>>,
         // While the storage decides first, the service is the one that was polled ready. While the
         // request waits for its turn or its delay, and after that, it is a clone, which has to be
         // polled ready before it is called.
         call: Option<(S, Request<B>)>,
-        deciding: Deciding<St>,
-        slot: QueueSlot<St>,
+        deciding: Deciding,
+        slot: QueueSlot,
         #[pin]
         delay: Option<Sleep>,
         // The step after the wait, once the service is ready.
-        next: Option<Next<St>>,
+        next: Option<Next>,
     }
 }
 
 /// The next step of a request that has waited with a clone of the service.
-enum Next<St: Storage> {
+enum Next {
     /// The request is admitted. The slot has its decision.
     Admitted,
     /// The storage has failed, and the request is forwarded without limits.
-    Forward(ResponsePlan<St>),
+    Forward(ResponsePlan),
 }
 
-impl<S, B, St: Storage, R> Waiting<S, B, St, R> {
+impl<S, B, R> Waiting<S, B, R> {
     pub(crate) fn new(
         ready: S,
         request: Request<B>,
-        shared: Arc<LayerState<St, R>>,
-        deciding: Deciding<St>,
-        slot: QueueSlot<St>,
+        shared: Arc<LayerState<R>>,
+        deciding: Deciding,
+        slot: QueueSlot,
     ) -> Self
     where
         S: Clone,
@@ -223,7 +212,7 @@ impl<S, B, St: Storage, R> Waiting<S, B, St, R> {
     }
 
     /// Polls the storage, then the turn, the delay and the service. Returns the next state.
-    fn poll<ResBody>(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<AfterWaiting<S, B, St, R>>
+    fn poll<ResBody>(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<AfterWaiting<S, B, R>>
     where
         S: Service<Request<B>, Response = Response<ResBody>> + Clone,
         R: Rejection<ResBody>,
@@ -253,7 +242,7 @@ impl<S, B, St: Storage, R> Waiting<S, B, St, R> {
             let action = match this.deciding {
                 Deciding::First(deciding) => {
                     let decided = ready!(Pin::new(deciding).poll(cx));
-                    this.shared.apply(decided, this.slot.storage_request(), request)
+                    this.shared.apply(decided.as_ref(), this.slot.storage_request(), request)
                 }
                 Deciding::Turn(turn) => {
                     let Attempted { policy, decided } = ready!(turn.as_mut().poll(cx));
@@ -287,7 +276,7 @@ impl<S, B, St: Storage, R> Waiting<S, B, St, R> {
     }
 }
 
-type AfterWaiting<S, B, St, R> = Result<State<S, B, St, R>, <S as Service<Request<B>>>::Error>;
+type AfterWaiting<S, B, R> = Result<State<S, B, R>, <S as Service<Request<B>>>::Error>;
 
 /// Returns a clone to keep during a wait. The caller drops the ready service, because it may hold a
 /// permit or a slot that another request needs.

@@ -130,7 +130,7 @@ pub use self::future::ResponseFuture;
 pub use self::headers::Headers;
 pub use self::key::Key;
 pub use self::layer::RateLimitLayer;
-pub use self::limiter::RateLimiter;
+pub use self::limiter::{LocalLimiter, RateLimiter};
 pub use self::lint::Lint;
 #[cfg(feature = "lookup")]
 pub use self::lookup::{IntoId, LookupError, PolicyLookup, Tenant};

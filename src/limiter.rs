@@ -1,13 +1,17 @@
 //! The rate limiter without HTTP.
 
 mod acquire;
+mod local;
 
 use std::sync::Arc;
 
-use crate::error::or_panic;
-use crate::storage::{MemoryStorage, Storage, StorageRequest};
+pub use self::local::LocalLimiter;
+use crate::decision::{Decision, SettleError};
+use crate::error::{ConfigError, or_panic};
+use crate::key::Key;
+use crate::policy::{IntoPolicy, Op, Policy, SharedPolicy};
+use crate::storage::{AnyStorage, MemoryStorage, Storage, StorageFuture, StorageRequest};
 use crate::waiting::Queues;
-use crate::{ConfigError, Decision, IntoPolicy, Key, Op, Policy, SettleError, SharedPolicy};
 
 /// A rate limiter that is independent of HTTP: a policy on a storage.
 ///
@@ -68,9 +72,9 @@ use crate::{ConfigError, Decision, IntoPolicy, Key, Op, Policy, SettleError, Sha
 /// # }
 /// ```
 #[derive(Clone, Debug)]
-pub struct RateLimiter<St = MemoryStorage> {
+pub struct RateLimiter {
     policy: SharedPolicy,
-    storage: St,
+    storage: AnyStorage,
     /// The hits that wait in `acquire`.
     queues: Arc<Queues>,
 }
@@ -82,36 +86,7 @@ impl RateLimiter {
     }
 }
 
-/// Synchronous methods, for the memory storage.
 impl RateLimiter {
-    /// Spends one unit of `key` and returns `true` if the hit is admitted without a delay.
-    ///
-    /// This is [`hit`](Self::hit) without `await` and without a [`Decision`], which makes it
-    /// faster. If a [leaky bucket](crate::LeakyBucket) would delay the hit, it returns `false` and
-    /// spends nothing.
-    ///
-    /// ```
-    /// use tower_ratelimit::{Key, Quota, RateLimiter};
-    ///
-    /// let limiter = RateLimiter::new(Quota::per_minute(1));
-    /// let alice = Key::from("alice");
-    /// assert!(limiter.admit(&alice));
-    /// assert!(!limiter.admit(&alice));
-    /// ```
-    #[inline]
-    pub fn admit(&self, key: &Key) -> bool {
-        self.admit_with_cost(key, 1)
-    }
-
-    /// Like [`admit`](Self::admit), but for `cost` units. Spends all of them or none. A cost of 0
-    /// is always admitted and spends nothing.
-    #[inline]
-    pub fn admit_with_cost(&self, key: &Key, cost: u32) -> bool {
-        self.policy.with(|policy| self.storage.admit(&StorageRequest::new(policy, key, Op::Hit, cost)))
-    }
-}
-
-impl<St: Storage> RateLimiter<St> {
     /// Creates a limiter on `storage`.
     ///
     /// # Panics
@@ -122,7 +97,7 @@ impl<St: Storage> RateLimiter<St> {
     /// support only fixed windows. To get an error instead, use
     /// [`try_with_storage`](Self::try_with_storage).
     #[track_caller]
-    pub fn with_storage(policy: impl IntoPolicy, storage: St) -> Self {
+    pub fn with_storage(policy: impl IntoPolicy, storage: impl Storage) -> Self {
         or_panic(Self::try_with_storage(policy, storage))
     }
 
@@ -131,13 +106,14 @@ impl<St: Storage> RateLimiter<St> {
     /// # Errors
     ///
     /// Returns an error if the storage does not support the policy or one of its shadow limits.
-    pub fn try_with_storage(policy: impl IntoPolicy, storage: St) -> Result<Self, ConfigError> {
+    pub fn try_with_storage(policy: impl IntoPolicy, storage: impl Storage) -> Result<Self, ConfigError> {
+        let storage = AnyStorage::new(storage);
         let policy = bound(policy.into_shared(), &storage)?;
         Ok(Self::of(policy, storage))
     }
 
     /// Creates a limiter with a policy that was validated.
-    pub(crate) fn of(policy: SharedPolicy, storage: St) -> Self {
+    pub(crate) fn of(policy: SharedPolicy, storage: AnyStorage) -> Self {
         Self { policy, storage, queues: Arc::default() }
     }
 
@@ -155,7 +131,7 @@ impl<St: Storage> RateLimiter<St> {
     /// # Errors
     ///
     /// Returns the storage's error if the storage fails. The memory storage never fails.
-    pub fn hit(&self, key: &Key) -> St::DecideFuture {
+    pub fn hit(&self, key: &Key) -> StorageFuture<Decision> {
         self.hit_with_cost(key, 1)
     }
 
@@ -165,7 +141,7 @@ impl<St: Storage> RateLimiter<St> {
     /// # Errors
     ///
     /// Returns the storage's error if the storage fails. The memory storage never fails.
-    pub fn hit_with_cost(&self, key: &Key, cost: u32) -> St::DecideFuture {
+    pub fn hit_with_cost(&self, key: &Key, cost: u32) -> StorageFuture<Decision> {
         self.policy.with(|policy| self.storage.decide(StorageRequest::new(policy, key, Op::Hit, cost)))
     }
 
@@ -175,7 +151,7 @@ impl<St: Storage> RateLimiter<St> {
     /// # Errors
     ///
     /// Returns the storage's error if the storage fails. The memory storage never fails.
-    pub fn peek(&self, key: &Key) -> St::DecideFuture {
+    pub fn peek(&self, key: &Key) -> StorageFuture<Decision> {
         self.peek_with_cost(key, 1)
     }
 
@@ -185,7 +161,7 @@ impl<St: Storage> RateLimiter<St> {
     /// # Errors
     ///
     /// Returns the storage's error if the storage fails. The memory storage never fails.
-    pub fn peek_with_cost(&self, key: &Key, cost: u32) -> St::DecideFuture {
+    pub fn peek_with_cost(&self, key: &Key, cost: u32) -> StorageFuture<Decision> {
         self.policy.with(|policy| self.storage.decide(StorageRequest::new(policy, key, Op::Peek, cost)))
     }
 
@@ -195,7 +171,7 @@ impl<St: Storage> RateLimiter<St> {
     /// # Errors
     ///
     /// Returns the same errors as [`settle`](Self::settle).
-    pub fn refund(&self, key: &Key, decision: &Decision) -> Result<St::UpdateFuture, SettleError> {
+    pub fn refund(&self, key: &Key, decision: &Decision) -> Result<StorageFuture<()>, SettleError> {
         self.settle(key, decision, 0)
     }
 
@@ -209,7 +185,7 @@ impl<St: Storage> RateLimiter<St> {
     ///
     /// Returns [`SettleError::TooManyUnits`] if `units` is more than the hit has spent. Otherwise
     /// returns the same errors as [`settle`](Self::settle).
-    pub fn refund_units(&self, key: &Key, decision: &Decision, units: u32) -> Result<St::UpdateFuture, SettleError> {
+    pub fn refund_units(&self, key: &Key, decision: &Decision, units: u32) -> Result<StorageFuture<()>, SettleError> {
         decision.check_settle(self.policy.with(Policy::digest))?;
         let spent = decision.cost();
         let actual = spent.checked_sub(units).ok_or(SettleError::TooManyUnits { units, spent })?;
@@ -252,7 +228,7 @@ impl<St: Storage> RateLimiter<St> {
     /// # Errors
     ///
     /// Returns the storage's error if the storage fails. The memory storage never fails.
-    pub fn charge(&self, key: &Key, units: u32) -> St::DecideFuture {
+    pub fn charge(&self, key: &Key, units: u32) -> StorageFuture<Decision> {
         self.policy.with(|policy| self.storage.decide(StorageRequest::new(policy, key, Op::Charge, units)))
     }
 
@@ -309,7 +285,7 @@ impl<St: Storage> RateLimiter<St> {
     /// - belongs to another policy.
     ///
     /// The future returns the storage's error if the storage fails. The memory storage never fails.
-    pub fn settle(&self, key: &Key, decision: &Decision, actual: u32) -> Result<St::UpdateFuture, SettleError> {
+    pub fn settle(&self, key: &Key, decision: &Decision, actual: u32) -> Result<StorageFuture<()>, SettleError> {
         self.policy.with(|policy| {
             decision.check_settle(policy.digest())?;
             Ok(self.storage.settle(policy, key, decision, actual))
@@ -323,7 +299,7 @@ impl<St: Storage> RateLimiter<St> {
     /// # Errors
     ///
     /// Returns the storage's error if the storage fails. The memory storage never fails.
-    pub fn clear(&self, key: &Key) -> St::UpdateFuture {
+    pub fn clear(&self, key: &Key) -> StorageFuture<()> {
         self.policy.with(|policy| self.storage.clear(policy, key))
     }
 
@@ -358,20 +334,15 @@ impl<St: Storage> RateLimiter<St> {
         Self { policy: self.policy().into_shared(), ..self.clone() }
     }
 
-    /// Returns the fixed or live policy.
-    pub(crate) fn shared_policy(&self) -> SharedPolicy {
-        self.policy.clone()
-    }
-
     /// Returns the storage.
-    pub fn storage(&self) -> &St {
+    pub fn storage(&self) -> &AnyStorage {
         &self.storage
     }
 }
 
 /// Checks that the storage supports the policy and its shadow limits, and all later policies of a
 /// live one.
-pub(crate) fn bound<St: Storage>(policy: SharedPolicy, storage: &St) -> Result<SharedPolicy, ConfigError> {
+pub(crate) fn bound(policy: SharedPolicy, storage: &AnyStorage) -> Result<SharedPolicy, ConfigError> {
     let storage = storage.clone();
     policy.bind(move |policy| {
         storage.validate(policy)?;

@@ -5,8 +5,11 @@ use std::borrow::Cow;
 use serde_core::de::{Deserialize, Deserializer, Error as _};
 use serde_core::ser::{Error as _, Serialize, Serializer};
 
+use crate::headers::Headers;
+use crate::middleware::OnError;
+use crate::policy::Policy;
+use crate::quota::Quota;
 use crate::storage::StorageUrl;
-use crate::{Headers, OnError, Policy, Quota};
 
 /// Implements `Deserialize` with `FromStr`. Returns the error of the parser for an invalid text.
 macro_rules! deserialize_by_parsing {

@@ -11,7 +11,7 @@ use tower_service::Service;
 use crate::future::{ResponseFuture, Waiting};
 use crate::middleware::admission::{Action, Hold};
 use crate::middleware::state::LayerState;
-use crate::{MemoryStorage, Rejection, Storage, TextRejection};
+use crate::rejection::{Rejection, TextRejection};
 
 /// The middleware that limits the requests to an inner service. Created by
 /// [`RateLimitLayer`](crate::RateLimitLayer).
@@ -28,16 +28,16 @@ use crate::{MemoryStorage, Rejection, Storage, TextRejection};
 ///
 /// Such a request keeps a clone of the inner service, which is polled ready after the wait. So it
 /// occupies no permit of a `ConcurrencyLimit` and no slot of a `Buffer` while it waits.
-pub struct RateLimit<S, St = MemoryStorage, R = TextRejection> {
+pub struct RateLimit<S, R = TextRejection> {
     inner: S,
-    shared: Handle<St, R>,
+    shared: Handle<R>,
 }
 
 /// The state that all services of a layer share.
-type Handle<St, R> = Arc<LayerState<St, R>>;
+type Handle<R> = Arc<LayerState<R>>;
 
-impl<S, St: Storage, R> RateLimit<S, St, R> {
-    pub(crate) fn new(inner: S, shared: Handle<St, R>) -> Self {
+impl<S, R> RateLimit<S, R> {
+    pub(crate) fn new(inner: S, shared: Handle<R>) -> Self {
         Self { inner, shared }
     }
 
@@ -69,15 +69,14 @@ pub trait CloneService: Clone {}
 #[diagnostic::do_not_recommend]
 impl<S: Clone> CloneService for S {}
 
-impl<S, St, R, B, ResBody> Service<Request<B>> for RateLimit<S, St, R>
+impl<S, R, B, ResBody> Service<Request<B>> for RateLimit<S, R>
 where
     S: Service<Request<B>, Response = Response<ResBody>> + CloneService,
-    St: Storage,
     R: Rejection<ResBody>,
 {
     type Response = Response<ResBody>;
     type Error = S::Error;
-    type Future = ResponseFuture<S, B, St, R>;
+    type Future = ResponseFuture<S, B, R>;
 
     fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), S::Error>> {
         self.inner.poll_ready(cx)
@@ -105,13 +104,13 @@ where
     }
 }
 
-impl<S: Clone, St, R> Clone for RateLimit<S, St, R> {
+impl<S: Clone, R> Clone for RateLimit<S, R> {
     fn clone(&self) -> Self {
         Self { inner: self.inner.clone(), shared: Arc::clone(&self.shared) }
     }
 }
 
-impl<S: fmt::Debug, St: fmt::Debug, R> fmt::Debug for RateLimit<S, St, R> {
+impl<S: fmt::Debug, R> fmt::Debug for RateLimit<S, R> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("RateLimit")
             .field("inner", &self.inner)

@@ -2,7 +2,7 @@
 
 use std::fmt::{self, Write};
 
-use crate::ConfigError;
+use crate::error::ConfigError;
 
 /// Reads tokens from the start of a text. Skips white space before each token.
 pub(crate) struct Scanner<'a> {

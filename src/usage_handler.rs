@@ -12,25 +12,24 @@ use http::{Request, StatusCode};
 
 use crate::client_usage::{Usage, UsageError};
 use crate::middleware::state::LayerState;
+use crate::rejection::TextRejection;
 use crate::text::write_json_string;
-use crate::{MemoryStorage, Storage, TextRejection};
 
 /// An axum handler that responds with the usage of the request's client as JSON. Created by
 /// [`RateLimitLayer::usage_handler`](crate::RateLimitLayer::usage_handler), which lists the
 /// responses.
-pub struct UsageHandler<St = MemoryStorage, R = TextRejection> {
-    shared: Arc<LayerState<St, R>>,
+pub struct UsageHandler<R = TextRejection> {
+    shared: Arc<LayerState<R>>,
 }
 
-impl<St, R> UsageHandler<St, R> {
-    pub(crate) fn new(shared: Arc<LayerState<St, R>>) -> Self {
+impl<R> UsageHandler<R> {
+    pub(crate) fn new(shared: Arc<LayerState<R>>) -> Self {
         Self { shared }
     }
 }
 
-impl<St, R, S> Handler<(), S> for UsageHandler<St, R>
+impl<R, S> Handler<(), S> for UsageHandler<R>
 where
-    St: Storage,
     R: Send + Sync + 'static,
 {
     type Future = Pin<Box<dyn Future<Output = Response> + Send>>;
@@ -72,13 +71,13 @@ fn error_body(reason: &str) -> String {
     json + "}"
 }
 
-impl<St, R> Clone for UsageHandler<St, R> {
+impl<R> Clone for UsageHandler<R> {
     fn clone(&self) -> Self {
         Self { shared: Arc::clone(&self.shared) }
     }
 }
 
-impl<St: fmt::Debug, R> fmt::Debug for UsageHandler<St, R> {
+impl<R> fmt::Debug for UsageHandler<R> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("UsageHandler").field("storage", &self.shared.storage).finish_non_exhaustive()
     }

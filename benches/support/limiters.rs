@@ -1,15 +1,14 @@
 //! Quotas that no benchmark exhausts, and limiters that already have states of all keys.
 
-use std::future::{Ready, ready};
 use std::pin::Pin;
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
-use tower_ratelimit::storage::{ManualClock, StorageRequest};
+use tower_ratelimit::storage::{ManualClock, StorageError, StorageFuture, StorageRequest};
 use tower_ratelimit::strategy::Strategy;
 use tower_ratelimit::{
-    Decision, ElasticWindow, FixedWindow, IntoPolicy, Key, LeakyBucket, MemoryStorage, MovingWindow, Op, Policy, Quota,
-    RateLimiter, SlidingWindowCounter, Storage, TokenBucket,
+    Decision, ElasticWindow, FixedWindow, IntoPolicy, Key, LeakyBucket, LocalLimiter, MemoryStorage, MovingWindow, Op,
+    Policy, Quota, SlidingWindowCounter, Storage, TokenBucket,
 };
 
 use super::hits::MakeKey;
@@ -73,36 +72,35 @@ pub(crate) fn stingy<S: Strategy + Default>() -> Policy {
 }
 
 /// Returns a limiter with states of `count` keys, which admits further hits.
-pub(crate) fn with_known_keys(policy: Policy, count: u32, key: MakeKey) -> RateLimiter {
-    let limiter = RateLimiter::new(policy);
+pub(crate) fn with_known_keys(policy: Policy, count: u32, key: MakeKey) -> LocalLimiter {
+    let limiter = LocalLimiter::new(policy);
     for i in 0..count {
-        let Ok(decision) = limiter.hit_with_cost(&key(i), HEAD_START).into_inner();
-        assert!(decision.is_admitted());
+        assert!(limiter.hit_with_cost(&key(i), HEAD_START).is_admitted());
     }
     limiter
 }
 
 /// Hits each of `count` keys once.
-pub(crate) fn hit_once(limiter: RateLimiter, count: u32, key: MakeKey) -> RateLimiter {
+pub(crate) fn hit_once(limiter: LocalLimiter, count: u32, key: MakeKey) -> LocalLimiter {
     assert!((0..count).all(|i| admits(&limiter, &key(i))));
     limiter
 }
 
 /// Returns a limiter that keeps at most `max_keys` keys.
-pub(crate) fn capped(policy: Policy, max_keys: u32) -> RateLimiter {
+pub(crate) fn capped(policy: Policy, max_keys: u32) -> LocalLimiter {
     let storage = MemoryStorage::builder().max_keys(max_keys as usize).build().expect("the configuration is valid");
-    RateLimiter::with_storage(policy, storage)
+    LocalLimiter::with_storage(policy, storage)
 }
 
 /// Returns a limiter with a manual clock.
-pub(crate) fn with_manual_clock(policy: impl IntoPolicy) -> (RateLimiter, ManualClock) {
+pub(crate) fn with_manual_clock(policy: impl IntoPolicy) -> (LocalLimiter, ManualClock) {
     let clock = ManualClock::default();
     let storage = MemoryStorage::builder().clock(clock.clone()).build().expect("the configuration is valid");
-    (RateLimiter::with_storage(policy, storage), clock)
+    (LocalLimiter::with_storage(policy, storage), clock)
 }
 
 /// Returns a moving window with a full log, its clock, and the time until it admits another hit.
-pub(crate) fn full_log(amount: u32, key: &Key) -> (RateLimiter, ManualClock, Duration) {
+pub(crate) fn full_log(amount: u32, key: &Key) -> (LocalLimiter, ManualClock, Duration) {
     let (limiter, clock) = with_manual_clock(Policy::new(MovingWindow::new(), Quota::per_minute(amount)));
     let pace = Duration::from_secs(60) / amount;
     for _ in 0..amount {
@@ -114,9 +112,8 @@ pub(crate) fn full_log(amount: u32, key: &Key) -> (RateLimiter, ManualClock, Dur
 
 /// Makes one decision, and reads its result, because a caller would read it too.
 #[inline]
-pub(crate) fn admits(limiter: &RateLimiter, key: &Key) -> bool {
-    let Ok(decision) = limiter.hit(key).into_inner();
-    decision.is_admitted()
+pub(crate) fn admits(limiter: &LocalLimiter, key: &Key) -> bool {
+    limiter.hit(key).is_admitted()
 }
 
 /// A storage that always fails.
@@ -124,27 +121,23 @@ pub(crate) fn admits(limiter: &RateLimiter, key: &Key) -> bool {
 pub(crate) struct FailingStorage;
 
 impl Storage for FailingStorage {
-    type Error = &'static str;
-    type DecideFuture = Ready<Result<Decision, &'static str>>;
-    type UpdateFuture = Ready<Result<(), &'static str>>;
-
-    fn decide(&self, _: StorageRequest<'_>) -> Self::DecideFuture {
-        ready(Err("the storage is down"))
+    fn decide(&self, _: StorageRequest<'_>) -> StorageFuture<Decision> {
+        StorageFuture::ready(Err(StorageError::from_boxed("the storage is down")))
     }
 
-    fn clear(&self, _: &Policy, _: &Key) -> Self::UpdateFuture {
-        ready(Err("the storage is down"))
+    fn clear(&self, _: &Policy, _: &Key) -> StorageFuture<()> {
+        StorageFuture::ready(Err(StorageError::from_boxed("the storage is down")))
     }
 
-    fn settle(&self, _: &Policy, _: &Key, _: &Decision, _: u32) -> Self::UpdateFuture {
-        ready(Err("the storage is down"))
+    fn settle(&self, _: &Policy, _: &Key, _: &Decision, _: u32) -> StorageFuture<()> {
+        StorageFuture::ready(Err(StorageError::from_boxed("the storage is down")))
     }
 }
 
 /// Makes one decision like a layer: first with `try_admit`, then with `decide`. The storage must
 /// not wait.
 #[inline]
-pub(crate) fn decides<St: Storage>(storage: &St, policy: &Policy, key: &Key) -> bool {
+pub(crate) fn decides(storage: &impl Storage, policy: &Policy, key: &Key) -> bool {
     let request = StorageRequest::new(policy, key, Op::Hit, 1);
     if storage.try_admit(request, None) {
         return true;

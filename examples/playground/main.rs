@@ -45,7 +45,7 @@ async fn main() -> ExitCode {
     let done = match arguments[..] {
         [] => serve("127.0.0.1:3000").await,
         ["--listen", address] => serve(address).await,
-        ["pictures", folder] => pictures::write(Path::new(folder)).await,
+        ["pictures", folder] => pictures::write(Path::new(folder)),
         ["snippets"] => {
             print!("{}", snippet::all());
             Ok(())
@@ -83,7 +83,7 @@ fn app() -> Router {
 /// Simulates a setup. The body is the query of the page's address.
 async fn simulate(Form(setup): Form<Setup>) -> Response {
     match setup.checked() {
-        Ok(checked) => Json(render::answer(&checked).await).into_response(),
+        Ok(checked) => Json(render::answer(&checked)).into_response(),
         Err(invalid) => (StatusCode::UNPROCESSABLE_ENTITY, Json(invalid)).into_response(),
     }
 }

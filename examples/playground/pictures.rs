@@ -23,10 +23,10 @@ const STYLE: &str = "<style>svg:root{color:#1f2328;background:#fff}\
                      @media(prefers-color-scheme:dark){svg:root{color:#e6edf3;background:#0d1117}}</style>";
 
 /// Returns the name and the content of each file.
-pub(crate) async fn all() -> Vec<(String, String)> {
+pub(crate) fn all() -> Vec<(String, String)> {
     let of = |width| Setup { width, ..Setup::default() }.checked().expect("the defaults are valid");
     let (single, part) = (of(WIDTH), of(PART));
-    let lanes = lanes(&single).await;
+    let lanes = lanes(&single);
     let mut files: Vec<(String, String)> = lanes.iter().map(|lane| (name(lane), picture(lane, &single))).collect();
     let sheet = sheet(&lanes, &part);
     files.push(("definitions.md".to_owned(), format!("[strategies]: <{}>\n", data_url(&sheet))));
@@ -38,8 +38,8 @@ fn name(lane: &Lane) -> String {
     format!("{}.svg", lane.policy.limits()[0].strategy().name().replace('-', "_"))
 }
 
-pub(crate) async fn write(folder: &Path) -> Result<(), String> {
-    for (name, content) in all().await {
+pub(crate) fn write(folder: &Path) -> Result<(), String> {
+    for (name, content) in all() {
         let file = folder.join(name);
         fs::write(&file, content).map_err(|error| format!("cannot write {}: {error}", file.display()))?;
     }
@@ -117,10 +117,10 @@ fn data_url(svg: &str) -> String {
 mod tests {
     use std::path::Path;
 
-    #[tokio::test]
-    async fn pictures_are_current() {
+    #[test]
+    fn pictures_are_current() {
         let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../src/pictures");
-        let files = super::all().await;
+        let files = super::all();
         for (name, content) in &files {
             let stored = std::fs::read_to_string(folder.join(name)).unwrap_or_default();
             assert!(stored == *content, "src/pictures/{name} is stale: run scripts/pictures");
@@ -129,9 +129,9 @@ mod tests {
         assert_eq!(stored, files.len(), "src/pictures has a file that no strategy has");
     }
 
-    #[tokio::test]
-    async fn pictures_are_small_and_one_block_of_html() {
-        for (name, content) in super::all().await {
+    #[test]
+    fn pictures_are_small_and_one_block_of_html() {
+        for (name, content) in super::all() {
             let shows_all = ["strategies.svg", "definitions.md"].contains(&&*name);
             let most = if shows_all { 60_000 } else { 15_000 };
             assert!(content.len() < most, "{name} has {} bytes", content.len());

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use tower_ratelimit::storage::{Clock, ManualClock};
-use tower_ratelimit::{Decision, Key, MemoryStorage, Policy, RateLimiter, Timestamp};
+use tower_ratelimit::{Decision, Key, LocalLimiter, MemoryStorage, Policy, Timestamp};
 
 use crate::series::{Series, in_trailing_period};
 use crate::setup::Checked;
@@ -43,16 +43,16 @@ pub(crate) struct Curves {
 }
 
 /// Runs all policies on the same traffic. Returns a lane for each.
-pub(crate) async fn lanes(setup: &Checked) -> Vec<Lane> {
+pub(crate) fn lanes(setup: &Checked) -> Vec<Lane> {
     let traffic = setup.traffic.hits(setup);
     let mut lanes = Vec::new();
     for policy in &setup.policies {
-        lanes.push(lane(policy, &traffic, setup).await);
+        lanes.push(lane(policy, &traffic, setup));
     }
     lanes
 }
 
-async fn lane(policy: &Policy, traffic: &[Hit], setup: &Checked) -> Lane {
+fn lane(policy: &Policy, traffic: &[Hit], setup: &Checked) -> Lane {
     let mut run = Run::new(policy, setup);
     // The time by which the client of `Traffic::Retry` is late because of refusals.
     let mut late = 0;
@@ -62,14 +62,14 @@ async fn lane(policy: &Policy, traffic: &[Hit], setup: &Checked) -> Lane {
             if hit.at >= setup.span || run.hits.len() > MAX_HITS as usize {
                 break;
             }
-            let decision = run.hit(hit).await;
+            let decision = run.hit(hit);
             match retry_after(&decision).filter(|_| setup.traffic == Traffic::Retry) {
                 Some(wait) => late = late.saturating_add(wait),
                 None => break,
             }
         }
     }
-    run.finish(setup.span).await
+    run.finish(setup.span)
 }
 
 /// Returns the wait of the header field `Retry-After` in microseconds, rounded up to whole seconds.
@@ -80,7 +80,7 @@ fn retry_after(decision: &Decision) -> Option<u64> {
 }
 
 struct Run {
-    limiter: RateLimiter,
+    limiter: LocalLimiter,
     clock: ManualClock,
     start: Timestamp,
     keys: Vec<Key>,
@@ -98,7 +98,7 @@ impl Run {
         // A key's name is the number of its client.
         let keys = (0..crate::traffic::CLIENTS).map(|client| Key::from(u64::from(client))).collect();
         Self {
-            limiter: RateLimiter::with_storage(policy.clone(), storage),
+            limiter: LocalLimiter::with_storage(policy.clone(), storage),
             start: clock.now(),
             clock,
             keys,
@@ -109,10 +109,10 @@ impl Run {
         }
     }
 
-    async fn hit(&mut self, hit: Hit) -> Decision {
-        self.read_until(hit.at).await;
+    fn hit(&mut self, hit: Hit) -> Decision {
+        self.read_until(hit.at);
         self.clock.set(self.start.plus(hit.at));
-        let Ok(decision) = self.limiter.hit(&self.keys[usize::from(hit.client)]).await;
+        let decision = self.limiter.hit(&self.keys[usize::from(hit.client)]);
         let verdict = match decision.delay() {
             _ if decision.is_refused() => Verdict::Refused,
             Duration::ZERO => Verdict::Admitted,
@@ -126,12 +126,12 @@ impl Run {
     }
 
     /// Reads the remaining units at regular times up to `end`.
-    async fn read_until(&mut self, end: u64) {
+    fn read_until(&mut self, end: u64) {
         while self.readings * self.every <= end {
             let at = self.readings * self.every;
             self.readings += 1;
             self.clock.set(self.start.plus(at));
-            let Ok(decision) = self.limiter.peek(&self.keys[0]).await;
+            let decision = self.limiter.peek(&self.keys[0]);
             self.record(at, &decision);
         }
     }
@@ -142,8 +142,8 @@ impl Run {
         }
     }
 
-    async fn finish(mut self, span: u64) -> Lane {
-        self.read_until(span).await;
+    fn finish(mut self, span: u64) -> Lane {
+        self.read_until(span);
         let policy = self.limiter.policy();
         let mut starts: Vec<u64> =
             self.hits.iter().filter(|it| it.hit.client == 0).filter_map(Decided::start).collect();
@@ -195,12 +195,12 @@ mod tests {
     use crate::promise;
     use crate::setup::{Mode, Setup};
 
-    async fn run(setup: Setup) -> Vec<Lane> {
-        lanes(&setup.checked().unwrap()).await
+    fn run(setup: &Setup) -> Vec<Lane> {
+        lanes(&setup.checked().unwrap())
     }
 
-    #[tokio::test]
-    async fn greedy_client_is_admitted_as_often_as_the_guide_documents() {
+    #[test]
+    fn greedy_client_is_admitted_as_often_as_the_guide_documents() {
         let guide = [
             ("fixed-window 100/minute", 199),
             ("sliding-window-counter 100/minute", 101),
@@ -213,20 +213,20 @@ mod tests {
             let traffic: Vec<Hit> = [Hit { at: 0, client: 0 }].into_iter().chain(times).collect();
             let setup = Setup { mode: Mode::Policy, policy: policy.to_owned(), ..Setup::default() };
             let setup = setup.checked().unwrap();
-            let lane = lane(&setup.policies[0], &traffic, &setup).await;
+            let lane = lane(&setup.policies[0], &traffic, &setup);
             assert_eq!(lane.admitted(), admitted + 1, "{policy}");
         }
     }
 
-    #[tokio::test]
-    async fn no_lane_exceeds_its_promise() {
+    #[test]
+    fn no_lane_exceeds_its_promise() {
         use Traffic::{Bursts, Greedy, Mixed, Poisson, Retry, Steady, Zipf};
         for traffic in [Mixed, Steady, Bursts, Greedy, Poisson, Zipf, Retry] {
             for policy in
                 ["10/minute", "7/second burst 3", "fixed-window-aligned 5/minute", "leaky-bucket 9/minute queue 4"]
             {
                 let setup = Setup { traffic, policy: policy.to_owned(), hits: Some(500), ..Setup::default() };
-                for lane in run(setup).await {
+                for lane in run(&setup) {
                     let limit = &lane.policy.limits()[0];
                     let (most, promise) = (lane.limits[0].trailing.highest(), promise::of(limit).most);
                     assert!(most <= promise, "{traffic:?} {limit}: {most} > {promise}");
@@ -235,20 +235,20 @@ mod tests {
         }
     }
 
-    #[tokio::test]
-    async fn retrying_client_is_admitted_after_its_wait() {
+    #[test]
+    fn retrying_client_is_admitted_after_its_wait() {
         let setup = Setup { traffic: Traffic::Retry, hits: Some(40), ..Setup::default() };
-        for lane in run(setup).await {
+        for lane in run(&setup) {
             assert!(lane.refused() > 0 || lane.delayed() > 0, "{}", lane.policy);
             let twice = lane.hits.windows(2).find(|two| two.iter().all(|it| it.verdict == Verdict::Refused));
             assert!(twice.is_none(), "{}: refused again at {:?}", lane.policy, twice.map(|two| two[1].hit));
         }
     }
 
-    #[tokio::test]
-    async fn remaining_units_recover_between_hits() {
+    #[test]
+    fn remaining_units_recover_between_hits() {
         let setup = Setup { traffic: Traffic::Mixed, ..Setup::default() };
-        for lane in run(setup).await {
+        for lane in run(&setup) {
             let points = lane.limits[0].remaining.points();
             assert_eq!(points[0], (0, lane.policy.limits()[0].capacity()), "{}", lane.policy);
             assert!(points.is_sorted_by_key(|(at, _)| *at), "{}", lane.policy);

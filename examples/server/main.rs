@@ -71,7 +71,7 @@ fn check(policies: &Policies, storage: &AnyStorage) -> Result<(), String> {
 
 /// Returns the storage with its wrappers, and the leases to close at shutdown. The breaker is
 /// innermost, because it must observe each call to the server.
-fn storage(options: &Options) -> (AnyStorage, Option<Leases<AnyStorage>>) {
+fn storage(options: &Options) -> (AnyStorage, Option<Leases>) {
     let mut storage = options.storage.clone();
     if let Some(replicas) = options.replicas {
         storage = AnyStorage::new(Breaker::new(storage).fallback(MemoryStorage::new(), replicas));
@@ -88,7 +88,7 @@ fn layer(
     options: &Options,
     storage: &AnyStorage,
     policy: impl IntoPolicySource,
-) -> Result<RateLimitLayer<AnyStorage, Box<dyn Rejection<Body>>>, String> {
+) -> Result<RateLimitLayer<Box<dyn Rejection<Body>>>, String> {
     let mut layer = RateLimitLayer::new(policy, options.key()?)
         .try_storage(storage.clone(), options.on_error)
         .map_err(|error| format!("--storage or --lease does not support a --policy or --route: {error}"))?

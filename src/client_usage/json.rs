@@ -3,8 +3,9 @@
 use std::fmt::{self, Write};
 use std::time::Duration;
 
+use crate::decision::Decision;
+use crate::policy::Policy;
 use crate::text::write_json_string;
-use crate::{Decision, Policy};
 
 pub(super) fn of(policy: &Policy, decision: &Decision) -> String {
     let mut json = String::with_capacity(64 + 128 * policy.limits().len());

@@ -2,7 +2,7 @@ use std::error::Error;
 use std::fmt;
 
 use super::Decision;
-use crate::Timestamp;
+use crate::time::Timestamp;
 
 /// The reason why the cost of a hit cannot be settled. The stored states are unchanged.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -6,8 +6,7 @@ use ipnet::IpNet;
 
 use super::networks::network;
 use super::{ClientIp, Head, KeyError, KeyExtractor, PeerIp};
-use crate::ConfigError;
-use crate::error::or_panic;
+use crate::error::{ConfigError, or_panic};
 use crate::lint::Lint;
 
 /// Extracts the address of the client from a request, for an [`AllowList`]. Implemented by

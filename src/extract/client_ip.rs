@@ -9,9 +9,9 @@ use super::ip::Ipv6Prefix;
 use super::networks::Networks;
 use super::peer::{no_peer, peer};
 use super::{Head, KeyError, KeyExtractor};
-use crate::error::or_panic;
+use crate::error::{ConfigError, or_panic};
+use crate::key::Key;
 use crate::lint::Lint;
-use crate::{ConfigError, Key};
 
 /// Uses the address of the client behind trusted proxies as the key.
 ///

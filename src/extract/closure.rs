@@ -1,5 +1,5 @@
 use super::{Head, KeyError, KeyExtractor};
-use crate::Key;
+use crate::key::Key;
 
 /// The return value of a closure that extracts a key: one that is a [`KeyExtractor`], or that of
 /// [`Extension::by`](super::Extension::by).

@@ -1,5 +1,5 @@
 use super::{Head, KeyError, KeyExtractor};
-use crate::Key;
+use crate::key::Key;
 use crate::lint::Lint;
 
 /// An extractor that falls back to a second one if the first returns an error. Created by

@@ -3,7 +3,7 @@ use std::fmt;
 use std::sync::Arc;
 
 use super::{Head, IntoKey, KeyError, KeyExtractor};
-use crate::Key;
+use crate::key::Key;
 
 type KeyFn<T> = dyn Fn(&T) -> Result<Option<Key>, KeyError> + Send + Sync;
 

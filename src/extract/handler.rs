@@ -8,7 +8,7 @@ use axum::response::{IntoResponse, Response};
 use http::StatusCode;
 use http::request::Parts;
 
-use crate::{Charge, Decision};
+use crate::decision::{Charge, Decision};
 
 /// Implements the extractor for a value in the request's extensions, and its rejection of a request
 /// without that value.

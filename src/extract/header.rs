@@ -4,8 +4,8 @@ use http::HeaderName;
 
 use super::forwarded::FORWARDING;
 use super::{Head, KeyError, KeyExtractor};
-use crate::error::or_panic;
-use crate::{ConfigError, Key};
+use crate::error::{ConfigError, or_panic};
+use crate::key::Key;
 
 /// Uses the value of a header field as the key. The field must be one that a trusted component in
 /// front of this server sets or checks, such as the tenant from a gateway.

@@ -3,7 +3,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use super::forwarded::FORWARDING;
 use super::peer::{no_peer, peer};
 use super::{Head, KeyError, KeyExtractor};
-use crate::Key;
+use crate::key::Key;
 use crate::lint::Lint;
 
 /// Uses the address of the peer, which is the other end of the connection, as the key.

@@ -24,7 +24,7 @@ use std::sync::Arc;
 
 use http::{HeaderValue, StatusCode};
 
-use crate::Key;
+use crate::key::Key;
 use crate::lint::Lint;
 
 pub use self::allow_list::{AddressSource, AllowList};

@@ -2,7 +2,7 @@ use std::net::IpAddr;
 
 use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 
-use crate::ConfigError;
+use crate::error::ConfigError;
 
 /// A set of addresses, as sorted networks that do not overlap.
 #[derive(Clone, Debug)]

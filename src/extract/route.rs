@@ -1,5 +1,5 @@
 use super::{Head, KeyError, KeyExtractor};
-use crate::Key;
+use crate::key::Key;
 
 /// Uses one key for all requests, [`Key::everybody`], to limit the whole service.
 #[derive(Clone, Copy, Debug, Default)]

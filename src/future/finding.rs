@@ -10,20 +10,20 @@ use super::{AfterWaiting, State, Waiting, unready};
 use crate::lookup;
 use crate::middleware::admission::{Action, Hold};
 use crate::middleware::state::LayerState;
-use crate::{Rejection, Storage};
+use crate::rejection::Rejection;
 
 /// A request that waits for the look-up of its policy, and then for the inner service.
-pub(super) struct Finding<S, B, St, R> {
+pub(super) struct Finding<S, B, R> {
     // The service is a clone, which has to be polled ready before it is called.
     call: Option<(S, Request<B>)>,
-    shared: Arc<LayerState<St, R>>,
+    shared: Arc<LayerState<R>>,
     tenant: lookup::Finding,
     /// The result of the look-up.
     found: Option<lookup::LookupResult>,
 }
 
-impl<S, B, St: Storage, R> Finding<S, B, St, R> {
-    pub(super) fn new(ready: &S, request: Request<B>, shared: Arc<LayerState<St, R>>, tenant: lookup::Finding) -> Self
+impl<S, B, R> Finding<S, B, R> {
+    pub(super) fn new(ready: &S, request: Request<B>, shared: Arc<LayerState<R>>, tenant: lookup::Finding) -> Self
     where
         S: Clone,
     {
@@ -32,7 +32,7 @@ impl<S, B, St: Storage, R> Finding<S, B, St, R> {
 
     /// Polls the look-up and the service. Then decides the request like a new one, and returns its
     /// next state. Nothing is spent before that.
-    pub(super) fn poll<ResBody>(&mut self, cx: &mut Context<'_>) -> Poll<AfterWaiting<S, B, St, R>>
+    pub(super) fn poll<ResBody>(&mut self, cx: &mut Context<'_>) -> Poll<AfterWaiting<S, B, R>>
     where
         S: Service<Request<B>, Response = Response<ResBody>> + Clone,
         R: Rejection<ResBody>,

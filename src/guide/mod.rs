@@ -78,7 +78,7 @@
 //! [`RateLimiter`] limits jobs, messages, and keys in a body:
 //!
 //! ```
-//! use tower_ratelimit::{Key, Quota, RateLimiter};
+//! use tower_ratelimit::{Key, LocalLimiter, Quota, RateLimiter};
 //!
 //! # #[tokio::main(flavor = "current_thread")]
 //! # async fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -86,7 +86,8 @@
 //! if limiter.hit(&Key::from("alice")).await?.is_refused() {
 //!     println!("not now, alice");
 //! }
-//! // The memory storage decides without await.
+//! // In memory, no await is needed.
+//! let limiter = LocalLimiter::new(Quota::per_minute(5));
 //! if limiter.admit(&Key::from("alice")) {
 //!     println!("hello, alice");
 //! }

@@ -8,8 +8,10 @@ use http::header::{HeaderMap, HeaderName, HeaderValue};
 use super::partition::Secret;
 use super::set;
 use super::structured::is_list_of_strings;
+use crate::decision::Decision;
+use crate::key::Key;
+use crate::policy::{Limit, Policy};
 use crate::time::seconds_up;
-use crate::{Decision, Key, Limit, Policy};
 
 const POLICY: HeaderName = HeaderName::from_static("ratelimit-policy");
 const LIMITS: HeaderName = HeaderName::from_static("ratelimit");

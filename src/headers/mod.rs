@@ -17,10 +17,12 @@ use self::number::repeated;
 use self::partition::Secret;
 pub(crate) use self::x_ratelimit::Numbers;
 use self::x_ratelimit::{DRAFT_6, X};
+use crate::decision::Decision;
+use crate::key::Key;
+use crate::policy::Policy;
 use crate::rejection::extend_grpc_wait;
 use crate::strategy::Status;
-use crate::time::seconds_up;
-use crate::{Decision, Key, Policy, Timestamp};
+use crate::time::{Timestamp, seconds_up};
 
 /// The header fields with which a layer reports limits to clients. See
 /// [`RateLimitLayer::headers`](crate::RateLimitLayer::headers).

@@ -1,6 +1,6 @@
 //! The parameter `pk` of the IETF fields.
 
-use crate::Key;
+use crate::key::Key;
 
 /// The secret of `Headers::partition_key`.
 #[cfg(feature = "partition-key")]

@@ -4,7 +4,7 @@ use std::fmt;
 use std::str::FromStr;
 
 use super::Headers;
-use crate::ConfigError;
+use crate::error::ConfigError;
 
 const WORDS: &str = "x, reset-in-seconds, ietf, draft6 or none";
 

@@ -1,12 +1,11 @@
 use std::sync::Arc;
 
 use super::RateLimitLayer;
-use crate::Storage;
 use crate::extract::Head;
 use crate::middleware::options::{CostFn, IntoCost, ResponseHead, Settling};
 
 /// The cost of a request, before and after its response.
-impl<St: Storage, R> RateLimitLayer<St, R> {
+impl<R> RateLimitLayer<R> {
     /// Sets the cost of each request in units. Defaults to 1.
     ///
     /// The closure returns a `u32`, or a `Result<u32, KeyError>`. Never let a client choose the

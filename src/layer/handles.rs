@@ -6,12 +6,15 @@ use http::Request;
 
 use super::RateLimitLayer;
 use crate::client_usage::{Usage, UsageError};
+use crate::error::ConfigError;
+use crate::limiter::RateLimiter;
+use crate::policy::IntoPolicy;
+use crate::storage::AnyStorage;
 #[cfg(feature = "axum")]
 use crate::usage_handler::UsageHandler;
-use crate::{ConfigError, IntoPolicy, RateLimiter, Storage};
 
 /// Limiters, usage and storage of the layer.
-impl<St: Storage, R> RateLimitLayer<St, R> {
+impl<R> RateLimitLayer<R> {
     /// Returns a limiter that shares the policy and the storage of this layer. Use it to
     /// [peek](RateLimiter::peek) at a key, [clear](RateLimiter::clear) it or
     /// [charge](RateLimiter::charge) it outside of a request.
@@ -22,7 +25,7 @@ impl<St: Storage, R> RateLimitLayer<St, R> {
     ///
     /// Returns `None` if [`policy_by`](crate::policy_by) or a `PolicyLookup` chooses the policy.
     /// Then use [`limiter_for`](Self::limiter_for).
-    pub fn limiter(&self) -> Option<RateLimiter<St>> {
+    pub fn limiter(&self) -> Option<RateLimiter> {
         let policy = self.shared.config.policies.shared()?;
         let limiter = RateLimiter::of(policy.clone(), self.storage_handle());
         Some(limiter.waiting_in(Arc::clone(&self.shared.queues)))
@@ -34,7 +37,7 @@ impl<St: Storage, R> RateLimitLayer<St, R> {
     /// # Errors
     ///
     /// Returns an error if the storage does not support the policy or one of its shadow limits.
-    pub fn limiter_for(&self, policy: impl IntoPolicy) -> Result<RateLimiter<St>, ConfigError> {
+    pub fn limiter_for(&self, policy: impl IntoPolicy) -> Result<RateLimiter, ConfigError> {
         let limiter = RateLimiter::try_with_storage(policy, self.storage_handle())?;
         Ok(limiter.waiting_in(Arc::clone(&self.shared.queues)))
     }
@@ -65,7 +68,7 @@ impl<St: Storage, R> RateLimitLayer<St, R> {
     pub fn usage<B>(
         &self,
         request: &Request<B>,
-    ) -> impl Future<Output = Result<Option<Usage>, UsageError>> + Send + use<St, R, B> {
+    ) -> impl Future<Output = Result<Option<Usage>, UsageError>> + Send + use<R, B> {
         self.shared.usage(request)
     }
 
@@ -95,12 +98,12 @@ impl<St: Storage, R> RateLimitLayer<St, R> {
     /// responds with the usage of another key or policy, because its own path differs from that of
     /// the limited requests.
     #[cfg(feature = "axum")]
-    pub fn usage_handler(&self) -> UsageHandler<St, R> {
+    pub fn usage_handler(&self) -> UsageHandler<R> {
         UsageHandler::new(Arc::clone(&self.shared))
     }
 
     /// Returns a clone of the layer's storage. It shares the counts of the layer.
-    pub fn storage_handle(&self) -> St {
+    pub fn storage_handle(&self) -> AnyStorage {
         self.shared.storage.clone()
     }
 }

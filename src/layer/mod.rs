@@ -9,14 +9,17 @@ use std::sync::Arc;
 
 use tower_layer::Layer;
 
-use crate::error::or_panic;
+use crate::error::{ConfigError, or_panic};
 use crate::extract::KeyExtractor;
+use crate::headers::Headers;
+use crate::limiter::LocalLimiter;
 use crate::middleware::config::{LayerConfig, OnError};
 use crate::middleware::options::{IntoPolicySource, PolicySource, Skip};
 use crate::middleware::state::LayerState;
 use crate::observe::Observer;
-use crate::storage::InfallibleStorage;
-use crate::{ConfigError, Headers, MemoryStorage, RateLimit, RateLimiter, Storage, TextRejection};
+use crate::rejection::TextRejection;
+use crate::service::RateLimit;
+use crate::storage::{AnyStorage, MemoryStorage, Storage};
 
 /// Limits the requests to a service.
 ///
@@ -65,8 +68,8 @@ use crate::{ConfigError, Headers, MemoryStorage, RateLimit, RateLimiter, Storage
 /// With a memory storage, nothing else needs a runtime, except for a `PolicyLookup`. Without a
 /// runtime, the look-up fails and does not panic.
 #[must_use = "a layer limits nothing until it is put around a service"]
-pub struct RateLimitLayer<St = MemoryStorage, R = TextRejection> {
-    pub(crate) shared: Arc<LayerState<St, R>>,
+pub struct RateLimitLayer<R = TextRejection> {
+    pub(crate) shared: Arc<LayerState<R>>,
 }
 
 impl RateLimitLayer {
@@ -84,14 +87,11 @@ impl RateLimitLayer {
     pub fn new(policy: impl IntoPolicySource, key: impl KeyExtractor) -> Self {
         Self::with_storage(policy, key, MemoryStorage::new())
     }
-}
 
-impl<St: InfallibleStorage> RateLimitLayer<St> {
-    /// Creates a layer with a storage that cannot fail. Use it for a [`MemoryStorage`] that has
-    /// other bounds than the defaults, or that several layers share.
+    /// Creates a layer with a memory storage that has other bounds than the defaults, or that
+    /// several layers share.
     ///
-    /// For a storage that can fail, use [`new`](RateLimitLayer::new) and
-    /// [`storage`](RateLimitLayer::storage).
+    /// For a storage that can fail, use [`new`](Self::new) and [`storage`](Self::storage).
     ///
     /// ```
     /// use tower_ratelimit::{MemoryStorage, PeerIp, Quota, RateLimitLayer};
@@ -100,36 +100,28 @@ impl<St: InfallibleStorage> RateLimitLayer<St> {
     /// let layer = RateLimitLayer::with_storage(Quota::per_minute(60), PeerIp::new(), storage);
     /// # Ok::<(), tower_ratelimit::ConfigError>(())
     /// ```
-    ///
-    /// # Panics
-    ///
-    /// Panics if the storage does not support the policy or one of its shadow limits. A
-    /// [`MemoryStorage`] supports every policy.
-    #[track_caller]
-    pub fn with_storage(policy: impl IntoPolicySource, key: impl KeyExtractor, storage: St) -> Self {
+    pub fn with_storage(policy: impl IntoPolicySource, key: impl KeyExtractor, storage: MemoryStorage) -> Self {
+        let storage = AnyStorage::from(storage);
         Self::with(or_panic(policy.into_policy_source().bind(&storage)), key, storage)
     }
 
     /// Creates a layer that shares the policy, the storage and the counts of `limiter`. It follows
-    /// the changes of a [`LivePolicy`](crate::LivePolicy). It does not share the queues in which
-    /// calls of [`acquire`](RateLimiter::acquire) wait.
+    /// the changes of a [`LivePolicy`](crate::LivePolicy).
     ///
-    /// For a storage that can fail, use [`new`](RateLimitLayer::new) with the limiter's
-    /// [policy](RateLimiter::policy), then [`storage`](RateLimitLayer::storage) with the limiter's
-    /// [storage](RateLimiter::storage) and an [`OnError`].
-    pub fn from_limiter(limiter: &RateLimiter<St>, key: impl KeyExtractor) -> Self {
-        Self::with(limiter.shared_policy().into_policy_source(), key, limiter.storage().clone())
+    /// For a [`RateLimiter`](crate::RateLimiter), use [`new`](Self::new) with its
+    /// [policy](crate::RateLimiter::policy), then [`storage`](Self::storage) with its
+    /// [storage](crate::RateLimiter::storage) and an [`OnError`].
+    pub fn from_limiter(limiter: &LocalLimiter, key: impl KeyExtractor) -> Self {
+        Self::with(limiter.shared_policy().into_policy_source(), key, limiter.storage().clone().into())
     }
-}
 
-impl<St: Storage> RateLimitLayer<St> {
-    fn with(policies: PolicySource, key: impl KeyExtractor, storage: St) -> Self {
+    fn with(policies: PolicySource, key: impl KeyExtractor, storage: AnyStorage) -> Self {
         Self { shared: LayerState::new(LayerConfig::new(policies, Arc::new(key)), storage, Arc::new(TextRejection)) }
     }
 }
 
 /// Storage, responses and header fields.
-impl<St: Storage, R> RateLimitLayer<St, R> {
+impl<R> RateLimitLayer<R> {
     /// Sets the storage, and what the layer does with a request if the storage, or the look-up of a
     /// policy, fails. Defaults to a new [`MemoryStorage`], which never fails, and to
     /// [`OnError::Refuse`].
@@ -146,7 +138,7 @@ impl<St: Storage, R> RateLimitLayer<St, R> {
     /// storage with a maximum value size, and a policy other than a fixed window on
     /// [leases](crate::storage::Leases).
     #[track_caller]
-    pub fn storage<T: Storage>(self, storage: T, on_error: OnError) -> RateLimitLayer<T, R> {
+    pub fn storage(self, storage: impl Storage, on_error: OnError) -> Self {
         or_panic(self.try_storage(storage, on_error))
     }
 
@@ -155,8 +147,8 @@ impl<St: Storage, R> RateLimitLayer<St, R> {
     /// # Errors
     ///
     /// Returns an error if the storage does not support the policy or one of its shadow limits.
-    pub fn try_storage<T: Storage>(self, storage: T, on_error: OnError) -> Result<RateLimitLayer<T, R>, ConfigError> {
-        let (mut config, _, rejection) = self.into_parts();
+    pub fn try_storage(self, storage: impl Storage, on_error: OnError) -> Result<Self, ConfigError> {
+        let (storage, (mut config, _, rejection)) = (AnyStorage::new(storage), self.into_parts());
         config.policies = config.policies.bind(&storage)?;
         let config = config.with(|config| config.on_error = on_error);
         Ok(RateLimitLayer { shared: LayerState::new(config, storage, rejection) })
@@ -165,7 +157,7 @@ impl<St: Storage, R> RateLimitLayer<St, R> {
     /// Sets the [`Rejection`](crate::Rejection). It builds the response to each request that this
     /// layer does not forward: because it is refused, because it has no key or no cost, or because
     /// the storage or the look-up of its policy failed. Defaults to [`TextRejection`].
-    pub fn rejection<T>(self, rejection: T) -> RateLimitLayer<St, T> {
+    pub fn rejection<T>(self, rejection: T) -> RateLimitLayer<T> {
         let (config, storage, _) = self.into_parts();
         RateLimitLayer { shared: LayerState::new(config, storage, Arc::new(rejection)) }
     }
@@ -176,7 +168,7 @@ impl<St: Storage, R> RateLimitLayer<St, R> {
         self.with_config(|config| config.headers = headers)
     }
 
-    fn into_parts(self) -> (LayerConfig, St, Arc<R>) {
+    fn into_parts(self) -> (LayerConfig, AnyStorage, Arc<R>) {
         let LayerState { config, storage, rejection, .. } = &*self.shared;
         (config.clone(), storage.clone(), Arc::clone(rejection))
     }
@@ -188,7 +180,7 @@ impl<St: Storage, R> RateLimitLayer<St, R> {
 }
 
 /// Requests that are not limited.
-impl<St: Storage, R> RateLimitLayer<St, R> {
+impl<R> RateLimitLayer<R> {
     /// Skips the requests that `skip` selects. A skipped request goes to the inner service. It is
     /// not counted and not reported to the observer, and its response gets no header fields.
     ///
@@ -211,7 +203,7 @@ impl<St: Storage, R> RateLimitLayer<St, R> {
 }
 
 /// Observation and shadow mode.
-impl<St: Storage, R> RateLimitLayer<St, R> {
+impl<R> RateLimitLayer<R> {
     /// Runs the layer in shadow mode: it decides, counts, and reports to its
     /// [observer](Self::observer) and the log, but forwards every request without a delay. Defaults
     /// to off.
@@ -270,8 +262,8 @@ impl<St: Storage, R> RateLimitLayer<St, R> {
     }
 }
 
-impl<S, St: Storage, R> Layer<S> for RateLimitLayer<St, R> {
-    type Service = RateLimit<S, St, R>;
+impl<S, R> Layer<S> for RateLimitLayer<R> {
+    type Service = RateLimit<S, R>;
 
     fn layer(&self, inner: S) -> Self::Service {
         self.shared.start();
@@ -279,13 +271,13 @@ impl<S, St: Storage, R> Layer<S> for RateLimitLayer<St, R> {
     }
 }
 
-impl<St, R> Clone for RateLimitLayer<St, R> {
+impl<R> Clone for RateLimitLayer<R> {
     fn clone(&self) -> Self {
         Self { shared: Arc::clone(&self.shared) }
     }
 }
 
-impl<St: fmt::Debug, R> fmt::Debug for RateLimitLayer<St, R> {
+impl<R> fmt::Debug for RateLimitLayer<R> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("RateLimitLayer")
             .field("policies", &self.shared.config.policies)

@@ -1,11 +1,10 @@
 use std::time::Duration;
 
 use super::RateLimitLayer;
-use crate::Storage;
 use crate::middleware::waiting_room::WaitBounds;
 
 /// Waiting instead of refusing.
-impl<St: Storage, R> RateLimitLayer<St, R> {
+impl<R> RateLimitLayer<R> {
     /// Lets requests wait for up to `max_wait` instead of refusing them. At most `max_waiting`
     /// requests of this layer wait at the same time. Defaults to refusing immediately.
     ///

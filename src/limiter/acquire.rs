@@ -6,10 +6,12 @@ use std::time::Duration;
 use tokio::time::{Instant, sleep};
 
 use super::RateLimiter;
+use crate::decision::Decision;
+use crate::key::Key;
+use crate::storage::StorageError;
 use crate::waiting::{Attempted, Place, Queues, Refusal, Spent, Waiter, later};
-use crate::{Decision, Key, Storage};
 
-impl<St: Storage> RateLimiter<St> {
+impl RateLimiter {
     /// Spends one unit of `key` like [`hit`](Self::hit), but waits for up to `max_wait` instead of
     /// refusing. The future does nothing until it is polled.
     ///
@@ -91,8 +93,8 @@ impl<St: Storage> RateLimiter<St> {
     /// | a hit is in flight on a remote storage | the hit continues in a task of the tokio runtime, which refunds it if it was admitted. The next call makes its attempt after that |
     /// | an admitted hit waits for the delay of a leaky bucket | the hit is refunded, unless a later hit is in the queue of the bucket |
     ///
-    /// A storage whose futures never complete holds up the queue of the key. Wrap it in a
-    /// [`Timeout`](crate::storage::Timeout).
+    /// A storage whose futures never complete holds up the queue of the key. The storages of this
+    /// crate have a timeout.
     ///
     /// # Calls that nothing polls
     ///
@@ -117,7 +119,7 @@ impl<St: Storage> RateLimiter<St> {
         &self,
         key: &Key,
         max_wait: Duration,
-    ) -> impl Future<Output = Result<Decision, St::Error>> + Send + use<St> {
+    ) -> impl Future<Output = Result<Decision, StorageError>> + Send + use<> {
         self.acquire_with_cost(key, 1, max_wait)
     }
 
@@ -141,18 +143,14 @@ impl<St: Storage> RateLimiter<St> {
         key: &Key,
         cost: u32,
         max_wait: Duration,
-    ) -> impl Future<Output = Result<Decision, St::Error>> + Send + use<St> {
+    ) -> impl Future<Output = Result<Decision, StorageError>> + Send + use<> {
         let queues = Arc::clone(&self.queues);
         let (storage, policy, key) = (self.storage.clone(), self.policy.clone(), key.clone());
         acquire(Waiter { storage, policy, key, cost, delayed_until: None, on_failed_refund: None }, queues, max_wait)
     }
 }
 
-async fn acquire<St: Storage>(
-    waiter: Waiter<St>,
-    queues: Arc<Queues>,
-    max_wait: Duration,
-) -> Result<Decision, St::Error> {
+async fn acquire(waiter: Waiter, queues: Arc<Queues>, max_wait: Duration) -> Result<Decision, StorageError> {
     let deadline = later(Instant::now(), max_wait);
     let waiter = Waiter { delayed_until: Some(deadline), ..waiter };
     let Attempted { policy, decided } = first_attempt_and_wait(&waiter, &queues, deadline).await;
@@ -169,11 +167,7 @@ async fn acquire<St: Storage>(
     Ok(delayed.admitted())
 }
 
-async fn first_attempt_and_wait<St: Storage>(
-    waiter: &Waiter<St>,
-    queues: &Arc<Queues>,
-    deadline: Instant,
-) -> Attempted<St> {
+async fn first_attempt_and_wait(waiter: &Waiter, queues: &Arc<Queues>, deadline: Instant) -> Attempted {
     if let Some(place) = waiter.join_behind(queues, deadline) {
         return waiter.wait(place, None, deadline).await;
     }
@@ -192,12 +186,12 @@ async fn first_attempt_and_wait<St: Storage>(
 }
 
 /// A hit that waits for its delay. Dropping it refunds the hit.
-struct Delayed<St: Storage> {
+struct Delayed {
     decision: Option<Decision>,
-    spent: Spent<St>,
+    spent: Spent,
 }
 
-impl<St: Storage> Delayed<St> {
+impl Delayed {
     fn admitted(mut self) -> Decision {
         self.decision.take().expect("taken only once")
     }
@@ -210,7 +204,7 @@ impl<St: Storage> Delayed<St> {
     }
 }
 
-impl<St: Storage> Drop for Delayed<St> {
+impl Drop for Delayed {
     fn drop(&mut self) {
         if let Some(decision) = &self.decision {
             self.spent.refund(decision, ());

@@ -3,7 +3,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::BoxError;
+use crate::error::BoxError;
 
 /// The error of a failed look-up of a policy.
 ///

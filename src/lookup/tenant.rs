@@ -1,5 +1,6 @@
 use crate::extract::KeyError;
-use crate::{IntoPolicy, Key, SharedPolicy};
+use crate::key::Key;
+use crate::policy::{IntoPolicy, SharedPolicy};
 
 /// The result of a [`PolicyLookup`](crate::PolicyLookup). It decides what happens to the requests
 /// with one id.

@@ -1,15 +1,15 @@
 //! Admission of a request: key, cost, decision and response.
 
-use std::task::Poll;
-
 use http::{Request, Response};
 use tokio::time::Instant;
 
+use crate::decision::Decision;
 use crate::extract::Head;
 use crate::headers::Numbers;
+use crate::key::Key;
 #[cfg(feature = "lookup")]
 use crate::lookup::Finding;
-use crate::middleware::context::{ChargeContext, poll_once};
+use crate::middleware::context::ChargeContext;
 use crate::middleware::hits::Hits;
 use crate::middleware::options::Settling;
 use crate::middleware::post_response::{PostResponse, QueueSlot, Settlement};
@@ -17,32 +17,37 @@ use crate::middleware::shadow_check::ShadowCheck;
 use crate::middleware::state::LayerState;
 use crate::middleware::waiting_room::{Deciding, Pause};
 use crate::observe::{Event, EventKind};
-use crate::storage::{StorageRequest, Summary};
-use crate::{Decision, Key, Op, Policy, Rejection, SharedPolicy, Storage};
+use crate::policy::{Op, Policy, SharedPolicy};
+use crate::rejection::Rejection;
+use crate::storage::{Storage, StorageError, StorageRequest, Summary};
 
 /// The next step for a request.
-pub(crate) enum Action<St: Storage, ResBody, W = Hold<St>> {
-    Forward(ResponsePlan<St>),
+pub(crate) enum Action<ResBody, W = Hold> {
+    Forward(ResponsePlan),
     Respond(Response<ResBody>),
     Wait(W),
 }
 
 /// The reason for which a request waits.
-pub(crate) enum Hold<St: Storage> {
+#[cfg_attr(
+    feature = "lookup",
+    expect(clippy::large_enum_variant, reason = "boxing it would cost an allocation per waiting request")
+)]
+pub(crate) enum Hold {
     /// Waits for the storage, for the request's turn, or for the delay of the slot's decision.
-    Queue(QueueSlot<St>, Deciding<St>),
+    Queue(QueueSlot, Deciding),
     /// Waits for the look-up of the policy.
     #[cfg(feature = "lookup")]
     Lookup(Finding),
 }
 
 /// The work that is left for the response of an admitted request.
-pub(crate) struct ResponsePlan<St: Storage> {
+pub(crate) struct ResponsePlan {
     pub(crate) numbers: Option<Numbers>,
-    pub(crate) after: Option<Box<PostResponse<St>>>,
+    pub(crate) after: Option<Box<PostResponse>>,
 }
 
-impl<St: Storage> ResponsePlan<St> {
+impl ResponsePlan {
     pub(crate) const NOTHING: Self = Self { numbers: None, after: None };
 
     /// Returns `true` if the response is forwarded unchanged.
@@ -57,13 +62,13 @@ impl<St: Storage> ResponsePlan<St> {
     }
 }
 
-impl<St: Storage, R> LayerState<St, R> {
+impl<R> LayerState<R> {
     /// Decides a request as far as possible without waiting.
     ///
     /// The key is borrowed from the extraction and cloned only if the request waits, because moving
     /// it costs more than building it in place.
     #[inline]
-    pub(crate) fn admit<B, ResBody>(&self, request: &mut Request<B>) -> Action<St, ResBody>
+    pub(crate) fn admit<B, ResBody>(&self, request: &mut Request<B>) -> Action<ResBody>
     where
         R: Rejection<ResBody>,
     {
@@ -79,7 +84,7 @@ impl<St: Storage, R> LayerState<St, R> {
 
     /// Like [`admit`](Self::admit), for a layer that is not plain (see `LayerConfig::plain`).
     #[inline(never)]
-    fn admit_by_options<B, ResBody>(&self, request: &mut Request<B>) -> Action<St, ResBody>
+    fn admit_by_options<B, ResBody>(&self, request: &mut Request<B>) -> Action<ResBody>
     where
         R: Rejection<ResBody>,
     {
@@ -105,7 +110,7 @@ impl<St: Storage, R> LayerState<St, R> {
         policy: &Policy,
         key: Option<&Key>,
         request: &mut Request<B>,
-    ) -> Action<St, ResBody>
+    ) -> Action<ResBody>
     where
         R: Rejection<ResBody>,
     {
@@ -145,7 +150,7 @@ impl<St: Storage, R> LayerState<St, R> {
     /// numbers for `X-RateLimit-*`. Calls `decide` if the storage did not admit the hit and
     /// returned no refusal.
     #[inline(always)]
-    fn try_hit<B, ResBody>(&self, storage_request: StorageRequest<'_>, request: &mut Request<B>) -> Action<St, ResBody>
+    fn try_hit<B, ResBody>(&self, storage_request: StorageRequest<'_>, request: &mut Request<B>) -> Action<ResBody>
     where
         R: Rejection<ResBody>,
     {
@@ -171,40 +176,42 @@ impl<St: Storage, R> LayerState<St, R> {
     }
 
     #[inline(never)]
-    fn decide<B, ResBody>(&self, storage_request: StorageRequest<'_>, request: &mut Request<B>) -> Action<St, ResBody>
+    fn decide<B, ResBody>(&self, storage_request: StorageRequest<'_>, request: &mut Request<B>) -> Action<ResBody>
     where
         R: Rejection<ResBody>,
     {
-        // Polls once here, so that an immediate decision does not need a boxed future.
-        let mut deciding = self.storage.decide(storage_request);
-        match poll_once(&mut deciding) {
-            Poll::Ready(decided) => match self.apply(decided, storage_request, request) {
-                Action::Forward(plan) => Action::Forward(plan),
-                Action::Respond(response) => Action::Respond(response),
-                Action::Wait(Pause::Delay(decision)) => {
-                    self.hold(Some(decision), Deciding::First(deciding), storage_request)
-                }
-                Action::Wait(Pause::Turn(turn)) => self.hold(None, Deciding::Turn(turn), storage_request),
-            },
-            Poll::Pending => self.hold(None, Deciding::First(deciding), storage_request),
+        // Polls once here, because many storages need no round trip for a decision.
+        let deciding = self.storage.decide(storage_request).polled_once();
+        let Some(decided) = deciding.as_ready() else {
+            return self.hold(None, Deciding::First(deciding), storage_request);
+        };
+        match self.apply(decided, storage_request, request) {
+            Action::Forward(plan) => Action::Forward(plan),
+            Action::Respond(response) => Action::Respond(response),
+            Action::Wait(Pause::Delay(decision)) => {
+                self.hold(Some(decision), Deciding::First(deciding), storage_request)
+            }
+            Action::Wait(Pause::Turn(turn)) => self.hold(None, Deciding::Turn(turn), storage_request),
         }
     }
 
     /// Applies the storage's decision to the request. If the request is refused, its response takes
     /// over the memory of the request's extensions, which are empty afterwards.
+    ///
+    /// The decision is borrowed, because it is large and most requests need no copy of it.
     #[inline]
     pub(crate) fn apply<B, ResBody>(
         &self,
-        decided: Result<Decision, St::Error>,
+        decided: Result<&Decision, &StorageError>,
         storage_request: StorageRequest<'_>,
         request: &mut Request<B>,
-    ) -> Action<St, ResBody, Pause<St>>
+    ) -> Action<ResBody, Pause>
     where
         R: Rejection<ResBody>,
     {
         let decision = match decided {
-            Ok(ref decision) => decision,
-            Err(error) => return self.on_storage_error(&error.into(), storage_request, &Head::of(request)),
+            Ok(decision) => decision,
+            Err(error) => return self.on_storage_error(error, storage_request, &Head::of(request)),
         };
         if decision.is_admitted() && !decision.is_at_once() {
             return Action::Wait(Pause::Delay(Box::new(decision.clone())));
@@ -228,7 +235,7 @@ impl<St: Storage, R> LayerState<St, R> {
         now: &Decision,
         storage_request: StorageRequest<'_>,
         request: &mut Request<B>,
-    ) -> ResponsePlan<St> {
+    ) -> ResponsePlan {
         let config = &self.config;
         if config.shares_decision {
             request.extensions_mut().insert(decision.clone());
@@ -257,7 +264,7 @@ impl<St: Storage, R> LayerState<St, R> {
 
     /// Decides the request in shadow mode, in which every request is forwarded.
     #[cold]
-    fn check_in_shadow<B>(&self, storage_request: StorageRequest<'_>, request: &mut Request<B>) -> ResponsePlan<St> {
+    fn check_in_shadow<B>(&self, storage_request: StorageRequest<'_>, request: &mut Request<B>) -> ResponsePlan {
         let (config, StorageRequest { policy, key, cost, .. }) = (&self.config, storage_request);
         let shadow_check = (cost > 0).then(|| ShadowCheck::begin(self.charge_context(policy, key, true), cost));
         if let Some(decision) = shadow_check.as_ref().and_then(ShadowCheck::decision)
@@ -271,7 +278,7 @@ impl<St: Storage, R> LayerState<St, R> {
         ResponsePlan { numbers: None, after: Some(Box::new(after)) }
     }
 
-    pub(super) fn charge_context(&self, policy: &Policy, key: &Key, shadow: bool) -> ChargeContext<St> {
+    pub(super) fn charge_context(&self, policy: &Policy, key: &Key, shadow: bool) -> ChargeContext {
         let (storage, reporter) = (self.storage.clone(), self.config.reporter.clone());
         ChargeContext { storage, policy: policy.clone(), key: key.clone(), reporter, shadow, since: Instant::now() }
     }

@@ -3,11 +3,12 @@
 use std::sync::Arc;
 
 use crate::extract::{Head, KeyExtractor};
+use crate::headers::Headers;
 use crate::lint::Lint;
 use crate::middleware::options::{CostFn, PolicySource, Settling, Skip};
 use crate::middleware::waiting_room::WaitBounds;
 use crate::observe::Reporter;
-use crate::{Headers, SharedPolicy};
+use crate::policy::SharedPolicy;
 
 /// The action of a layer if the storage, or the look-up of the policy, fails for a request. The
 /// guide on [outages](crate::guide::outages) compares the two variants.

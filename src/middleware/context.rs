@@ -6,15 +6,17 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 pub(super) use crate::background::{RunOutcome, poll_once, run_or_spawn};
+use crate::decision::Decision;
+use crate::key::Key;
 use crate::observe::{Event, EventKind, Reporter};
-use crate::storage::StorageRequest;
-use crate::time::micros;
-use crate::{Decision, Key, Op, Policy, Storage, Timestamp};
+use crate::policy::{Op, Policy};
+use crate::storage::{AnyStorage, Storage, StorageError, StorageRequest};
+use crate::time::{Timestamp, micros};
 
 /// A policy and a key on a storage, with the observer to report to.
 #[derive(Clone)]
-pub(crate) struct ChargeContext<St> {
-    pub(crate) storage: St,
+pub(crate) struct ChargeContext {
+    pub(crate) storage: AnyStorage,
     pub(crate) policy: Policy,
     pub(crate) key: Key,
     pub(crate) reporter: Reporter,
@@ -23,7 +25,7 @@ pub(crate) struct ChargeContext<St> {
     pub(crate) since: Instant,
 }
 
-impl<St: Storage> ChargeContext<St> {
+impl ChargeContext {
     pub(crate) fn storage_request(&self, op: Op, cost: u32) -> StorageRequest<'_> {
         StorageRequest::new(&self.policy, &self.key, op, cost)
     }
@@ -46,7 +48,7 @@ impl<St: Storage> ChargeContext<St> {
         }
         let outcome = run_or_spawn(settling, move |done| context.report_settled(&hit, actual, None, elapsed, done));
         if let Some(error) = outcome.error() {
-            self.report(EventKind::NotSettled { decision, actual, error: &error.into() });
+            self.report(EventKind::NotSettled { decision, actual, error: &error });
         }
         outcome == RunOutcome::Finished
     }
@@ -71,7 +73,7 @@ impl<St: Storage> ChargeContext<St> {
         actual: u32,
         now: Option<Timestamp>,
         elapsed: Duration,
-        done: Result<(), St::Error>,
+        done: Result<(), StorageError>,
     ) {
         let now = now.unwrap_or_else(|| decision.at().plus(micros(elapsed)));
         match done {
@@ -79,7 +81,7 @@ impl<St: Storage> ChargeContext<St> {
                 let expired = actual < decision.cost() && decision.has_expired(now);
                 self.report(EventKind::Settled { decision, actual, expired });
             }
-            Err(error) => self.report(EventKind::NotSettled { decision, actual, error: &error.into() }),
+            Err(error) => self.report(EventKind::NotSettled { decision, actual, error: &error }),
         }
     }
 

@@ -8,20 +8,20 @@ use tokio::runtime::Handle;
 
 use super::context::ChargeContext;
 use super::shadow_check::ShadowCheck;
-use crate::decision::OpenCharge;
+use crate::decision::{Decision, OpenCharge, SettleError};
 use crate::observe::EventKind;
-use crate::{Decision, Policy, SettleError, Storage};
+use crate::policy::Policy;
 
 /// The hit of a request on the policy, and its hits on shadow limits.
-pub(crate) struct Hits<St: Storage> {
+pub(crate) struct Hits {
     /// The hit on the policy. `None` if it is never settled, or in shadow mode.
-    pub(crate) spent: Option<(ChargeContext<St>, Decision)>,
-    pub(crate) shadow_checks: Vec<ShadowCheck<St>>,
+    pub(crate) spent: Option<(ChargeContext, Decision)>,
+    pub(crate) shadow_checks: Vec<ShadowCheck>,
 }
 
 /// A hit on the policy whose cost was corrected.
-pub(crate) struct SettledHit<St> {
-    pub(crate) context: ChargeContext<St>,
+pub(crate) struct SettledHit {
+    pub(crate) context: ChargeContext,
     /// The estimated cost, which is that of the next request like this one.
     pub(crate) cost: u32,
     /// `true` if the hit was refunded in part or entirely.
@@ -30,7 +30,7 @@ pub(crate) struct SettledHit<St> {
     pub(crate) is_complete: bool,
 }
 
-impl<St: Storage> Hits<St> {
+impl Hits {
     pub(crate) fn poll(&mut self, cx: &mut Context<'_>) {
         for shadow_check in &mut self.shadow_checks {
             shadow_check.poll(cx);
@@ -39,7 +39,7 @@ impl<St: Storage> Hits<St> {
 
     /// Corrects the cost of all hits to `actual` units. `None` keeps their cost. Returns the hit on
     /// the policy, if its cost was corrected.
-    pub(crate) fn settle(self, actual: Option<u32>) -> Option<SettledHit<St>> {
+    pub(crate) fn settle(self, actual: Option<u32>) -> Option<SettledHit> {
         for shadow_check in self.shadow_checks {
             shadow_check.settle(actual);
         }
@@ -58,36 +58,36 @@ impl<St: Storage> Hits<St> {
 }
 
 /// The hits of a request that a [`Charge`](crate::Charge) settles.
-pub(crate) struct PendingCharge<St: Storage> {
+pub(crate) struct PendingCharge {
     policy: Policy,
     cost: u32,
     /// The runtime of the request. The charge may be settled in a thread outside of it.
     runtime: Option<Handle>,
-    state: Mutex<State<St>>,
+    state: Mutex<State>,
 }
 
-enum State<St: Storage> {
-    Open(Hits<St>),
+enum State {
+    Open(Hits),
     Settled {
         actual: u32,
         /// The settled hit, until the response has reported it.
-        hit: Option<SettledHit<St>>,
+        hit: Option<SettledHit>,
     },
 }
 
-impl<St: Storage> PendingCharge<St> {
-    pub(crate) fn new(policy: Policy, cost: u32, hits: Hits<St>) -> Arc<Self> {
+impl PendingCharge {
+    pub(crate) fn new(policy: Policy, cost: u32, hits: Hits) -> Arc<Self> {
         let runtime = Handle::try_current().ok();
         Arc::new(Self { policy, cost, runtime, state: Mutex::new(State::Open(hits)) })
     }
 
-    fn state(&self) -> MutexGuard<'_, State<St>> {
+    fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Puts back a shadow check that was taken out to be polled. If the charge was settled
     /// meanwhile, settles the check immediately.
-    fn put_back(&self, shadow_check: ShadowCheck<St>) {
+    fn put_back(&self, shadow_check: ShadowCheck) {
         let mut state = self.state();
         match &mut *state {
             State::Open(hits) => hits.shadow_checks.push(shadow_check),
@@ -106,7 +106,7 @@ impl<St: Storage> PendingCharge<St> {
     }
 }
 
-impl<St: Storage> OpenCharge for PendingCharge<St> {
+impl OpenCharge for PendingCharge {
     fn settle(&self, actual: u32) -> Result<(), SettleError> {
         if self.cost == 0 {
             return Err(SettleError::NothingSpent);
@@ -138,7 +138,7 @@ impl<St: Storage> OpenCharge for PendingCharge<St> {
 }
 
 /// A charge that nothing has settled keeps its estimated cost.
-impl<St: Storage> Drop for PendingCharge<St> {
+impl Drop for PendingCharge {
     fn drop(&mut self) {
         let closed = State::Settled { actual: self.cost, hit: None };
         let state = mem::replace(self.state.get_mut().unwrap_or_else(PoisonError::into_inner), closed);
@@ -149,9 +149,9 @@ impl<St: Storage> Drop for PendingCharge<St> {
 }
 
 /// The response's handle to a charge.
-pub(crate) struct ChargeOfResponse<St: Storage>(pub(crate) Arc<PendingCharge<St>>);
+pub(crate) struct ChargeOfResponse(pub(crate) Arc<PendingCharge>);
 
-impl<St: Storage> ChargeOfResponse<St> {
+impl ChargeOfResponse {
     pub(crate) fn poll(&self, cx: &mut Context<'_>) {
         // The lock is not held, because the storage may take long, and the observer may use the
         // charge.
@@ -162,7 +162,7 @@ impl<St: Storage> ChargeOfResponse<St> {
     }
 
     /// Takes out the shadow checks that are not decided yet.
-    fn undecided(&self) -> Vec<ShadowCheck<St>> {
+    fn undecided(&self) -> Vec<ShadowCheck> {
         match &mut *self.0.state() {
             State::Open(hits) => hits.shadow_checks.extract_if(.., |check| check.is_undecided()).collect(),
             State::Settled { .. } => Vec::new(),
@@ -171,7 +171,7 @@ impl<St: Storage> ChargeOfResponse<St> {
 
     /// Takes the settled hit, for the response to report it. Returns `None` if the charge is not
     /// settled yet, if it has no hit on the policy (cost 0 or shadow mode), or at a second call.
-    pub(crate) fn settled(&self) -> Option<SettledHit<St>> {
+    pub(crate) fn settled(&self) -> Option<SettledHit> {
         match &mut *self.0.state() {
             State::Open(_) => None,
             State::Settled { hit, .. } => hit.take(),
@@ -181,7 +181,7 @@ impl<St: Storage> ChargeOfResponse<St> {
 
 /// After the response, nothing polls the request's shadow checks any more. Tasks continue the
 /// undecided ones.
-impl<St: Storage> Drop for ChargeOfResponse<St> {
+impl Drop for ChargeOfResponse {
     fn drop(&mut self) {
         for shadow_check in self.undecided() {
             let charge = Arc::clone(&self.0);

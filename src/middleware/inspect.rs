@@ -1,12 +1,15 @@
 //! Finds the lints of a layer and reports each once.
 
+use std::any::Any;
+
 use http::Request;
 
 use super::state::LayerState;
 use crate::extract::Head;
 use crate::lint::Lint;
-use crate::strategy::Strategy;
-use crate::{ElasticWindow, Limit, Policy, Storage};
+use crate::policy::{Limit, Policy};
+use crate::storage::{Breaker, MemoryStorage, Storage, layers};
+use crate::strategy::{ElasticWindow, Strategy};
 
 /// One of this many inspected requests is marked, to detect a layer that requests pass twice. The
 /// others are not marked, because a mark allocates.
@@ -22,7 +25,7 @@ const DAY: u64 = 86_400_000_000;
 #[derive(Clone, Default)]
 struct PassedLayers(Vec<usize>);
 
-impl<St: Storage, R> LayerState<St, R> {
+impl<R> LayerState<R> {
     /// Reports the lints that need no request.
     pub(crate) fn start(&self) {
         if !self.lints.start() {
@@ -66,12 +69,26 @@ impl<St: Storage, R> LayerState<St, R> {
     fn policy_lints(&self, policy: &Policy) -> impl Iterator<Item = Lint> {
         let is_elastic = |limit: &Limit| limit.strategy().name() == ElasticWindow::new().name();
         let is_refunded = self.config.settling.is_some() && policy.limits().iter().any(is_elastic);
-        let clients = self.storage.clients_to_fill(policy).filter(|clients| *clients < FEW_CLIENTS);
+        let clients = clients_to_fill(&self.storage, policy).filter(|clients| *clients < FEW_CLIENTS);
         let is_aligned = policy.limits().iter().any(is_aligned_to_weeks_or_more);
         let elastic = is_refunded.then_some(Lint::ElasticWindowRefunded);
         let small = clients.map(|clients| Lint::SmallStorage { clients });
         elastic.into_iter().chain(small).chain(is_aligned.then_some(Lint::AlignedCalendar))
     }
+}
+
+/// Returns the number of clients that fill a memory storage in `storage` if all of them have
+/// exhausted a limit of `policy`. Returns `None` if it contains no memory storage.
+fn clients_to_fill(storage: &dyn Storage, policy: &Policy) -> Option<u64> {
+    let clients = |layer: &dyn Storage| {
+        let layer: &dyn Any = layer;
+        if let Some(memory) = layer.downcast_ref::<MemoryStorage>() {
+            return Some(memory.clients_to_fill(policy));
+        }
+        let (fallback, replicas) = layer.downcast_ref::<Breaker>()?.fallback_ref()?;
+        clients_to_fill(fallback, &policy.divide(replicas).ok()?)
+    };
+    layers(storage).filter_map(clients).min()
 }
 
 fn is_aligned_to_weeks_or_more(limit: &Limit) -> bool {

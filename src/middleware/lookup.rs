@@ -9,16 +9,19 @@ use super::config::OnError;
 use super::state::LayerState;
 use crate::client_usage::UsageError;
 use crate::extract::{Head, KeyError};
+use crate::key::Key;
 use crate::lookup::{Found, LookupResult, Outcome, Tenant};
 use crate::observe::EventKind;
-use crate::{Key, Policy, Quota, Rejection, Storage};
+use crate::policy::Policy;
+use crate::quota::Quota;
+use crate::rejection::Rejection;
 
 /// The placeholder policy in events about requests whose policy is unknown.
 static UNKNOWN: LazyLock<Policy> = LazyLock::new(|| Policy::from(Quota::per_second(1)).with_name("unknown"));
 
-impl<St: Storage, R> LayerState<St, R> {
+impl<R> LayerState<R> {
     #[inline(never)]
-    pub(super) fn admit_by_lookup<B, ResBody>(&self, found: Found, request: &mut Request<B>) -> Action<St, ResBody>
+    pub(super) fn admit_by_lookup<B, ResBody>(&self, found: Found, request: &mut Request<B>) -> Action<ResBody>
     where
         R: Rejection<ResBody>,
     {
@@ -32,7 +35,7 @@ impl<St: Storage, R> LayerState<St, R> {
     }
 
     /// Decides a request after its look-up.
-    pub(crate) fn admit_found<B, ResBody>(&self, found: LookupResult, request: &mut Request<B>) -> Action<St, ResBody>
+    pub(crate) fn admit_found<B, ResBody>(&self, found: LookupResult, request: &mut Request<B>) -> Action<ResBody>
     where
         R: Rejection<ResBody>,
     {
@@ -40,7 +43,7 @@ impl<St: Storage, R> LayerState<St, R> {
             Ok(tenant) => self.admit_tenant(&tenant, request),
             Err(error) => {
                 let admitted = self.config.on_error == OnError::Admit || self.config.shadow;
-                self.report(EventKind::Failed { error: &error.into(), admitted }, &UNKNOWN, None);
+                self.report(EventKind::Failed { error: &error, admitted }, &UNKNOWN, None);
                 if admitted {
                     return Action::Forward(ResponsePlan::NOTHING);
                 }
@@ -49,7 +52,7 @@ impl<St: Storage, R> LayerState<St, R> {
         }
     }
 
-    fn admit_tenant<B, ResBody>(&self, tenant: &Tenant, request: &mut Request<B>) -> Action<St, ResBody>
+    fn admit_tenant<B, ResBody>(&self, tenant: &Tenant, request: &mut Request<B>) -> Action<ResBody>
     where
         R: Rejection<ResBody>,
     {

@@ -2,7 +2,7 @@ use std::fmt;
 use std::str::FromStr;
 
 use super::OnError;
-use crate::ConfigError;
+use crate::error::ConfigError;
 
 /// Parses `admit` or `refuse`. Upper and lower case are equivalent, and white space around the word
 /// is ignored.

@@ -7,12 +7,14 @@ use std::sync::Arc;
 
 use http::{Extensions, HeaderMap, Response, StatusCode, Version};
 
+use crate::error::ConfigError;
 use crate::extract::{AllowList, Head, KeyError};
 use crate::limiter::bound;
 use crate::lint::Lint;
 #[cfg(feature = "lookup")]
 use crate::lookup::{Lookup, PolicyLookup};
-use crate::{ConfigError, IntoPolicy, Policy, SharedPolicy, Storage};
+use crate::policy::{IntoPolicy, Policy, SharedPolicy};
+use crate::storage::AnyStorage;
 
 type PolicyFn = dyn Fn(&Head<'_>) -> Option<Policy> + Send + Sync;
 pub(crate) type CostFn = dyn Fn(&Head<'_>) -> Result<u32, KeyError> + Send + Sync;
@@ -71,7 +73,7 @@ impl PolicySource {
 
     /// Checks that the storage supports the policy and its shadow limits, and all later policies of
     /// a live one. A policy that depends on the request is not checked.
-    pub(crate) fn bind(self, storage: &impl Storage) -> Result<Self, ConfigError> {
+    pub(crate) fn bind(self, storage: &AnyStorage) -> Result<Self, ConfigError> {
         if let Choice::Always(policy) = self.0 {
             return Ok(Self(Choice::Always(bound(policy, storage)?)));
         }

@@ -8,33 +8,35 @@ use http::{Request, Response};
 use super::context::ChargeContext;
 use super::hits::{ChargeOfResponse, Hits, PendingCharge};
 use super::options::{ResponseHead, SettleFn, Settling};
-use crate::headers::{Numbers, OtherFields};
+use crate::decision::{Charge, Decision};
+use crate::headers;
+use crate::headers::{Headers, Numbers, OtherFields};
+use crate::policy::{Op, Policy};
 use crate::storage::StorageRequest;
-use crate::{Charge, Decision, Headers, Op, Policy, Storage, headers};
 
 /// The work that is left when the response of an admitted request is ready.
-pub(crate) struct PostResponse<St: Storage> {
+pub(crate) struct PostResponse {
     pub(crate) headers: Headers,
     pub(crate) other_fields: Option<OtherFields>,
-    pub(crate) settlement: Settlement<St>,
+    pub(crate) settlement: Settlement,
 }
 
 /// The settlement of a request.
 #[expect(clippy::large_enum_variant, reason = "a `PostResponse` is on the heap already")]
-pub(crate) enum Settlement<St: Storage> {
+pub(crate) enum Settlement {
     /// The closure settles the request by the head of its response. Without a closure, the request
     /// keeps its estimated cost.
-    ByResponse(Hits<St>, Option<Arc<SettleFn>>),
+    ByResponse(Hits, Option<Arc<SettleFn>>),
     /// A [`Charge`](crate::Charge) settles the request.
-    Later(ChargeOfResponse<St>),
+    Later(ChargeOfResponse),
 }
 
-impl<St: Storage> Settlement<St> {
+impl Settlement {
     /// Returns the settlement of a request. If a handler settles the request, inserts a [`Charge`]
     /// into its extensions.
     pub(super) fn begin<B>(
         settling: Option<&Settling>,
-        hits: Hits<St>,
+        hits: Hits,
         storage_request: StorageRequest<'_>,
         request: &mut Request<B>,
     ) -> Self {
@@ -52,7 +54,7 @@ impl<St: Storage> Settlement<St> {
     }
 }
 
-impl<St: Storage> PostResponse<St> {
+impl PostResponse {
     /// Polls the shadow checks.
     pub(crate) fn poll(&mut self, cx: &mut Context<'_>) {
         match &mut self.settlement {
@@ -89,15 +91,15 @@ impl<St: Storage> PostResponse<St> {
 
 /// The hit of a waiting request. Dropping this while `delayed` is set refunds the hit, which frees
 /// the hit's slot in the queue of a leaky bucket if no later hit is in the queue.
-pub(crate) struct QueueSlot<St: Storage> {
-    context: ChargeContext<St>,
+pub(crate) struct QueueSlot {
+    context: ChargeContext,
     cost: u32,
     /// The decision, while the request waits for its delay and then for the inner service.
     pub(crate) delayed: Option<Box<Decision>>,
 }
 
-impl<St: Storage> QueueSlot<St> {
-    pub(crate) fn new(context: ChargeContext<St>, cost: u32, delayed: Option<Box<Decision>>) -> Self {
+impl QueueSlot {
+    pub(crate) fn new(context: ChargeContext, cost: u32, delayed: Option<Box<Decision>>) -> Self {
         Self { context, cost, delayed }
     }
 
@@ -118,7 +120,7 @@ impl<St: Storage> QueueSlot<St> {
     }
 }
 
-impl<St: Storage> Drop for QueueSlot<St> {
+impl Drop for QueueSlot {
     fn drop(&mut self) {
         if let Some(decision) = self.delayed.take() {
             self.context.settle(&decision, 0);

@@ -9,12 +9,16 @@ use super::admission::{Action, ResponsePlan};
 use super::config::OnError;
 use super::state::LayerState;
 use super::waiting_room::Pause;
+use crate::decision::Decision;
 use crate::extract::{Head, KeyError};
+use crate::headers;
+use crate::key::Key;
 use crate::observe::EventKind;
-use crate::storage::StorageRequest;
-use crate::{BoxError, Decision, Key, LimitExceeded, Policy, RejectReason, Rejection, Storage, headers};
+use crate::policy::Policy;
+use crate::rejection::{LimitExceeded, RejectReason, Rejection};
+use crate::storage::{StorageError, StorageRequest};
 
-impl<St: Storage, R> LayerState<St, R> {
+impl<R> LayerState<R> {
     /// Reports a refusal and builds its response. The response takes over the memory of the
     /// request's extensions, which are empty afterwards.
     #[inline(never)]
@@ -43,10 +47,10 @@ impl<St: Storage, R> LayerState<St, R> {
     #[cold]
     pub(super) fn on_storage_error<ResBody>(
         &self,
-        error: &BoxError,
+        error: &StorageError,
         storage_request: StorageRequest<'_>,
         head: &Head<'_>,
-    ) -> Action<St, ResBody, Pause<St>>
+    ) -> Action<ResBody, Pause>
     where
         R: Rejection<ResBody>,
     {
@@ -77,7 +81,7 @@ impl<St: Storage, R> LayerState<St, R> {
         extracted: Result<Option<Key>, KeyError>,
         policy: &Policy,
         request: &Request<B>,
-    ) -> Action<St, ResBody>
+    ) -> Action<ResBody>
     where
         R: Rejection<ResBody>,
     {
@@ -94,7 +98,7 @@ impl<St: Storage, R> LayerState<St, R> {
         missing: &KeyError,
         policy: &Policy,
         head: &Head<'_>,
-    ) -> Action<St, ResBody>
+    ) -> Action<ResBody>
     where
         R: Rejection<ResBody>,
     {

@@ -5,14 +5,16 @@ use std::pin::Pin;
 use std::task::{Context, Poll, Waker};
 
 use super::context::{ChargeContext, run_or_spawn};
+use crate::decision::Decision;
 use crate::observe::EventKind;
-use crate::{Decision, Op, Storage};
+use crate::policy::Op;
+use crate::storage::{Storage, StorageError, StorageFuture};
 
 /// A hit on the policy of a shadow limit, or of a layer in shadow mode. It never delays or refuses
 /// the request.
-pub(crate) struct ShadowCheck<St: Storage> {
-    context: ChargeContext<St>,
-    progress: Progress<St::DecideFuture>,
+pub(crate) struct ShadowCheck {
+    context: ChargeContext,
+    progress: Progress<StorageFuture<Decision>>,
 }
 
 enum Progress<D> {
@@ -21,9 +23,9 @@ enum Progress<D> {
     Over,
 }
 
-impl<St: Storage> ShadowCheck<St> {
+impl ShadowCheck {
     /// Starts the hit, and polls it once.
-    pub(crate) fn begin(context: ChargeContext<St>, cost: u32) -> Self {
+    pub(crate) fn begin(context: ChargeContext, cost: u32) -> Self {
         let deciding = context.storage.decide(context.storage_request(Op::Hit, cost));
         let mut shadow_check = Self { context, progress: Progress::Deciding(deciding) };
         shadow_check.poll(&mut Context::from_waker(Waker::noop()));
@@ -106,21 +108,21 @@ impl<St: Storage> ShadowCheck<St> {
 
 /// If the request ends without a response, an undecided hit continues in a task, so that it is
 /// counted and reported. An admitted hit keeps its estimated cost.
-impl<St: Storage> Drop for ShadowCheck<St> {
+impl Drop for ShadowCheck {
     fn drop(&mut self) {
         self.end(None);
     }
 }
 
 /// Reports the result of a shadow check. Returns the decision if the hit was admitted.
-fn report<St: Storage>(context: &ChargeContext<St>, decided: Result<Decision, St::Error>) -> Option<Decision> {
+fn report(context: &ChargeContext, decided: Result<Decision, StorageError>) -> Option<Decision> {
     match decided {
         Ok(decision) => {
             context.report(EventKind::Decided(&decision));
             Some(decision).filter(Decision::is_admitted)
         }
         Err(error) => {
-            context.report(EventKind::Failed { error: &error.into(), admitted: true });
+            context.report(EventKind::Failed { error: &error, admitted: true });
             None
         }
     }

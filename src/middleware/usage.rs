@@ -7,19 +7,20 @@ use http::Request;
 use super::state::LayerState;
 use crate::client_usage::{Usage, UsageError};
 use crate::extract::{Head, KeyError};
-use crate::storage::StorageRequest;
-use crate::{Key, Op, Policy, Storage};
+use crate::key::Key;
+use crate::policy::{Op, Policy};
+use crate::storage::{Storage, StorageRequest};
 
 /// The policy and the key of a limited client.
 type Limited = (Policy, Key);
 
-impl<St: Storage, R> LayerState<St, R> {
+impl<R> LayerState<R> {
     /// Returns the usage of the request's client, or `None` if the client is not limited. Spends
     /// nothing.
     pub(crate) fn usage<B>(
         &self,
         request: &Request<B>,
-    ) -> impl Future<Output = Result<Option<Usage>, UsageError>> + Send + use<St, R, B> {
+    ) -> impl Future<Output = Result<Option<Usage>, UsageError>> + Send + use<R, B> {
         let storage = self.storage.clone();
         let limited = self.limited(&Head::of(request));
         async move {
@@ -31,10 +32,7 @@ impl<St: Storage, R> LayerState<St, R> {
     }
 
     /// Returns the policy and the key of the request, or `None` if it is not limited.
-    fn limited(
-        &self,
-        head: &Head<'_>,
-    ) -> impl Future<Output = Result<Option<Limited>, UsageError>> + Send + use<St, R> {
+    fn limited(&self, head: &Head<'_>) -> impl Future<Output = Result<Option<Limited>, UsageError>> + Send + use<R> {
         let config = &self.config;
         let key = config.key.extract(head);
         let is_skipped = config.skips(head);

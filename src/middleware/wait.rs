@@ -9,13 +9,15 @@ use super::admission::{Action, Hold};
 use super::post_response::QueueSlot;
 use super::state::LayerState;
 use super::waiting_room::{Deciding, Pause, Seat, Turn, WaitingRoom};
+use crate::decision::Decision;
 use crate::extract::Head;
 use crate::observe::{Event, EventKind};
-use crate::storage::StorageRequest;
+use crate::policy::IntoPolicy;
+use crate::rejection::Rejection;
+use crate::storage::{StorageError, StorageRequest};
 use crate::waiting::{OnFailedRefund, Place, Refusal, Waiter, later};
-use crate::{Decision, IntoPolicy, Rejection, Storage};
 
-impl<St: Storage, R> LayerState<St, R> {
+impl<R> LayerState<R> {
     /// Lets a refused request wait for its turn to ask the storage, if the layer has the option
     /// `wait`, the request can be admitted in time, and fewer than `max_waiting` requests wait.
     /// Otherwise returns the response to the [refused](Self::refuse) request as an error.
@@ -25,7 +27,7 @@ impl<St: Storage, R> LayerState<St, R> {
         decision: &Decision,
         storage_request: StorageRequest<'_>,
         request: &mut Request<B>,
-    ) -> Result<Turn<St>, Response<ResBody>>
+    ) -> Result<Turn, Response<ResBody>>
     where
         R: Rejection<ResBody>,
     {
@@ -33,12 +35,7 @@ impl<St: Storage, R> LayerState<St, R> {
         turn.ok_or_else(|| self.refuse(decision, storage_request, request))
     }
 
-    fn turn(
-        &self,
-        room: &Arc<WaitingRoom>,
-        decision: &Decision,
-        storage_request: StorageRequest<'_>,
-    ) -> Option<Turn<St>> {
+    fn turn(&self, room: &Arc<WaitingRoom>, decision: &Decision, storage_request: StorageRequest<'_>) -> Option<Turn> {
         let deadline = later(Instant::now(), room.bounds.max_wait);
         let refusal = Refusal::new(decision.clone(), storage_request.policy.clone());
         let seat = refusal.ends_by(deadline).then(|| room.seat()).flatten()?;
@@ -51,7 +48,7 @@ impl<St: Storage, R> LayerState<St, R> {
     /// than `max_waiting` requests wait. Otherwise returns `None`, and the caller makes the first
     /// hit of the request, which can overtake the others.
     #[inline]
-    pub(super) fn wait_behind(&self, storage_request: StorageRequest<'_>) -> Option<Turn<St>> {
+    pub(super) fn wait_behind(&self, storage_request: StorageRequest<'_>) -> Option<Turn> {
         let room = self.room.as_ref().filter(|room| !room.queues.is_empty())?;
         let deadline = later(Instant::now(), room.bounds.max_wait);
         let (seat, waiter) = (room.seat()?, self.waiter(storage_request));
@@ -59,7 +56,7 @@ impl<St: Storage, R> LayerState<St, R> {
         Some(wait(waiter, place, None, deadline, seat))
     }
 
-    fn waiter(&self, storage_request: StorageRequest<'_>) -> Waiter<St> {
+    fn waiter(&self, storage_request: StorageRequest<'_>) -> Waiter {
         let StorageRequest { policy, key, cost, .. } = storage_request;
         // A live policy may change while the request waits, so the waiter reads it at each attempt.
         // A policy that was chosen for this request is kept.
@@ -82,9 +79,9 @@ impl<St: Storage, R> LayerState<St, R> {
     pub(super) fn hold<ResBody>(
         &self,
         delayed: Option<Box<Decision>>,
-        deciding: Deciding<St>,
+        deciding: Deciding,
         storage_request: StorageRequest<'_>,
-    ) -> Action<St, ResBody> {
+    ) -> Action<ResBody> {
         let StorageRequest { policy, key, cost, .. } = storage_request;
         let slot = QueueSlot::new(self.charge_context(policy, key, false), cost, delayed);
         self.report_delayed(&slot);
@@ -93,7 +90,7 @@ impl<St: Storage, R> LayerState<St, R> {
 
     /// Reports a delayed decision. The slot already has it, so if the observer panics, the drop of
     /// the slot refunds the hit.
-    pub(crate) fn report_delayed(&self, slot: &QueueSlot<St>) {
+    pub(crate) fn report_delayed(&self, slot: &QueueSlot) {
         if let Some(decision) = &slot.delayed {
             let storage_request = slot.storage_request();
             self.report(EventKind::Decided(decision), storage_request.policy, Some(storage_request.key));
@@ -104,28 +101,22 @@ impl<St: Storage, R> LayerState<St, R> {
     /// for its delay, which may be zero, and for the inner service.
     pub(crate) fn apply_turn<B, ResBody>(
         &self,
-        decided: Result<Decision, St::Error>,
+        decided: Result<Decision, StorageError>,
         storage_request: StorageRequest<'_>,
         request: &mut Request<B>,
-    ) -> Action<St, ResBody, Pause<St>>
+    ) -> Action<ResBody, Pause>
     where
         R: Rejection<ResBody>,
     {
         match decided {
             Ok(decision) if decision.is_admitted() => Action::Wait(Pause::Delay(Box::new(decision))),
             Ok(decision) => Action::Respond(self.refuse(&decision, storage_request, request)),
-            Err(error) => self.on_storage_error(&error.into(), storage_request, &Head::of(request)),
+            Err(error) => self.on_storage_error(&error, storage_request, &Head::of(request)),
         }
     }
 }
 
-fn wait<St: Storage>(
-    waiter: Waiter<St>,
-    place: Place,
-    refusal: Option<Refusal>,
-    deadline: Instant,
-    seat: Seat,
-) -> Turn<St> {
+fn wait(waiter: Waiter, place: Place, refusal: Option<Refusal>, deadline: Instant, seat: Seat) -> Turn {
     Box::pin(async move {
         let _seat = seat;
         waiter.wait(place, refusal, deadline).await

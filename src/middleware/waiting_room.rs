@@ -5,8 +5,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
+use crate::decision::Decision;
+use crate::storage::StorageFuture;
 use crate::waiting::{Attempted, Queues};
-use crate::{Decision, Storage};
 
 /// The bounds of [`RateLimitLayer::wait`](crate::RateLimitLayer::wait).
 #[derive(Clone, Copy)]
@@ -24,21 +25,21 @@ pub(crate) struct WaitingRoom {
 
 /// The wait of a request. It ends when the request is admitted, cannot be admitted in time, or the
 /// storage fails.
-pub(crate) type Turn<St> = Pin<Box<dyn Future<Output = Attempted<St>> + Send>>;
+pub(crate) type Turn = Pin<Box<dyn Future<Output = Attempted> + Send>>;
 
 /// The decision that a request waits for.
-pub(crate) enum Deciding<St: Storage> {
+pub(crate) enum Deciding {
     /// The decision on the first hit.
-    First(St::DecideFuture),
+    First(StorageFuture<Decision>),
     /// The decision at the end of a wait in a queue.
-    Turn(Turn<St>),
+    Turn(Turn),
 }
 
 /// The reason for which a request waits after a decision.
-pub(crate) enum Pause<St: Storage> {
+pub(crate) enum Pause {
     /// The delay of the decision, which has not been reported yet.
     Delay(Box<Decision>),
-    Turn(Turn<St>),
+    Turn(Turn),
 }
 
 /// One of the `max_waiting` seats of a layer, taken by a waiting request. Dropping it frees the

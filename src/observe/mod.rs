@@ -7,15 +7,19 @@ mod throttle;
 #[cfg(feature = "tracing")]
 mod trace;
 
+use std::error::Error;
 use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
 #[cfg(feature = "metrics")]
 pub use self::metrics::MetricsObserver;
+use crate::decision::Decision;
 use crate::extract::KeyError;
+use crate::key::Key;
 use crate::lint::Lint;
-use crate::{BoxError, Decision, Key, Policy};
+use crate::policy::Policy;
+use crate::storage::StorageError;
 
 /// The kind of an [`Event`].
 #[derive(Clone, Copy, Debug)]
@@ -25,8 +29,8 @@ pub enum EventKind<'a> {
     Decided(&'a Decision),
     /// The storage, or the look-up of the policy, failed.
     Failed {
-        /// The error of the storage or the look-up.
-        error: &'a BoxError,
+        /// The error: a [`StorageError`], or the `LookupError` of the look-up.
+        error: &'a (dyn Error + Send + Sync + 'static),
         /// `true` if the request was forwarded.
         admitted: bool,
     },
@@ -56,7 +60,7 @@ pub enum EventKind<'a> {
         /// The actual cost in units.
         actual: u32,
         /// The reason of the failure.
-        error: &'a BoxError,
+        error: &'a StorageError,
     },
     /// A [`Charge`](crate::Charge) was dropped and not settled. The hit keeps its estimated cost.
     Unsettled(&'a Decision),

@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use super::throttle::Throttle;
 use super::{Event, EventKind};
-use crate::Key;
 use crate::error::chain;
+use crate::key::Key;
 use crate::lint::Lint;
 #[cfg(feature = "lookup")]
 use crate::lookup::LookupError;
@@ -64,8 +64,8 @@ impl Log {
                 let retry_after = decision.retry_after().map(tracing::field::debug);
                 tracing::debug!(policy, outcome, shadow, cost = decision.cost(), retry_after, key, "request refused");
             }
-            EventKind::Failed { error, .. } if is_circuit_open_error(&**error) => {
-                let error = chain(&**error);
+            EventKind::Failed { error, .. } if is_circuit_open_error(error) => {
+                let error = chain(error);
                 tracing::debug!(
                     policy,
                     outcome,
@@ -78,13 +78,13 @@ impl Log {
             #[cfg(feature = "lookup")]
             EventKind::Failed { error, .. } if error.is::<LookupError>() => {
                 if let Some(failed) = self.lookup_failures.due() {
-                    let error = chain(&**error);
+                    let error = chain(error);
                     tracing::warn!(outcome, shadow, failed, error, "look-up of a rate limit policy failed");
                 }
             }
             EventKind::Failed { error, .. } => {
                 if let Some(failed) = self.storage_failures.due() {
-                    let error = chain(&**error);
+                    let error = chain(error);
                     tracing::warn!(policy, outcome, shadow, failed, error, key, "rate limit storage failed");
                 }
             }
@@ -106,7 +106,7 @@ impl Log {
             }
             EventKind::NotSettled { decision, actual, error } => {
                 if let Some(failed) = self.settle_failures.due() {
-                    let error = chain(&**error);
+                    let error = chain(error);
                     let cost = decision.cost();
                     tracing::warn!(policy, outcome, shadow, failed, cost, actual, error, key, "settlement failed");
                 }

@@ -5,9 +5,9 @@ use std::num::NonZeroU32;
 use std::sync::Arc;
 
 use super::{Inner, Limit, Policy, limit, name, text};
-use crate::error::or_panic;
+use crate::error::{ConfigError, or_panic};
+use crate::quota::Quota;
 use crate::strategy::Strategy;
-use crate::{ConfigError, Quota};
 
 /// Creating and extending policies.
 impl Policy {

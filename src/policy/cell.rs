@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, RwLock, Weak};
 
 use super::Policy;
-use crate::ConfigError;
+use crate::error::ConfigError;
 
 /// The number of distinct policies that requests can read without a lock.
 const SLOTS: usize = 64;

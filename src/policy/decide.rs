@@ -1,9 +1,9 @@
 //! Decisions of a policy: its limits are applied to the states of a key.
 
 use super::Policy;
-use crate::Timestamp;
 use crate::decision::{Decision, Statuses};
 use crate::strategy::State;
+use crate::time::Timestamp;
 
 /// The operation that a policy applies to the states of a key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -2,7 +2,7 @@
 
 use super::shared::SharedPolicy;
 use super::{Limit, Policy};
-use crate::Quota;
+use crate::quota::Quota;
 
 /// A value that converts into a [`Policy`]: a `Policy`, a [`Quota`], a [`Limit`], or a
 /// [`LivePolicy`](crate::LivePolicy).

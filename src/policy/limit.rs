@@ -4,9 +4,10 @@ use std::num::NonZeroU32;
 use std::sync::Arc;
 
 use super::name;
-use crate::error::or_panic;
-use crate::strategy::{Outcome, Part, State, Status, Strategy, StrategyDyn};
-use crate::{ConfigError, Quota, SlidingWindowCounter, Timestamp, TokenBucket};
+use crate::error::{ConfigError, or_panic};
+use crate::quota::Quota;
+use crate::strategy::{Outcome, Part, SlidingWindowCounter, State, Status, Strategy, StrategyDyn, TokenBucket};
+use crate::time::Timestamp;
 
 /// The bit of a limit's digest that marks a shadow limit.
 pub(crate) const SHADOW: u32 = 2;

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use super::cell::PolicyCell;
 use super::shared::SharedPolicy;
 use super::{IntoPolicy, Policy};
-use crate::ConfigError;
+use crate::error::ConfigError;
 
 /// A policy that can be replaced while the program runs.
 ///

@@ -1,7 +1,7 @@
 use std::fmt::{self, Write};
 
 use super::Policy;
-use crate::ConfigError;
+use crate::error::ConfigError;
 
 /// Validates a name: not empty, and valid as a Structured Field string (RFC 9651, section 3.3.3).
 pub(super) fn checked(name: String) -> Result<Box<str>, ConfigError> {

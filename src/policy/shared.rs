@@ -7,7 +7,7 @@ use std::sync::atomic::Ordering;
 
 use super::Policy;
 use super::cell::{PolicyCell, PolicyUser};
-use crate::ConfigError;
+use crate::error::ConfigError;
 
 /// The policy of a layer or a limiter: fixed or live.
 #[derive(Clone)]

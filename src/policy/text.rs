@@ -5,9 +5,10 @@ use std::str::FromStr;
 
 use super::name::{Quoted, distinct};
 use super::{Limit, Policy};
+use crate::error::ConfigError;
+use crate::quota::Quota;
 use crate::strategy::{LeakyBucket, NAMES, Strategy, by_name};
 use crate::text::Scanner;
-use crate::{ConfigError, Quota};
 
 /// The keyword before a shadow limit.
 const SHADOW: &str = "shadow";

@@ -8,7 +8,7 @@ use std::num::NonZeroU32;
 use std::time::Duration;
 
 pub(crate) use self::span::{MARK_SHIFT, MARK_SIZE, Span};
-use crate::ConfigError;
+use crate::error::ConfigError;
 use crate::time::micros;
 
 const MILLISECOND: u64 = 1_000;

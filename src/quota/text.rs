@@ -4,7 +4,7 @@ use std::fmt;
 use std::str::FromStr;
 
 use super::{DAY, HOUR, MILLISECOND, MINUTE, Quota, SECOND};
-use crate::ConfigError;
+use crate::error::ConfigError;
 use crate::text::Scanner;
 
 /// The units of time in strings: the microseconds, the canonical name, and its aliases. Case is

@@ -1,7 +1,8 @@
 use std::borrow::Cow;
 use std::ops::Deref;
 
-use crate::{Decision, Policy};
+use crate::decision::Decision;
+use crate::policy::Policy;
 
 /// The refusal of a request: the decision, and the policy that refused. Contained in
 /// [`RejectReason::Limit`](crate::RejectReason::Limit).

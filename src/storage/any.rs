@@ -1,17 +1,29 @@
 //! A storage that is chosen at run time.
 
+use std::any::Any;
 use std::fmt;
-use std::pin::Pin;
 use std::str::FromStr;
 use std::sync::Arc;
-use std::task::{Context, Poll, Waker};
 
-use super::{MemoryStorage, Storage, StorageError, StorageRequest, Summary};
-use crate::{BoxError, ConfigError, Decision, Key, Policy};
+use super::{MemoryStorage, Storage, StorageFuture, StorageRequest, Summary};
+use crate::decision::Decision;
+use crate::error::ConfigError;
+use crate::key::Key;
+use crate::policy::Policy;
 
-/// A storage that is chosen at run time: any [`Storage`], with its type erased.
+/// Calls `$call` on the storage of a handle.
+macro_rules! delegate {
+    ($handle:expr, $storage:ident => $call:expr) => {
+        match &$handle.0 {
+            Handle::Memory($storage) => $call,
+            Handle::Other($storage) => $call,
+        }
+    };
+}
+
+/// A storage that is chosen at run time: a handle to any [`Storage`].
 ///
-/// [`new`](Self::new) wraps any storage. Parsing creates one from a URL:
+/// [`new`](Self::new) takes any storage. Parsing creates one from a URL:
 ///
 /// | URL | storage | feature |
 /// |---|---|---|
@@ -26,16 +38,6 @@ use crate::{BoxError, ConfigError, Decision, Key, Policy};
 ///
 /// Clones share the inner storage. Each parsed `memory://` is a new storage with its own states.
 ///
-/// # Futures
-///
-/// | method | polls the inner future | allocates |
-/// |---|---|---|
-/// | [`decide`](Storage::decide), [`clear`](Storage::clear), [`settle`](Storage::settle) | once, before it returns | only if the future is not ready at that poll |
-/// | [`check`](Storage::check), [`clear_all`](Storage::clear_all) | when its own future is polled | always |
-///
-/// The futures of a [`MemoryStorage`] are ready at the first poll. If the inner storage needs
-/// tokio, call the methods inside the runtime that awaits the returned futures.
-///
 /// # Errors
 ///
 /// Parsing fails if
@@ -44,41 +46,76 @@ use crate::{BoxError, ConfigError, Decision, Key, Policy};
 /// - the URL needs a feature that is not enabled,
 /// - a file that the URL names cannot be used.
 ///
-/// Calls return the error of the inner storage, converted by [`StorageError::from_boxed`].
-///
 /// # Examples
 ///
 /// ```
 /// use tower_ratelimit::storage::{AnyStorage, RefusalCache};
 /// use tower_ratelimit::{OnError, PeerIp, Quota, RateLimitLayer};
 ///
-/// /// The type of `limit` is the same with and without a cache.
-/// struct App {
-///     limit: RateLimitLayer<AnyStorage>,
+/// let mut layer = RateLimitLayer::new(Quota::per_minute(60), PeerIp::new());
+/// if let Ok(url) = std::env::var("STORAGE") {
+///     let storage: AnyStorage = url.parse()?;
+///     layer = layer.storage(RefusalCache::new(storage), OnError::Admit);
 /// }
-///
-/// let caches_refusals = true;
-/// let mut storage: AnyStorage = "memory://".parse()?;
-/// if caches_refusals {
-///     storage = AnyStorage::new(RefusalCache::new(storage));
-/// }
-/// let limit = RateLimitLayer::new(Quota::per_minute(60), PeerIp::new()).storage(storage, OnError::Admit);
-/// let app = App { limit };
 /// # Ok::<(), tower_ratelimit::ConfigError>(())
 /// ```
 #[derive(Clone)]
-pub struct AnyStorage(Arc<dyn DynStorage>);
+pub struct AnyStorage(Handle);
+
+/// Calls of a memory storage need no virtual call.
+#[derive(Clone)]
+enum Handle {
+    Memory(MemoryStorage),
+    Other(Arc<dyn Storage>),
+}
 
 impl AnyStorage {
-    /// Wraps `storage`, and erases its type.
+    /// Creates a handle to `storage`. An `AnyStorage` or an `Arc<dyn Storage>` is not wrapped again.
     pub fn new(storage: impl Storage) -> Self {
-        Self(Arc::new(storage))
+        let any = &storage as &dyn Any;
+        if let Some(this) = any.downcast_ref::<Self>() {
+            return this.clone();
+        }
+        if let Some(memory) = any.downcast_ref::<MemoryStorage>() {
+            return memory.clone().into();
+        }
+        if let Some(shared) = any.downcast_ref::<Arc<dyn Storage>>() {
+            return Arc::clone(shared).into();
+        }
+        Self(Handle::Other(Arc::new(storage)))
+    }
+
+    /// Returns the storage if its type is `St`.
+    ///
+    /// ```
+    /// use tower_ratelimit::MemoryStorage;
+    /// use tower_ratelimit::storage::AnyStorage;
+    ///
+    /// let storage: AnyStorage = "memory://".parse()?;
+    /// assert_eq!(storage.downcast_ref::<MemoryStorage>().map(|memory| memory.stats().keys), Some(0));
+    /// # Ok::<(), tower_ratelimit::ConfigError>(())
+    /// ```
+    pub fn downcast_ref<St: Storage>(&self) -> Option<&St> {
+        self.wrapped().and_then(|storage| (storage as &dyn Any).downcast_ref())
     }
 }
 
 impl From<MemoryStorage> for AnyStorage {
     fn from(storage: MemoryStorage) -> Self {
-        Self::new(storage)
+        Self(Handle::Memory(storage))
+    }
+}
+
+impl From<Arc<dyn Storage>> for AnyStorage {
+    fn from(storage: Arc<dyn Storage>) -> Self {
+        let any: &dyn Any = &*storage;
+        if let Some(this) = any.downcast_ref::<Self>() {
+            return this.clone();
+        }
+        match any.downcast_ref::<MemoryStorage>() {
+            Some(memory) => memory.clone().into(),
+            None => Self(Handle::Other(storage)),
+        }
     }
 }
 
@@ -129,140 +166,45 @@ fn missing(scheme: &str, feature: &str) -> ConfigError {
 
 impl fmt::Debug for AnyStorage {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.0.fmt(f)
+        delegate!(self, storage => storage.fmt(f))
     }
 }
 
 impl Storage for AnyStorage {
-    type Error = StorageError;
-    type DecideFuture = AnyFuture<Decision>;
-    type UpdateFuture = AnyFuture<()>;
-
-    fn decide(&self, request: StorageRequest<'_>) -> Self::DecideFuture {
-        self.0.decide(request)
+    #[inline]
+    fn decide(&self, request: StorageRequest<'_>) -> StorageFuture<Decision> {
+        delegate!(self, storage => storage.decide(request))
     }
 
     #[inline]
     fn try_admit(&self, request: StorageRequest<'_>, summary: Option<&mut Summary>) -> bool {
-        self.0.try_admit(request, summary)
+        delegate!(self, storage => storage.try_admit(request, summary))
     }
 
-    fn clear(&self, policy: &Policy, key: &Key) -> Self::UpdateFuture {
-        self.0.clear(policy, key)
+    fn clear(&self, policy: &Policy, key: &Key) -> StorageFuture<()> {
+        delegate!(self, storage => storage.clear(policy, key))
     }
 
-    fn settle(&self, policy: &Policy, key: &Key, decision: &Decision, actual: u32) -> Self::UpdateFuture {
-        self.0.settle(policy, key, decision, actual)
+    fn settle(&self, policy: &Policy, key: &Key, decision: &Decision, actual: u32) -> StorageFuture<()> {
+        delegate!(self, storage => storage.settle(policy, key, decision, actual))
     }
 
-    fn check(&self) -> impl Future<Output = Result<(), StorageError>> + Send + 'static {
-        self.0.check()
+    fn check(&self) -> StorageFuture<()> {
+        delegate!(self, storage => storage.check())
     }
 
-    fn clear_all(&self) -> impl Future<Output = Result<u64, StorageError>> + Send + 'static {
-        self.0.clear_all()
-    }
-
-    fn validate(&self, policy: &Policy) -> Result<(), ConfigError> {
-        self.0.validate(policy)
-    }
-
-    fn clients_to_fill(&self, policy: &Policy) -> Option<u64> {
-        self.0.clients_to_fill(policy)
-    }
-
-    fn contains_breaker(&self) -> bool {
-        self.0.contains_breaker()
-    }
-}
-
-type BoxFuture<T> = Pin<Box<dyn Future<Output = Result<T, StorageError>> + Send>>;
-
-/// A [`Storage`] without associated types, so that it can be a trait object.
-trait DynStorage: fmt::Debug + Send + Sync {
-    fn decide(&self, request: StorageRequest<'_>) -> AnyFuture<Decision>;
-    fn try_admit(&self, request: StorageRequest<'_>, summary: Option<&mut Summary>) -> bool;
-    fn clear(&self, policy: &Policy, key: &Key) -> AnyFuture<()>;
-    fn settle(&self, policy: &Policy, key: &Key, decision: &Decision, actual: u32) -> AnyFuture<()>;
-    fn check(&self) -> BoxFuture<()>;
-    fn clear_all(&self) -> BoxFuture<u64>;
-    fn validate(&self, policy: &Policy) -> Result<(), ConfigError>;
-    fn clients_to_fill(&self, policy: &Policy) -> Option<u64>;
-    fn contains_breaker(&self) -> bool;
-}
-
-impl<St: Storage> DynStorage for St {
-    fn decide(&self, request: StorageRequest<'_>) -> AnyFuture<Decision> {
-        AnyFuture::new(Storage::decide(self, request))
-    }
-
-    fn try_admit(&self, request: StorageRequest<'_>, summary: Option<&mut Summary>) -> bool {
-        Storage::try_admit(self, request, summary)
-    }
-
-    fn clear(&self, policy: &Policy, key: &Key) -> AnyFuture<()> {
-        AnyFuture::new(Storage::clear(self, policy, key))
-    }
-
-    fn settle(&self, policy: &Policy, key: &Key, decision: &Decision, actual: u32) -> AnyFuture<()> {
-        AnyFuture::new(Storage::settle(self, policy, key, decision, actual))
-    }
-
-    fn check(&self) -> BoxFuture<()> {
-        Box::pin(Storage::check(self))
-    }
-
-    fn clear_all(&self) -> BoxFuture<u64> {
-        Box::pin(Storage::clear_all(self))
+    fn clear_all(&self) -> StorageFuture<u64> {
+        delegate!(self, storage => storage.clear_all())
     }
 
     fn validate(&self, policy: &Policy) -> Result<(), ConfigError> {
-        Storage::validate(self, policy)
+        delegate!(self, storage => storage.validate(policy))
     }
 
-    fn clients_to_fill(&self, policy: &Policy) -> Option<u64> {
-        Storage::clients_to_fill(self, policy)
-    }
-
-    fn contains_breaker(&self) -> bool {
-        Storage::contains_breaker(self)
-    }
-}
-
-/// The future that [`decide`](Storage::decide), [`clear`](Storage::clear) and
-/// [`settle`](Storage::settle) of an [`AnyStorage`] return.
-#[must_use = "futures do nothing unless they are polled"]
-pub struct AnyFuture<T>(State<T>);
-
-enum State<T> {
-    /// `None` after the result was returned.
-    Ready(Option<Result<T, StorageError>>),
-    Pending(BoxFuture<T>),
-}
-
-impl<T: Unpin + 'static> AnyFuture<T> {
-    fn new<E: Into<BoxError>>(mut future: impl Future<Output = Result<T, E>> + Send + Unpin + 'static) -> Self {
-        let mut context = Context::from_waker(Waker::noop());
-        Self(match Pin::new(&mut future).poll(&mut context) {
-            Poll::Ready(result) => State::Ready(Some(result.map_err(StorageError::from_boxed))),
-            Poll::Pending => State::Pending(Box::pin(async { future.await.map_err(StorageError::from_boxed) })),
+    fn wrapped(&self) -> Option<&dyn Storage> {
+        Some(match &self.0 {
+            Handle::Memory(memory) => memory,
+            Handle::Other(other) => &**other,
         })
-    }
-}
-
-impl<T: Unpin> Future for AnyFuture<T> {
-    type Output = Result<T, StorageError>;
-
-    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
-        match &mut self.0 {
-            State::Ready(result) => Poll::Ready(result.take().expect("`AnyFuture` polled after completion")),
-            State::Pending(future) => future.as_mut().poll(cx),
-        }
-    }
-}
-
-impl<T> fmt::Debug for AnyFuture<T> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("AnyFuture").finish_non_exhaustive()
     }
 }

@@ -2,7 +2,7 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use crate::Policy;
+use crate::policy::Policy;
 
 /// Counts the requests that a wrapper answered itself, and those that it sent to its inner storage.
 #[derive(Debug)]

@@ -5,7 +5,7 @@ use std::pin::Pin;
 use std::sync::Arc;
 
 use super::url::Login;
-use crate::BoxError;
+use crate::error::BoxError;
 
 /// A user and a password for a server. A provider returns them for each new connection: see
 /// `RedisStorage::credentials` and `EtcdStorage::credentials`.

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use crate::ConfigError;
+use crate::error::ConfigError;
 
 /// The default timeout of a call.
 pub(super) const DEADLINE: Duration = Duration::from_millis(100);

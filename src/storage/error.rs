@@ -5,13 +5,9 @@ use std::error::Error;
 use std::fmt;
 use std::sync::Arc;
 
-use crate::error::chain;
-use crate::{BoxError, ConfigError};
+use crate::error::{BoxError, ConfigError, chain};
 
-/// The error of the storages and wrappers of this crate.
-///
-/// There are two exceptions: a [`MemoryStorage`](crate::MemoryStorage) cannot fail, and a
-/// [`RefusalCache`](super::RefusalCache) has the error of its inner storage.
+/// The error of a storage. A [`MemoryStorage`](crate::MemoryStorage) never fails.
 ///
 /// | format | writes |
 /// |---|---|
@@ -113,8 +109,6 @@ impl StorageError {
 
     /// Converts any error to a `StorageError`. A `StorageError` is returned unchanged. An error of
     /// another type becomes the source of an [`other`](Self::other) error.
-    ///
-    /// Use it in a wrapper to convert the error of the inner storage.
     pub fn from_boxed(error: impl Into<BoxError>) -> Self {
         error.into().downcast::<Self>().map_or_else(Self::other, |error| *error)
     }

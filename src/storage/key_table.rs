@@ -5,7 +5,8 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use foldhash::quality::RandomState;
 
-use crate::{Key, Policy};
+use crate::key::Key;
+use crate::policy::Policy;
 
 /// The approximate maximum number of rows in a bucket. Each bucket has one lock.
 const WAYS: usize = 16;
@@ -147,7 +148,7 @@ impl<T> Bucket<'_, T> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::Quota;
+    use crate::quota::Quota;
 
     #[test]
     fn rows_differ_by_policy_kind_and_key() {

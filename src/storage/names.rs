@@ -4,7 +4,8 @@ use std::fmt::Write;
 #[cfg(any(feature = "etcd", feature = "postgres", feature = "sqlite"))]
 use std::sync::Arc;
 
-use crate::{Key, Policy};
+use crate::key::Key;
+use crate::policy::Policy;
 
 /// The longest name in bytes. Clients choose keys, so names must not fill a server's memory.
 const LONGEST: usize = 200;
@@ -64,7 +65,7 @@ fn escape(text: &str, plain: &str, into: &mut String) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::Quota;
+    use crate::quota::Quota;
 
     #[test]
     fn long_names_keep_their_beginning_and_end_with_a_hash() {

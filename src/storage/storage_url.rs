@@ -2,7 +2,7 @@ use std::fmt;
 use std::str::FromStr;
 
 use super::AnyStorage;
-use crate::ConfigError;
+use crate::error::ConfigError;
 
 /// The URL of a storage, as a field of a configuration type. It is validated when it is parsed.
 ///

@@ -24,8 +24,9 @@ use std::fmt::Write;
 
 pub(super) use self::head::{Head, LONGEST as LONGEST_HEAD, UnknownVersion, join, split};
 use super::names;
+use crate::policy::Policy;
 use crate::strategy::{Log, State};
-use crate::{Policy, Timestamp};
+use crate::time::Timestamp;
 
 /// The first invalid instant, in microseconds since 1970: it is in the year 2540. A valid instant
 /// is at most two of the longest periods, 284 years, after an instant of this century.

@@ -1,7 +1,7 @@
 use std::sync::Arc;
 
 use super::{Strategy, StrategyDyn};
-use crate::Quota;
+use crate::quota::Quota;
 
 /// The part of a limit that belongs to one of several replicas. See [`Strategy::divide`].
 #[derive(Clone, Debug)]

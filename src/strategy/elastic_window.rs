@@ -1,6 +1,7 @@
 use super::fixed_window::status;
 use super::{Hit, Script, State, Status, Strategy, low_bits};
-use crate::{Quota, Timestamp};
+use crate::quota::Quota;
+use crate::time::Timestamp;
 
 /// Admits at most N units in a window that ends after a period P without hits, for a quota of N per
 /// P. Each hit, admitted or refused, moves the end to one period from now.

@@ -1,5 +1,6 @@
 use super::{Hit, Script, State, Status, Strategy, low_bits};
-use crate::{Quota, Timestamp};
+use crate::quota::Quota;
+use crate::time::Timestamp;
 
 /// Admits at most N units in each window of length P, for a quota of N per P. This is the simplest
 /// strategy.

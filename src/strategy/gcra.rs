@@ -3,7 +3,8 @@ use std::cmp::Ordering;
 use super::mark::Mark;
 use super::muldiv::{div_ceil, mul_div_floor, product};
 use super::{Hit, State, Status};
-use crate::{Quota, Timestamp};
+use crate::quota::Quota;
+use crate::time::Timestamp;
 
 /// The debt of a bucket: the spent units that are not yet refilled. Token buckets and leaky buckets
 /// share this implementation.

@@ -3,7 +3,9 @@ use std::num::NonZeroU32;
 
 use super::gcra::{Debt, script_arguments};
 use super::{Divided, Hit, Script, State, Status, Strategy};
-use crate::{ConfigError, Quota, Timestamp};
+use crate::error::ConfigError;
+use crate::quota::Quota;
+use crate::time::Timestamp;
 
 /// A bounded queue with a constant rate. Delays hits instead of refusing them, until the queue is
 /// full.

@@ -1,7 +1,7 @@
 use std::cmp::Ordering;
 
-use crate::Timestamp;
 use crate::quota::{MARK_SHIFT, MARK_SIZE};
+use crate::time::Timestamp;
 
 /// The second amount of a bucket's state: the approximate size of the debt at the last write, and
 /// an anchor.
@@ -149,7 +149,7 @@ const fn full_bits(full: u64) -> u32 {
 
 #[cfg(test)]
 mod tests {
-    use crate::Quota;
+    use crate::quota::Quota;
 
     use super::*;
 

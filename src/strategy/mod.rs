@@ -60,7 +60,9 @@ use std::fmt;
 use std::num::NonZeroU32;
 use std::sync::Arc;
 
-use crate::{ConfigError, Quota, Timestamp};
+use crate::error::ConfigError;
+use crate::quota::Quota;
+use crate::time::Timestamp;
 
 pub use self::divided::Divided;
 pub use self::elastic_window::ElasticWindow;

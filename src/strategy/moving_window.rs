@@ -1,7 +1,8 @@
 use std::mem;
 
 use super::{Hit, Outcome, Script, State, Status, Strategy};
-use crate::{Quota, Timestamp};
+use crate::quota::Quota;
+use crate::time::Timestamp;
 
 /// Admits at most N units in any span of length P, for a quota of N per P. Keeps a log of admitted
 /// hits.

@@ -1,6 +1,7 @@
 use super::muldiv::{mul_div_ceil, mul_div_floor};
 use super::{Hit, Outcome, Script, State, Status, Strategy};
-use crate::{Quota, Timestamp};
+use crate::quota::Quota;
+use crate::time::Timestamp;
 
 /// Admits about N units in a sliding window of length P, for a quota of N per P. Estimates the
 /// units in the window from two counters. This is the default strategy of a [`Quota`] without a

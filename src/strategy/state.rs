@@ -1,7 +1,7 @@
 use std::mem;
 
 use super::Log;
-use crate::Timestamp;
+use crate::time::Timestamp;
 
 /// The stored data of one limit for one key.
 ///

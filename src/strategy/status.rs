@@ -1,7 +1,7 @@
 use std::time::Duration;
 
 use super::State;
-use crate::Timestamp;
+use crate::time::Timestamp;
 
 /// The `retry_after` of a hit that can never be admitted.
 const NEVER: u64 = u64::MAX;

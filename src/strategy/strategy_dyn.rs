@@ -1,5 +1,6 @@
 use super::{Outcome, State, Status, Strategy};
-use crate::{Quota, Timestamp};
+use crate::quota::Quota;
+use crate::time::Timestamp;
 
 /// An extension of [`Strategy`] that is private to the crate.
 pub(crate) trait StrategyDyn: Strategy {

@@ -1,8 +1,9 @@
 use super::gcra::{Debt, Overdraft, converted, script_arguments};
 use super::mark::Mark;
 use super::{Hit, Outcome, Script, State, Status, Strategy};
-use crate::quota::Span;
-use crate::{ConfigError, Quota, Timestamp};
+use crate::error::ConfigError;
+use crate::quota::{Quota, Span};
+use crate::time::Timestamp;
 
 /// A bucket of B tokens, refilled continuously at N per P, the rate of the quota. A hit takes as
 /// many tokens as it costs.

@@ -6,8 +6,10 @@ use super::Model;
 use super::harness::Harness;
 use super::model_comparison::try_admit_like_the_model;
 use super::sequential::{Inputs, parsed};
-use crate::storage::{Clock, ManualClock};
-use crate::{Decision, Key, Op, Policy, Storage};
+use crate::decision::Decision;
+use crate::key::Key;
+use crate::policy::{Op, Policy};
+use crate::storage::{Clock, Storage};
 
 /// Policies with one limit each, which admit costs of more than 31 bits if the strategy allows it.
 const LARGE: [&str; 8] = [
@@ -27,7 +29,7 @@ const SETTLED: [&str; 3] = ["fixed-window 4294967295/day", "moving-window 900/ho
 /// The numbers of units by which settled hits differ from their estimated cost.
 const DIFFERENCES: [u32; 19] = [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 16, 31, 64, 100, 255, 1_000, 65_535, 65_536, 16_777_216];
 
-impl<St: Storage, M: Fn(ManualClock) -> St> Inputs<'_, M> {
+impl Inputs<'_> {
     pub(super) fn large_hits_take_their_cost(&self) {
         let harness = self.harness("8: decisions equal the model's, for large costs");
         for policy in supported(&harness, LARGE) {
@@ -97,21 +99,21 @@ impl<St: Storage, M: Fn(ManualClock) -> St> Inputs<'_, M> {
     }
 }
 
-fn supported<'a, St: Storage>(harness: &Harness<'_, St>, policies: impl IntoIterator<Item = &'a str>) -> Vec<Policy> {
+fn supported<'a>(harness: &Harness<'_>, policies: impl IntoIterator<Item = &'a str>) -> Vec<Policy> {
     let policies = policies.into_iter().map(parsed);
     policies.filter(|policy| harness.storage.validate(policy).is_ok()).collect()
 }
 
 /// Requests for one key, which the model decides too.
-struct Script<'a, 'r, St> {
-    harness: &'a Harness<'r, St>,
+struct Script<'a, 'r> {
+    harness: &'a Harness<'r>,
     policy: &'a Policy,
     key: Key,
     model: Model,
 }
 
-impl<'a, 'r, St: Storage> Script<'a, 'r, St> {
-    fn new(harness: &'a Harness<'r, St>, policy: &'a Policy, key: &str) -> Self {
+impl<'a, 'r> Script<'a, 'r> {
+    fn new(harness: &'a Harness<'r>, policy: &'a Policy, key: &str) -> Self {
         Self { harness, policy, key: Key::from(key), model: Model::default() }
     }
 

@@ -5,9 +5,8 @@ use proptest::test_runner::Config;
 use tokio::task::{JoinSet, yield_now};
 
 use super::harness::{failed, runtime, runtime_of_threads};
-use crate::Timestamp;
 use crate::storage::{CasStorage, Loaded, Swapped};
-use crate::time::micros;
+use crate::time::{Timestamp, micros};
 
 /// The time to live of texts that must not expire during a test.
 pub(super) const LONG: Duration = Duration::from_secs(60);

@@ -3,9 +3,9 @@
 use proptest::prop_assert;
 
 use super::hit_laws::{LawResult, hit, peek, waits_are_exact};
+use crate::policy::{Limit, Policy};
 use crate::strategy::State;
-use crate::time::micros;
-use crate::{Limit, Policy, Timestamp};
+use crate::time::{Timestamp, micros};
 
 /// Checks that waits are exact after the clock has gone back: the first refused hit determines the
 /// time at which the next hit is admitted.

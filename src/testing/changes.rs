@@ -4,9 +4,11 @@ use std::time::Duration;
 
 use super::harness::Harness;
 use super::sequential::{Inputs, parsed};
-use crate::storage::{Clock, ManualClock};
-use crate::time::micros;
-use crate::{Decision, Key, Op, Policy, Storage, Timestamp};
+use crate::decision::Decision;
+use crate::key::Key;
+use crate::policy::{Op, Policy};
+use crate::storage::{Clock, Storage};
+use crate::time::{Timestamp, micros};
 
 /// Pairs of limits: before and after a change of the policy. The second one decides on states of
 /// the first. Elastic windows are missing, because their refusals change the state and peeks do
@@ -32,7 +34,7 @@ const RAISED: [(&str, &str); 5] = [
     ("fixed-window 10/minute", "fixed-window 100/minute"),
 ];
 
-impl<St: Storage, M: Fn(ManualClock) -> St> Inputs<'_, M> {
+impl Inputs<'_> {
     /// Checks law 12. After a change, a bucket also must not refuse for longer than a bucket of the
     /// new quota of which all units are spent.
     pub(super) fn waits_are_exact_after_quota_change(&self) {
@@ -117,7 +119,7 @@ impl<St: Storage, M: Fn(ManualClock) -> St> Inputs<'_, M> {
 }
 
 /// Spends all units in one hit. Returns the time until one more unit is admitted.
-fn spend_all<St: Storage>(harness: &Harness<'_, St>, policy: &Policy, key: &Key) -> Duration {
+fn spend_all(harness: &Harness<'_>, policy: &Policy, key: &Key) -> Duration {
     let room = harness.peek(policy, key, 1).remaining();
     let hit = harness.hit(policy, key, room);
     harness.check(hit.is_admitted(), || format!("{policy} has {room} units, but refuses them"));
@@ -125,7 +127,7 @@ fn spend_all<St: Storage>(harness: &Harness<'_, St>, policy: &Policy, key: &Key)
 }
 
 /// Checks that a refused key is admitted exactly after its wait. Returns the wait in microseconds.
-fn waits_are_exact<St: Storage>(harness: &Harness<'_, St>, policy: &Policy, key: &Key, op: Op, what: &str) -> u64 {
+fn waits_are_exact(harness: &Harness<'_>, policy: &Policy, key: &Key, op: Op, what: &str) -> u64 {
     let look = || if op == Op::Hit { harness.hit(policy, key, 1) } else { harness.peek(policy, key, 1) };
     let first = look();
     harness.check(first.is_refused(), || format!("{what} has no units left, but admits a hit"));

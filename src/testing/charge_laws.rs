@@ -3,8 +3,10 @@
 use proptest::{prop_assert, prop_assert_eq};
 
 use super::hit_laws::{LawResult, hit, peek, removing_expired_states_changes_nothing, waits_are_exact};
+use crate::decision::Decision;
+use crate::policy::{Op, Policy};
 use crate::strategy::{State, Status};
-use crate::{Decision, Op, Policy, Timestamp};
+use crate::time::Timestamp;
 
 fn charge(policy: &Policy, states: &[State], now: Timestamp, units: u32) -> (Decision, Vec<State>) {
     let mut after = states.to_vec();

@@ -8,8 +8,10 @@ use tokio::runtime::Runtime;
 use tokio::task::{JoinSet, yield_now};
 
 use super::harness::{failed, runtime, runtime_of_threads};
-use crate::storage::StorageRequest;
-use crate::{Decision, Key, Op, Policy, Storage};
+use crate::decision::Decision;
+use crate::key::Key;
+use crate::policy::{Op, Policy};
+use crate::storage::{AnyStorage, Storage, StorageRequest};
 
 pub(super) const TASKS: u32 = 8;
 
@@ -28,14 +30,14 @@ const MAX_ATTEMPTS: u32 = 100_000;
 ///
 /// Panics if more or fewer units are admitted, if a hit stays contended, or if the storage fails.
 /// Also panics if it is called inside a tokio runtime, because it starts its own.
-pub fn concurrent_hits_are_exact<St: Storage>(policy: &Policy, storage: &St) {
+pub fn concurrent_hits_are_exact(policy: &Policy, storage: &(impl Storage + Clone)) {
     for (runtime, threads) in [(runtime(), "one thread"), (runtime_of_threads(), "several threads")] {
-        hits_are_exact(&runtime, policy, std::slice::from_ref(storage), threads);
+        hits_are_exact(&runtime, policy, &[AnyStorage::new(storage.clone())], threads);
     }
 }
 
 /// Checks law 9 with several handles to the same states.
-pub(super) fn hits_are_exact<St: Storage>(runtime: &Runtime, policy: &Policy, handles: &[St], threads: &str) {
+pub(super) fn hits_are_exact(runtime: &Runtime, policy: &Policy, handles: &[AnyStorage], threads: &str) {
     let key = Key::from(format!("concurrent hits, {threads}"));
     let (room, admitted) = runtime.block_on(async {
         let room = answer(&handles[0], policy, &key, Op::Peek).await.remaining();
@@ -62,11 +64,11 @@ pub(super) fn hits_are_exact<St: Storage>(runtime: &Runtime, policy: &Policy, ha
 /// Panics if a hit is refused, if the missing units at the end are not those of the hits without a
 /// refund, or if the storage fails. Also panics if it is called inside a tokio runtime, because it
 /// starts its own.
-pub fn concurrent_refunds_are_exact<St: Storage>(policy: &Policy, storage: &St) {
-    refunds_are_exact(&runtime_of_threads(), policy, storage);
+pub fn concurrent_refunds_are_exact(policy: &Policy, storage: &(impl Storage + Clone)) {
+    refunds_are_exact(&runtime_of_threads(), policy, &AnyStorage::new(storage.clone()));
 }
 
-pub(super) fn refunds_are_exact<St: Storage>(runtime: &Runtime, policy: &Policy, storage: &St) {
+pub(super) fn refunds_are_exact(runtime: &Runtime, policy: &Policy, storage: &AnyStorage) {
     const KEPT: u32 = 15;
     let key = Key::from("concurrent refunds");
     let missing = runtime.block_on(async {
@@ -94,7 +96,7 @@ pub(super) fn refunds_are_exact<St: Storage>(runtime: &Runtime, policy: &Policy,
 
 /// Checks the law of cancellation: a request that is dropped before it completes does not affect
 /// the decisions of other keys.
-pub(super) fn cancellation_is_isolated<St: Storage>(runtime: &Runtime, policy: &Policy, storage: &St) {
+pub(super) fn cancellation_is_isolated(runtime: &Runtime, policy: &Policy, storage: &AnyStorage) {
     const HITS: u32 = 30;
     runtime.block_on(async {
         let mut all = JoinSet::new();
@@ -132,7 +134,7 @@ async fn cancel(mut decided: impl Future + Unpin) {
 }
 
 /// Sends hits until one is refused. Returns the number of admitted hits.
-async fn hit_until_refused<St: Storage>(storage: St, policy: Policy, key: Key, room: u32, use_try_admit: bool) -> u32 {
+async fn hit_until_refused(storage: AnyStorage, policy: Policy, key: Key, room: u32, use_try_admit: bool) -> u32 {
     let mut admitted = 0;
     // The bound ends the loop on a storage that admits everything.
     while admitted <= room {
@@ -146,18 +148,12 @@ async fn hit_until_refused<St: Storage>(storage: St, policy: Policy, key: Key, r
 }
 
 /// Returns the decision on one unit. Repeats the request while it is contended.
-pub(super) async fn answer<St: Storage>(storage: &St, policy: &Policy, key: &Key, op: Op) -> Decision {
+pub(super) async fn answer(storage: &AnyStorage, policy: &Policy, key: &Key, op: Op) -> Decision {
     answer_of_cost(storage, policy, key, op, 1).await
 }
 
 /// Returns the decision on `cost` units. Repeats the request while it is contended.
-pub(super) async fn answer_of_cost<St: Storage>(
-    storage: &St,
-    policy: &Policy,
-    key: &Key,
-    op: Op,
-    cost: u32,
-) -> Decision {
+pub(super) async fn answer_of_cost(storage: &AnyStorage, policy: &Policy, key: &Key, op: Op, cost: u32) -> Decision {
     for _ in 0..MAX_ATTEMPTS {
         let decided = storage.decide(StorageRequest::new(policy, key, op, cost)).await.map_err(failed);
         let decision = decided.unwrap_or_else(|error| panic!("law 9: {error}"));

@@ -7,8 +7,10 @@ use proptest::prelude::{Just, Strategy as Generator, any};
 use proptest::prop_oneof;
 use proptest::sample::select;
 
-use crate::strategy::{Log, State};
-use crate::{ElasticWindow, FixedWindow, LeakyBucket, Limit, MovingWindow, Quota, Timestamp, TokenBucket};
+use crate::policy::Limit;
+use crate::quota::Quota;
+use crate::strategy::{ElasticWindow, FixedWindow, LeakyBucket, Log, MovingWindow, State, TokenBucket};
+use crate::time::Timestamp;
 
 /// One hit of a script, `wait` microseconds after the previous one.
 #[derive(Clone, Copy, Debug)]

@@ -2,17 +2,23 @@
 
 use tokio::runtime::{Builder, Runtime};
 
-use crate::storage::{ManualClock, StorageErrorKind, StorageRequest};
-use crate::{BoxError, Decision, Key, Op, Policy, Storage};
+use crate::decision::Decision;
+use crate::error::BoxError;
+use crate::key::Key;
+use crate::policy::{Op, Policy};
+use crate::storage::{AnyStorage, ManualClock, Storage, StorageErrorKind, StorageRequest};
 
 /// The maximum number of attempts at a request that is contended each time, although no other
 /// request is in flight.
 const MAX_ATTEMPTS: u32 = 100;
 
-pub(super) struct Harness<'a, St> {
+/// Creates an empty storage that uses the given clock.
+pub(super) type MakeStorage<'a> = dyn Fn(ManualClock) -> AnyStorage + 'a;
+
+pub(super) struct Harness<'a> {
     law: &'static str,
     runtime: &'a Runtime,
-    pub(super) storage: St,
+    pub(super) storage: AnyStorage,
     pub(super) clock: ManualClock,
 }
 
@@ -26,9 +32,9 @@ pub(super) fn runtime_of_threads() -> Runtime {
     Builder::new_multi_thread().worker_threads(4).enable_all().build().expect("a runtime")
 }
 
-impl<'a, St: Storage> Harness<'a, St> {
+impl<'a> Harness<'a> {
     /// Creates a harness with an empty storage. The messages of failed checks start with `law`.
-    pub(super) fn new(law: &'static str, runtime: &'a Runtime, make: impl Fn(ManualClock) -> St) -> Self {
+    pub(super) fn new(law: &'static str, runtime: &'a Runtime, make: &MakeStorage<'_>) -> Self {
         let clock = ManualClock::default();
         let _guard = runtime.enter();
         Self { law, runtime, storage: make(clock.clone()), clock }
@@ -112,6 +118,6 @@ impl<'a, St: Storage> Harness<'a, St> {
     }
 }
 
-pub(super) fn failed<E: Into<BoxError>>(error: E) -> String {
-    format!("the storage failed: {}", error.into())
+pub(super) fn failed(error: impl Into<BoxError>) -> String {
+    format!("the storage failed: {:#}", error.into())
 }

@@ -3,9 +3,10 @@
 use proptest::test_runner::TestCaseError;
 use proptest::{prop_assert, prop_assert_eq};
 
+use crate::decision::Decision;
+use crate::policy::{Op, Policy};
 use crate::strategy::{State, Status};
-use crate::time::micros;
-use crate::{Decision, Op, Policy, Timestamp};
+use crate::time::{Timestamp, micros};
 
 /// The result of a law. The error contains the message of the failed assertion.
 pub(super) type LawResult = Result<(), TestCaseError>;

@@ -1,10 +1,10 @@
 //! Laws of a storage for keys and policies: their independence, and clears.
 
 use super::sequential::{Inputs, parsed};
-use crate::storage::ManualClock;
-use crate::{Key, Policy, Storage};
+use crate::key::Key;
+use crate::policy::Policy;
 
-impl<St: Storage, M: Fn(ManualClock) -> St> Inputs<'_, M> {
+impl Inputs<'_> {
     pub(super) fn keys_and_policies_are_independent(&self) {
         let harness = self.harness("10: keys and policies are independent");
         let policy = parsed("1/day").with_name("policy");

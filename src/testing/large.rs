@@ -8,13 +8,16 @@ use tokio::task::JoinSet;
 use super::Model;
 use super::harness::failed;
 use super::sequential::{Inputs, parsed};
-use crate::storage::{Clock, ManualClock, StorageRequest};
-use crate::{Decision, Key, Op, Policy, Storage, Timestamp};
+use crate::decision::Decision;
+use crate::key::Key;
+use crate::policy::{Op, Policy};
+use crate::storage::{AnyStorage, Clock, Storage, StorageRequest};
+use crate::time::Timestamp;
 
 /// The number of concurrent tasks.
 const TASKS: u32 = 8;
 
-impl<St: Storage, M: Fn(ManualClock) -> St> Inputs<'_, M> {
+impl Inputs<'_> {
     /// Checks law 11 at times at which counters of 32 bits, milliseconds or seconds may overflow.
     pub(super) fn no_state_is_removed_around_powers_of_two(&self) {
         let harness = self.harness("11: no state is removed early, around powers of two");
@@ -95,7 +98,7 @@ fn around_powers_of_two(start: Timestamp, until: Timestamp, scripts: u32) -> Vec
 
 /// Checks law 10 with many keys. If a storage identifies keys by a hash of 32 bits, some of these
 /// keys collide.
-pub(super) fn many_keys_are_independent<St: Storage>(runtime: &Runtime, scripts: u32, storage: &St) {
+pub(super) fn many_keys_are_independent(runtime: &Runtime, scripts: u32, storage: &AnyStorage) {
     let keys = u64::from(scripts.min(256)).pow(4) / 25_600;
     let each = u32::try_from(keys).unwrap_or(0) / TASKS;
     let policy = parsed("fixed-window 1/day");

@@ -1,7 +1,10 @@
 use std::collections::HashMap;
 
+use crate::decision::Decision;
+use crate::key::Key;
+use crate::policy::{Op, Policy};
 use crate::strategy::State;
-use crate::{Decision, Key, Op, Policy, Timestamp};
+use crate::time::Timestamp;
 
 /// The reference implementation of a storage: a map of states in memory, without a clock.
 ///

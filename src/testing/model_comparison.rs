@@ -8,10 +8,12 @@ use proptest::test_runner::{Config, TestCaseError};
 use proptest::{prop_assert_eq, prop_oneof};
 
 use super::Model;
-use super::harness::{Harness, runtime};
+use super::harness::{Harness, MakeStorage, runtime};
 use super::strategy::run_some;
-use crate::storage::{Clock, ManualClock, StorageRequest, Summary};
-use crate::{Decision, Key, Limit, Op, Policy, Storage};
+use crate::decision::Decision;
+use crate::key::Key;
+use crate::policy::{Limit, Op, Policy};
+use crate::storage::{AnyStorage, Clock, ManualClock, Storage, StorageRequest, Summary};
 
 #[derive(Clone, Copy, Debug)]
 enum Action {
@@ -76,16 +78,12 @@ impl Cost {
 /// that fails. Also panics if `policies` is empty, or if it is called inside a tokio runtime,
 /// because it starts its own.
 pub fn decides_like_the_model<St: Storage>(policies: &[Policy], make: impl Fn(ManualClock) -> St) {
-    decides_like_the_model_in(Config::default().cases, policies, make);
+    decides_like_the_model_in(Config::default().cases, policies, &|clock| AnyStorage::new(make(clock)));
 }
 
 /// [`decides_like_the_model`] with this many random scripts.
-pub(super) fn decides_like_the_model_in<St: Storage>(
-    scripts: u32,
-    policies: &[Policy],
-    make: impl Fn(ManualClock) -> St,
-) {
-    like_the_model("8: decisions equal the model's", scripts, policies, &make);
+pub(super) fn decides_like_the_model_in(scripts: u32, policies: &[Policy], make: &MakeStorage<'_>) {
+    like_the_model("8: decisions equal the model's", scripts, policies, make);
 }
 
 /// Checks law 10 of [`StorageLaws`](super::StorageLaws) for policies with the same name: they share
@@ -100,11 +98,11 @@ pub(super) fn decides_like_the_model_in<St: Storage>(
 /// limits, or if the storage fails. The message contains the smallest script that fails. Also
 /// panics if it is called inside a tokio runtime, because it starts its own.
 pub fn policies_of_one_name_share_only_equal_limits<St: Storage>(make: impl Fn(ManualClock) -> St) {
-    policies_of_one_name_in(Config::default().cases, make);
+    policies_of_one_name_in(Config::default().cases, &|clock| AnyStorage::new(make(clock)));
 }
 
 /// [`policies_of_one_name_share_only_equal_limits`] with this many random scripts.
-pub(super) fn policies_of_one_name_in<St: Storage>(scripts: u32, make: impl Fn(ManualClock) -> St) {
+pub(super) fn policies_of_one_name_in(scripts: u32, make: &MakeStorage<'_>) {
     let policies: Vec<Policy> = [
         "fixed-window 3 per 7 seconds",
         "fixed-window 5 per 7 seconds",
@@ -116,15 +114,10 @@ pub(super) fn policies_of_one_name_in<St: Storage>(scripts: u32, make: impl Fn(M
     .into_iter()
     .map(|text| text.parse().and_then(|policy: Policy| policy.try_with_name("tier")).expect("a policy"))
     .collect();
-    like_the_model("10: policies with the same name share only equal limits", scripts, &policies, &make);
+    like_the_model("10: policies with the same name share only equal limits", scripts, &policies, make);
 }
 
-fn like_the_model<St: Storage>(
-    law: &'static str,
-    scripts: u32,
-    policies: &[Policy],
-    make: &impl Fn(ManualClock) -> St,
-) {
+fn like_the_model(law: &'static str, scripts: u32, policies: &[Policy], make: &MakeStorage<'_>) {
     let runtime = runtime();
     let costs =
         |least: u32| prop_oneof![9 => (least..=3).prop_map(Cost::Units), 1 => (0..=999_u32).prop_map(Cost::Capacity)];
@@ -185,8 +178,8 @@ fn like_the_model<St: Storage>(
 
 /// Sends a hit as callers of [`Storage::try_admit`] do. Returns the decision of the model, or an
 /// error if the storage does not decide like it.
-pub(super) fn try_admit_like_the_model<St: Storage>(
-    harness: &Harness<'_, St>,
+pub(super) fn try_admit_like_the_model(
+    harness: &Harness<'_>,
     model: &mut Model,
     policy: &Policy,
     key: &Key,

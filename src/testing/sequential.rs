@@ -5,15 +5,17 @@ use std::time::{Duration, Instant};
 use tokio::runtime::Runtime;
 
 use super::Model;
-use super::harness::Harness;
-use crate::storage::{Clock, ManualClock};
+use super::harness::{Harness, MakeStorage};
+use crate::decision::Decision;
+use crate::key::Key;
+use crate::policy::{Op, Policy};
+use crate::storage::Clock;
 use crate::strategy::Status;
-use crate::{Decision, Key, Op, Policy, Storage};
 
 /// The inputs of the laws that are checked without concurrency.
-pub(super) struct Inputs<'a, M> {
+pub(super) struct Inputs<'a> {
     pub(super) runtime: &'a Runtime,
-    pub(super) make: &'a M,
+    pub(super) make: &'a MakeStorage<'a>,
     /// Policies with one limit each.
     pub(super) policies: &'a [Policy],
     /// A policy with several limits, or none if the storage does not support it.
@@ -26,8 +28,8 @@ pub(super) struct Inputs<'a, M> {
 /// The duration of the check that the storage removes no state early in real time.
 const REAL_TIME: Duration = Duration::from_millis(250);
 
-impl<St: Storage, M: Fn(ManualClock) -> St> Inputs<'_, M> {
-    pub(super) fn harness(&self, law: &'static str) -> Harness<'_, St> {
+impl Inputs<'_> {
+    pub(super) fn harness(&self, law: &'static str) -> Harness<'_> {
         Harness::new(law, self.runtime, self.make)
     }
 

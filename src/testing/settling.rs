@@ -9,8 +9,9 @@ use super::concurrency::{TASKS, answer, answer_of_cost};
 use super::harness::{failed, runtime_of_threads};
 use super::model::Model;
 use super::sequential::Inputs;
-use crate::storage::{Clock, ManualClock};
-use crate::{Key, Op, Policy, Storage};
+use crate::key::Key;
+use crate::policy::{Op, Policy};
+use crate::storage::{AnyStorage, Clock, Storage};
 
 /// Checks law 9 of [`StorageLaws`](super::StorageLaws) for settled hits: concurrent hits spend
 /// exactly the sum of their actual costs.
@@ -23,11 +24,11 @@ use crate::{Key, Op, Policy, Storage};
 ///
 /// Panics if a hit is refused, if the spent units are not the sum of the actual costs, or if the
 /// storage fails. Also panics if it is called inside a tokio runtime, because it starts its own.
-pub fn concurrent_settlements_are_exact<St: Storage>(policy: &Policy, storage: &St) {
-    settlements_are_exact(&runtime_of_threads(), policy, storage);
+pub fn concurrent_settlements_are_exact(policy: &Policy, storage: &(impl Storage + Clone)) {
+    settlements_are_exact(&runtime_of_threads(), policy, &AnyStorage::new(storage.clone()));
 }
 
-pub(super) fn settlements_are_exact<St: Storage>(runtime: &Runtime, policy: &Policy, storage: &St) {
+pub(super) fn settlements_are_exact(runtime: &Runtime, policy: &Policy, storage: &AnyStorage) {
     let key = Key::from("concurrent settlements");
     let (missing, spent) = runtime.block_on(async {
         let before = answer(storage, policy, &key, Op::Peek).await.remaining();
@@ -53,7 +54,7 @@ pub(super) fn settlements_are_exact<St: Storage>(runtime: &Runtime, policy: &Pol
     assert!(missing == spent, "law 9: hits of {policy} have cost {spent} units, but {missing} units are missing");
 }
 
-impl<St: Storage, M: Fn(ManualClock) -> St> Inputs<'_, M> {
+impl Inputs<'_> {
     pub(super) fn settled_hits_have_their_actual_cost(&self) {
         let harness = self.harness("of settling: a settled hit has its actual cost");
         let mut model = Model::default();

@@ -1,16 +1,18 @@
+use std::any::Any;
 use std::fmt;
+use std::marker::PhantomData;
 
 use proptest::test_runner::Config;
 use tokio::runtime::Runtime;
 
 use super::concurrency::{cancellation_is_isolated, hits_are_exact, refunds_are_exact};
-use super::harness::{runtime, runtime_of_threads};
+use super::harness::{MakeStorage, runtime, runtime_of_threads};
 use super::large::many_keys_are_independent;
 use super::model_comparison::{decides_like_the_model_in, policies_of_one_name_in};
 use super::sequential::{Inputs, parsed};
 use super::settling::settlements_are_exact;
-use crate::storage::ManualClock;
-use crate::{Policy, Storage};
+use crate::policy::Policy;
+use crate::storage::{AnyStorage, ManualClock, Storage};
 
 /// Policies of one limit, with all strategies. No amount divides its period.
 const EVERY_STRATEGY: [&str; 9] = [
@@ -46,7 +48,7 @@ const CONCURRENT: [&str; 4] = [
 ];
 
 /// Creates another handle to the same states.
-type MakeHandle<St> = dyn Fn(&St) -> St;
+type MakeHandle = dyn Fn(&AnyStorage) -> AnyStorage;
 
 /// Checks that a [`Storage`] keeps the laws of this table.
 ///
@@ -87,17 +89,21 @@ type MakeHandle<St> = dyn Fn(&St) -> St;
 /// StorageLaws::new(|clock| MemoryStorage::builder().clock(clock).build().unwrap()).check();
 /// ```
 #[must_use = "nothing is checked until `check` is called"]
-pub struct StorageLaws<St, M> {
-    make: M,
+pub struct StorageLaws<'a, St> {
+    make: Box<MakeStorage<'a>>,
     more: Vec<Policy>,
     scripts: u32,
-    second_handle: Option<Box<MakeHandle<St>>>,
+    second_handle: Option<Box<MakeHandle>>,
+    /// The type of the storage.
+    storage: PhantomData<fn() -> St>,
 }
 
-impl<St: Storage, M: Fn(ManualClock) -> St> StorageLaws<St, M> {
+impl<'a, St: Storage> StorageLaws<'a, St> {
     /// Creates the suite. `make` returns an empty storage that uses the given clock.
-    pub fn new(make: M) -> Self {
-        Self { make, more: Vec::new(), scripts: Config::default().cases, second_handle: None }
+    pub fn new(make: impl Fn(ManualClock) -> St + 'a) -> Self {
+        let make = Box::new(move |clock| AnyStorage::new(make(clock)));
+        let scripts = Config::default().cases;
+        Self { make, more: Vec::new(), scripts, second_handle: None, storage: PhantomData }
     }
 
     /// Checks the concurrent hits of law 9 with several handles to the same states, as in several
@@ -107,6 +113,11 @@ impl<St: Storage, M: Fn(ManualClock) -> St> StorageLaws<St, M> {
     /// Use it for storages whose clones share more than the states, such as connections or locks,
     /// and for a [`Cas`](crate::storage::Cas), whose clones merge concurrent requests.
     pub fn second_handle(self, second_handle: impl Fn(&St) -> St + 'static) -> Self {
+        let second_handle = move |first: &AnyStorage| {
+            // `St` may be `AnyStorage` itself.
+            let first = (first as &dyn Any).downcast_ref().or_else(|| first.downcast_ref());
+            AnyStorage::new(second_handle(first.unwrap_or_else(|| unreachable!("`make` has returned it"))))
+        };
         Self { second_handle: Some(Box::new(second_handle)), ..self }
     }
 
@@ -139,7 +150,7 @@ impl<St: Storage, M: Fn(ManualClock) -> St> StorageLaws<St, M> {
     /// Panics if a law is broken or the storage fails, with a message that starts with the law.
     /// Also panics if it is called inside a tokio runtime.
     pub fn check(&self) {
-        let (runtime, make) = (runtime(), &self.make);
+        let (runtime, make) = (runtime(), &*self.make);
         let policies = self.supported(EVERY_STRATEGY.map(parsed));
         let several = self.supported(A_FEW_LIMITS.map(parsed));
         let inputs = Inputs { runtime: &runtime, make, policies: &policies, several: &several, scripts: self.scripts };
@@ -200,13 +211,13 @@ impl<St: Storage, M: Fn(ManualClock) -> St> StorageLaws<St, M> {
         policies.into_iter().filter(|policy| storage.validate(policy).is_ok()).collect()
     }
 
-    fn empty(&self, runtime: &Runtime) -> St {
+    fn empty(&self, runtime: &Runtime) -> AnyStorage {
         let _guard = runtime.enter();
         (self.make)(ManualClock::default())
     }
 }
 
-impl<St, M> fmt::Debug for StorageLaws<St, M> {
+impl<St> fmt::Debug for StorageLaws<'_, St> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("StorageLaws").field("more", &self.more).finish_non_exhaustive()
     }

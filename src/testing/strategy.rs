@@ -16,8 +16,10 @@ use super::hit_laws::{
     refunds_undo_hits, refusals_take_no_units, removing_expired_states_changes_nothing, spending_adds_up,
     waits_are_exact,
 };
+use crate::policy::{Limit, Op, Policy};
+use crate::quota::Quota;
 use crate::strategy::{State, Strategy};
-use crate::{Limit, Op, Policy, Quota, Timestamp};
+use crate::time::Timestamp;
 
 type Promise = dyn Fn(&Quota) -> u64;
 type MakeLimit = dyn Fn(Quota) -> Option<Limit>;

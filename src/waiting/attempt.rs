@@ -3,21 +3,24 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 
 use crate::background::run_or_spawn;
-use crate::{BoxError, Decision, Key, Policy, Storage};
+use crate::decision::Decision;
+use crate::key::Key;
+use crate::policy::Policy;
+use crate::storage::{AnyStorage, Storage, StorageError, StorageFuture};
 
 /// The policy and the key of a hit that may have to be refunded.
-pub(crate) struct Spent<St> {
-    storage: St,
+pub(crate) struct Spent {
+    storage: AnyStorage,
     policy: Policy,
     key: Key,
     on_failed_refund: Option<OnFailedRefund>,
 }
 
 /// Called if a refund fails. No caller is left that could get the error.
-pub(crate) type OnFailedRefund = Arc<dyn Fn(&Policy, &Key, &Decision, &BoxError) + Send + Sync>;
+pub(crate) type OnFailedRefund = Arc<dyn Fn(&Policy, &Key, &Decision, &StorageError) + Send + Sync>;
 
-impl<St: Storage> Spent<St> {
-    pub(crate) fn new(storage: St, policy: Policy, key: Key, on_failed_refund: Option<OnFailedRefund>) -> Self {
+impl Spent {
+    pub(crate) fn new(storage: AnyStorage, policy: Policy, key: Key, on_failed_refund: Option<OnFailedRefund>) -> Self {
         Self { storage, policy, key, on_failed_refund }
     }
 
@@ -29,18 +32,18 @@ impl<St: Storage> Spent<St> {
         }
         let report = self.on_failed_refund.clone().map(|report| {
             let (policy, key, decision) = (self.policy.clone(), self.key.clone(), decision.clone());
-            move |error: &BoxError| report(&policy, &key, &decision, error)
+            move |error: &StorageError| report(&policy, &key, &decision, error)
         });
         let refund = self.storage.settle(&self.policy, &self.key, decision, 0);
         let reported = report.clone();
         let outcome = run_or_spawn(refund, move |done| {
             drop(place);
             if let (Err(error), Some(report)) = (done, reported) {
-                report(&error.into());
+                report(&error);
             }
         });
         if let (Some(error), Some(report)) = (outcome.error(), report) {
-            report(&error.into());
+            report(&error);
         }
     }
 }
@@ -49,21 +52,21 @@ impl<St: Storage> Spent<St> {
 ///
 /// It keeps its place in the queue until then. Otherwise the next hit would ask before the refund,
 /// and would be refused.
-pub(super) struct Attempt<St: Storage, P: Send + 'static> {
+pub(super) struct Attempt<P: Send + 'static> {
     /// `None` while it is polled, so that `drop` does not poll it again after a panic.
-    hit: Option<(St::DecideFuture, Spent<St>, P)>,
+    hit: Option<(StorageFuture<Decision>, Spent, P)>,
 }
 
-impl<St: Storage, P: Send + 'static> Attempt<St, P> {
-    pub(super) fn new(deciding: St::DecideFuture, spent: Spent<St>, place: P) -> Self {
+impl<P: Send + 'static> Attempt<P> {
+    pub(super) fn new(deciding: StorageFuture<Decision>, spent: Spent, place: P) -> Self {
         Self { hit: Some((deciding, spent, place)) }
     }
 }
 
-impl<St: Storage, P: Send + 'static> Unpin for Attempt<St, P> {}
+impl<P: Send + 'static> Unpin for Attempt<P> {}
 
-impl<St: Storage, P: Send + 'static> Future for Attempt<St, P> {
-    type Output = (P, Result<Decision, St::Error>);
+impl<P: Send + 'static> Future for Attempt<P> {
+    type Output = (P, Result<Decision, StorageError>);
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         let (mut deciding, spent, place) = self.hit.take().expect("polled after it was ready");
@@ -77,7 +80,7 @@ impl<St: Storage, P: Send + 'static> Future for Attempt<St, P> {
     }
 }
 
-impl<St: Storage, P: Send + 'static> Drop for Attempt<St, P> {
+impl<P: Send + 'static> Drop for Attempt<P> {
     fn drop(&mut self) {
         if let Some((deciding, spent, place)) = self.hit.take() {
             run_or_spawn(deciding, move |decided| {

@@ -22,8 +22,10 @@ pub(crate) use self::attempt::{OnFailedRefund, Spent};
 pub(crate) use self::place::Place;
 pub(crate) use self::queues::Queues;
 pub(crate) use self::refusal::Refusal;
-use crate::storage::StorageRequest;
-use crate::{Decision, Key, Op, Policy, SharedPolicy, Storage};
+use crate::decision::Decision;
+use crate::key::Key;
+use crate::policy::{Op, Policy, SharedPolicy};
+use crate::storage::{AnyStorage, Storage, StorageError, StorageRequest};
 
 /// The maximum jitter after the end of a refusal.
 const MAX_JITTER: Duration = Duration::from_secs(1);
@@ -37,8 +39,8 @@ const GRACE: Duration = Duration::from_millis(10);
 const LONGEST_WAIT: Duration = Duration::from_secs(30 * 365 * 86_400);
 
 /// A hit that is repeated until it is admitted, or cannot be admitted before its deadline.
-pub(crate) struct Waiter<St> {
-    pub(crate) storage: St,
+pub(crate) struct Waiter {
+    pub(crate) storage: AnyStorage,
     /// The policy of the hit. Each attempt reads it, to follow the changes of a live policy.
     pub(crate) policy: SharedPolicy,
     pub(crate) key: Key,
@@ -50,19 +52,19 @@ pub(crate) struct Waiter<St> {
 }
 
 /// The last attempt of a hit.
-pub(crate) struct Attempted<St: Storage> {
+pub(crate) struct Attempted {
     pub(crate) policy: Policy,
-    pub(crate) decided: Result<Decision, St::Error>,
+    pub(crate) decided: Result<Decision, StorageError>,
 }
 
-impl<St: Storage> Waiter<St> {
+impl Waiter {
     /// Makes the hit once. If the future is dropped, an admitted hit is refunded, and `place` is
     /// dropped after that.
     ///
     /// If the hit would be delayed for too long, only peeks, because a refund would not free the
     /// slot of a delayed hit behind which others wait already. The result is then the admitted
     /// peek.
-    pub(crate) async fn attempt<P: Send + 'static>(&self, place: P) -> (P, Attempted<St>) {
+    pub(crate) async fn attempt<P: Send + 'static>(&self, place: P) -> (P, Attempted) {
         let policy = self.policy.read().into_owned();
         if let Some(latest) = self.delayed_until.filter(|_| policy.delays()) {
             let decided = self.storage.decide(StorageRequest::new(&policy, &self.key, Op::Peek, self.cost)).await;
@@ -73,12 +75,12 @@ impl<St: Storage> Waiter<St> {
         }
         let deciding = self.storage.decide(StorageRequest::new(&policy, &self.key, Op::Hit, self.cost));
         let spent = self.spent(policy.clone());
-        let (place, decided) = Attempt::<St, P>::new(deciding, spent, place).await;
+        let (place, decided) = Attempt::<P>::new(deciding, spent, place).await;
         (place, Attempted { policy, decided })
     }
 
     /// Returns the hit, for a refund.
-    pub(crate) fn spent(&self, policy: Policy) -> Spent<St> {
+    pub(crate) fn spent(&self, policy: Policy) -> Spent {
         Spent::new(self.storage.clone(), policy, self.key.clone(), self.on_failed_refund.clone())
     }
 
@@ -96,12 +98,7 @@ impl<St: Storage> Waiter<St> {
 
     /// Waits in a queue until the hit is admitted, the storage fails, or the hit cannot be admitted
     /// before the deadline. `refusal` is the refusal of its first attempt, if there was one.
-    pub(crate) async fn wait(
-        &self,
-        mut place: Place,
-        mut refusal: Option<Refusal>,
-        deadline: Instant,
-    ) -> Attempted<St> {
+    pub(crate) async fn wait(&self, mut place: Place, mut refusal: Option<Refusal>, deadline: Instant) -> Attempted {
         loop {
             if timeout_at(later(deadline, GRACE), place.turn()).await.is_err() {
                 return self.give_up(place).await;
@@ -146,7 +143,7 @@ impl<St: Storage> Waiter<St> {
 
     /// Refuses a hit that had no turn before its deadline. Returns the queue's last refusal if it
     /// is for the same cost, else a peek.
-    async fn give_up(&self, place: Place) -> Attempted<St> {
+    async fn give_up(&self, place: Place) -> Attempted {
         if let Some(refusal) = place.last_refusal() {
             return refusal.into_attempted();
         }

@@ -8,7 +8,7 @@ use tokio::time::{Instant, Sleep, sleep_until};
 use super::Refusal;
 use super::queue::Queue;
 use super::queues::{Id, Queues};
-use crate::Key;
+use crate::key::Key;
 
 /// The place of a hit in a queue. Dropping it removes the hit from the queue and passes its turn
 /// on.

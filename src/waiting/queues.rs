@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use super::queue::Queue;
-use crate::Key;
+use crate::key::Key;
 
 /// The digest of a policy, and a key.
 pub(super) type Id = (u128, Key);

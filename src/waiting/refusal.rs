@@ -1,8 +1,9 @@
 use tokio::time::Instant;
 
 use super::{Attempted, later};
+use crate::decision::Decision;
+use crate::policy::Policy;
 use crate::time::micros;
-use crate::{Decision, Policy, Storage};
 
 /// A refusal, and the instant until which it holds.
 #[derive(Clone)]
@@ -46,7 +47,7 @@ impl Refusal {
     }
 
     /// Returns the refusal with the waits that are left now.
-    pub(super) fn into_attempted<St: Storage>(self) -> Attempted<St> {
+    pub(super) fn into_attempted(self) -> Attempted {
         let now = Instant::now();
         let mut decision = self.decision.after(now.saturating_duration_since(self.received));
         if let (Some(end), Some(retry_after)) = (self.end, decision.retry_after()) {

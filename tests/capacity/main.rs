@@ -11,7 +11,7 @@ use common::policy;
 use common::servers::{Cluster, Etcd, Memcached, Reply, Server};
 use serde_json::json;
 use tower_ratelimit::storage::{AnyStorage, ManualClock, Storage, StorageRequest};
-use tower_ratelimit::{BoxError, Key, MemoryStorage, Op, Policy};
+use tower_ratelimit::{Key, MemoryStorage, Op, Policy};
 
 const POLICIES: [&str; 4] =
     ["fixed-window 10/day", "token-bucket 10/day", "10/day; 20/day; 30/day", "moving-window 10/day"];
@@ -34,15 +34,15 @@ const IN_FLIGHT: u64 = 64;
 /// The duration of a measurement of the rate.
 const SPAN: Duration = Duration::from_secs(2);
 
-async fn hit<S: Storage>(storage: &S, policy: &Policy, client: u64) {
+async fn hit(storage: &impl Storage, policy: &Policy, client: u64) {
     let key = Key::from(client);
-    let decided = storage.decide(StorageRequest::new(policy, &key, Op::Hit, 1)).await.map_err(Into::into);
-    let decision = decided.unwrap_or_else(|error: BoxError| panic!("{policy}: {error:#}"));
+    let decided = storage.decide(StorageRequest::new(policy, &key, Op::Hit, 1)).await;
+    let decision = decided.unwrap_or_else(|error| panic!("{policy}: {error:#}"));
     assert!(decision.is_admitted());
 }
 
 /// Spends the whole quota of each client.
-async fn fill<S: Storage>(storage: &S, policy: &Policy, clients: u64) {
+async fn fill(storage: &AnyStorage, policy: &Policy, clients: u64) {
     let callers = (0..IN_FLIGHT).map(|caller| {
         let (storage, policy) = (storage.clone(), policy.clone());
         tokio::spawn(async move {

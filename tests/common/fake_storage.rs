@@ -2,7 +2,6 @@
 
 use std::fmt;
 use std::future::{pending, poll_fn};
-use std::pin::Pin;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::task::Poll;
@@ -10,13 +9,17 @@ use std::time::Duration;
 
 use tokio::sync::watch;
 use tokio::time::sleep;
-use tower_ratelimit::storage::{ManualClock, StorageError, StorageRequest};
-use tower_ratelimit::{BoxError, ConfigError, Decision, Key, MemoryStorage, Op, Policy, Storage};
+use tower_ratelimit::storage::{ManualClock, StorageError, StorageErrorKind, StorageFuture, StorageRequest};
+use tower_ratelimit::{ConfigError, Decision, Key, MemoryStorage, Op, Policy, Storage};
 
 use crate::memory_with_manual_clock;
 
 /// The error of a [`FakeStorage`] that fails. No response may contain it.
 pub const FAILURE: &str = "secret-host:6379 is down";
+
+fn failure() -> StorageError {
+    StorageError::new(StorageErrorKind::Other, FAILURE)
+}
 
 /// The behavior of a [`FakeStorage`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -36,8 +39,7 @@ pub enum Behavior {
     OnlyReads,
 }
 
-type Answer<T> = Pin<Box<dyn Future<Output = Result<T, BoxError>> + Send>>;
-type Script = dyn Fn(StorageRequest<'_>) -> Option<Result<Decision, BoxError>> + Send + Sync;
+type Script = dyn Fn(StorageRequest<'_>) -> Option<Result<Decision, StorageError>> + Send + Sync;
 
 /// Wraps a storage like a remote server. `try_admit` always returns `false`.
 ///
@@ -71,7 +73,7 @@ enum Operation {
 
 /// A storage that is ready at the third poll, so it is pending in `call` and in the first poll of
 /// the response.
-pub fn slow<St: Storage>(inner: St) -> FakeStorage<St> {
+pub fn slow<St: Storage + Clone>(inner: St) -> FakeStorage<St> {
     let storage = FakeStorage::around(inner);
     storage.set(Behavior::WorksAfterPolls(2));
     storage
@@ -94,14 +96,14 @@ impl FakeStorage {
     /// A storage whose decisions come from `script`. If `script` returns `None`, the memory storage
     /// decides.
     pub fn scripted(
-        script: impl Fn(StorageRequest<'_>) -> Option<Result<Decision, BoxError>> + Send + Sync + 'static,
+        script: impl Fn(StorageRequest<'_>) -> Option<Result<Decision, StorageError>> + Send + Sync + 'static,
     ) -> (Self, ManualClock) {
         let (storage, clock) = Self::in_memory(Behavior::Works);
         (Self { script: Some(Arc::new(script)), ..storage }, clock)
     }
 }
 
-impl<St: Storage> FakeStorage<St> {
+impl<St: Storage + Clone> FakeStorage<St> {
     /// Wraps a storage that works.
     pub fn around(inner: St) -> Self {
         let shared = Shared {
@@ -172,11 +174,11 @@ impl<St: Storage> FakeStorage<St> {
     fn answer<T: Send + 'static>(
         &self,
         operation: Operation,
-        work: impl Future<Output = Result<T, BoxError>> + Send + 'static,
-    ) -> Answer<T> {
+        work: impl Future<Output = Result<T, StorageError>> + Send + 'static,
+    ) -> StorageFuture<T> {
         let shared = Arc::clone(&self.shared);
         let behavior = shared.behavior(operation);
-        Box::pin(async move {
+        StorageFuture::new(async move {
             match behavior {
                 Behavior::Works => shared.through_the_gate(work).await,
                 Behavior::WorksAfterPolls(polls) if operation == Operation::Change => {
@@ -193,14 +195,14 @@ impl<St: Storage> FakeStorage<St> {
                     work.await
                 }
                 Behavior::OnlyReads if operation == Operation::Decide(Op::Peek) => work.await,
-                Behavior::Fails | Behavior::OnlyReads => Err(FAILURE.into()),
+                Behavior::Fails | Behavior::OnlyReads => Err(failure()),
                 Behavior::FailsAfterCounting => {
                     drop(shared.through_the_gate(work).await);
-                    Err(FAILURE.into())
+                    Err(failure())
                 }
                 Behavior::FailsAfter(time) => {
                     sleep(time).await;
-                    Err(FAILURE.into())
+                    Err(failure())
                 }
                 Behavior::Hangs => pending().await,
             }
@@ -239,47 +241,40 @@ impl Shared {
     }
 }
 
-impl<St: Storage> Storage for FakeStorage<St> {
-    type Error = BoxError;
-    type DecideFuture = Answer<Decision>;
-    type UpdateFuture = Answer<()>;
-
-    fn decide(&self, request: StorageRequest<'_>) -> Self::DecideFuture {
+impl<St: Storage + Clone> Storage for FakeStorage<St> {
+    fn decide(&self, request: StorageRequest<'_>) -> StorageFuture<Decision> {
         let (inner, script) = (self.inner.clone(), self.script.clone());
         let (policy, key, op, cost) = (request.policy.clone(), request.key.clone(), request.op, request.cost);
         self.answer(Operation::Decide(op), async move {
             let request = StorageRequest::new(&policy, &key, op, cost);
             match script.and_then(|script| script(request)) {
                 Some(answer) => answer,
-                None => inner.decide(request).await.map_err(Into::into),
+                None => inner.decide(request).await,
             }
         })
     }
 
-    fn clear(&self, policy: &Policy, key: &Key) -> Self::UpdateFuture {
+    fn clear(&self, policy: &Policy, key: &Key) -> StorageFuture<()> {
         let (inner, policy, key) = (self.inner.clone(), policy.clone(), key.clone());
-        self.answer(Operation::Change, async move { inner.clear(&policy, &key).await.map_err(Into::into) })
+        self.answer(Operation::Change, async move { inner.clear(&policy, &key).await })
     }
 
-    fn settle(&self, policy: &Policy, key: &Key, decision: &Decision, actual: u32) -> Self::UpdateFuture {
+    fn settle(&self, policy: &Policy, key: &Key, decision: &Decision, actual: u32) -> StorageFuture<()> {
         let (inner, policy, key, decision) = (self.inner.clone(), policy.clone(), key.clone(), decision.clone());
-        self.answer(Operation::Change, async move {
-            inner.settle(&policy, &key, &decision, actual).await.map_err(Into::into)
-        })
+        self.answer(Operation::Change, async move { inner.settle(&policy, &key, &decision, actual).await })
     }
 
     /// Behaves as a peek does, and is not counted.
-    fn check(&self) -> impl Future<Output = Result<(), StorageError>> + Send + 'static {
+    fn check(&self) -> StorageFuture<()> {
         let checked = self.answer(Operation::Decide(Op::Peek), std::future::ready(Ok(())));
         self.shared.decisions.fetch_sub(1, Ordering::SeqCst);
-        async { checked.await.map_err(StorageError::from_boxed) }
+        checked
     }
 
     /// Behaves as a clear does.
-    fn clear_all(&self) -> impl Future<Output = Result<u64, StorageError>> + Send + 'static {
+    fn clear_all(&self) -> StorageFuture<u64> {
         let inner = self.inner.clone();
-        let cleared = self.answer(Operation::Change, async move { inner.clear_all().await.map_err(Into::into) });
-        async { cleared.await.map_err(StorageError::from_boxed) }
+        self.answer(Operation::Change, async move { inner.clear_all().await })
     }
 
     fn validate(&self, policy: &Policy) -> Result<(), ConfigError> {

@@ -28,7 +28,12 @@ pub const AGAIN: Duration = Duration::from_millis(5);
 
 pub type Service = BoxCloneSyncService<Request<()>, Response<String>, Infallible>;
 
-pub fn limited(policy: &Policy, key: impl KeyExtractor, storage: &impl Storage, on_error: OnError) -> (Service, Inner) {
+pub fn limited(
+    policy: &Policy,
+    key: impl KeyExtractor,
+    storage: &(impl Storage + Clone),
+    on_error: OnError,
+) -> (Service, Inner) {
     let inner = Inner::default();
     let layer = RateLimitLayer::new(policy.clone(), key).storage(storage.clone(), on_error);
     (BoxCloneSyncService::new(layer.layer(inner.clone())), inner)
@@ -68,12 +73,12 @@ pub async fn timely<T: fmt::Debug>(answer: impl Future<Output = T>) -> T {
 }
 
 /// Two services and a limiter with one policy on one storage.
-pub struct EntryPoints<St> {
+pub struct EntryPoints {
     /// Admits requests when the storage fails.
     pub fails_open: Service,
     /// Rejects requests when the storage fails.
     pub fails_closed: Service,
-    pub limiter: RateLimiter<St>,
+    pub limiter: RateLimiter,
     watch: Stopwatch,
 }
 
@@ -94,8 +99,8 @@ impl Recovery {
     }
 }
 
-impl<St: Storage<Error: fmt::Debug>> EntryPoints<St> {
-    pub fn new<K: KeyExtractor>(policy: &Policy, storage: St, key: impl Fn() -> K) -> Self {
+impl EntryPoints {
+    pub fn new<K: KeyExtractor>(policy: &Policy, storage: impl Storage + Clone, key: impl Fn() -> K) -> Self {
         let (fails_open, _) = limited(policy, key(), &storage, OnError::Admit);
         let (fails_closed, _) = limited(policy, key(), &storage, OnError::Refuse);
         Self {
@@ -165,7 +170,7 @@ impl<St: Storage<Error: fmt::Debug>> EntryPoints<St> {
 }
 
 /// Returns the spent units of the shared key.
-pub async fn used<St: Storage<Error: fmt::Debug>>(limiter: &RateLimiter<St>) -> u32 {
+pub async fn used(limiter: &RateLimiter) -> u32 {
     let peeked = limiter.peek(&Key::everybody()).await.unwrap();
     let capacity = limiter.policy().limits().iter().map(tower_ratelimit::Limit::capacity).min().unwrap();
     capacity - peeked.remaining()

@@ -296,7 +296,7 @@ pub fn replay<St: Storage>(
 
 impl Scenario {
     /// Returns a line for each mismatch.
-    async fn replay<St: Storage>(&self, storage: St, clock: &ManualClock) -> Result<Vec<String>, Error> {
+    async fn replay(&self, storage: impl Storage, clock: &ManualClock) -> Result<Vec<String>, Error> {
         let limiter = RateLimiter::with_storage(self.policy()?, storage);
         let (name, mut now, mut mismatches) = (&self.name, 0, Vec::new());
         let mut decisions = HashMap::new();
@@ -346,22 +346,22 @@ impl LimitSpec {
 
 impl Step {
     /// Runs this step. `decisions` contains the decisions on earlier hits, by step number.
-    async fn run<St: Storage>(
+    async fn run(
         &self,
         number: usize,
-        limiter: &RateLimiter<St>,
+        limiter: &RateLimiter,
         decisions: &mut HashMap<usize, Decision>,
     ) -> Result<(Answer, Vec<Answer>), Error> {
         let key = Key::from(&self.key);
         let decision = match self.op {
-            Op::Hit => limiter.hit_with_cost(&key, self.cost).await.map_err(Into::into)?,
-            Op::Peek => limiter.peek_with_cost(&key, self.cost).await.map_err(Into::into)?,
+            Op::Hit => limiter.hit_with_cost(&key, self.cost).await?,
+            Op::Peek => limiter.peek_with_cost(&key, self.cost).await?,
             Op::Clear => {
-                limiter.clear(&key).await.map_err(Into::into)?;
+                limiter.clear(&key).await?;
                 return self.after(limiter, &key).await;
             }
             Op::Charge => {
-                let charged = Answer::new(&limiter.charge(&key, self.cost).await.map_err(Into::into)?);
+                let charged = Answer::new(&limiter.charge(&key, self.cost).await?);
                 let (after, each) = self.after(limiter, &key).await?;
                 let is_same = charged.allowed == Some(true)
                     && (charged.remaining, charged.reset_after_us) == (after.remaining, after.reset_after_us);
@@ -374,7 +374,7 @@ impl Step {
                     (None, Some(actual)) => limiter.settle(&key, hit, actual)?,
                     _ => return Err("neither `units` nor `actual`".into()),
                 };
-                settled.await.map_err(Into::into)?;
+                settled.await?;
                 return self.after(limiter, &key).await;
             }
         };
@@ -395,8 +395,8 @@ impl Step {
     }
 
     /// Returns the numbers after a change, which has no verdict.
-    async fn after<St: Storage>(&self, limiter: &RateLimiter<St>, key: &Key) -> Result<(Answer, Vec<Answer>), Error> {
-        let after = Answer::new(&limiter.peek(key).await.map_err(Into::into)?);
+    async fn after(&self, limiter: &RateLimiter, key: &Key) -> Result<(Answer, Vec<Answer>), Error> {
+        let after = Answer::new(&limiter.peek(key).await?);
         Ok((Answer { allowed: None, delay_us: None, retry_after_us: None, ..after }, Vec::new()))
     }
 }

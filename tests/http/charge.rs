@@ -20,7 +20,7 @@ fn failures(response: &ResponseHead<'_>) -> bool {
 }
 
 /// Charges failures only.
-fn layer<St: Storage>(text: &str, storage: St) -> RateLimitLayer<St> {
+fn layer(text: &str, storage: impl Storage) -> RateLimitLayer {
     RateLimitLayer::new(policy(text).with_name("logins"), Global)
         .storage(storage, OnError::Refuse)
         .charge_when(failures)

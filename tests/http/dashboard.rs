@@ -61,7 +61,7 @@ impl Recorder for Exported {
 
 /// Runs everything that exports metrics.
 async fn run() {
-    async fn requests<St: Storage>(storage: St, on_error: OnError) {
+    async fn requests(storage: impl Storage, on_error: OnError) {
         let layer = RateLimitLayer::new(policy("2/day; shadow 1/day").with_name("api"), Header::new("x-client"));
         let layer = layer.storage(storage, on_error).observer(MetricsObserver::new());
         let free = layer.clone().charge_when(|_: &ResponseHead<'_>| false).layer(Inner::default());
@@ -72,7 +72,7 @@ async fn run() {
         ask(&service, get("/")).await;
         ask(&free, with("x-client", "carol")).await;
     }
-    async fn hits<St: Storage>(limit: &str, storage: St) {
+    async fn hits(limit: &str, storage: impl Storage) {
         let limiter = RateLimiter::with_storage(policy(limit), storage);
         for client in 0..9_u64 {
             for _ in 0..3 {

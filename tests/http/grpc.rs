@@ -14,11 +14,11 @@ use tonic_health::pb::health_client::HealthClient;
 use tonic_types::StatusExt;
 use tower_ratelimit::extract::{Head, KeyError};
 use tower_ratelimit::{
-    Global, GrpcRejection, Header, Key, KeyExtractor, OnError, PeerIp, Quota, RateLimitLayer, RateLimiter, Storage,
+    Global, GrpcRejection, Header, Key, KeyExtractor, LocalLimiter, OnError, PeerIp, Quota, RateLimitLayer, Storage,
 };
 
 /// A client of tonic's health service behind this layer.
-async fn client<St: Storage>(layer: RateLimitLayer<St, GrpcRejection>) -> HealthClient<Channel> {
+async fn client(layer: RateLimitLayer<GrpcRejection>) -> HealthClient<Channel> {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
     let (_, health) = tonic_health::server::health_reporter();
@@ -38,7 +38,7 @@ fn number(status: &Status, name: &str) -> Option<u64> {
 
 #[tokio::test]
 async fn calls_beyond_the_limit_are_resource_exhausted_until_retry_after() {
-    async fn check<St: Storage>(storage: St, advance: impl Fn(Duration)) {
+    async fn check(storage: impl Storage, advance: impl Fn(Duration)) {
         let layer = RateLimitLayer::new(policy("fixed-window 2 per 10 seconds"), Global)
             .storage(storage, OnError::Refuse)
             .rejection(GrpcRejection::new());
@@ -228,12 +228,12 @@ async fn outer_layer_extends_the_retry_info_of_an_inner_refusal() {
 
 #[tokio::test]
 async fn peer_ip_reads_the_address_that_tonic_attaches() {
-    let limiter = RateLimiter::new(Quota::per_hour(5));
+    let limiter = LocalLimiter::new(Quota::per_hour(5));
     let mut health =
         client(RateLimitLayer::from_limiter(&limiter, PeerIp::new()).rejection(GrpcRejection::new())).await;
     for left in [4, 3] {
         health.check(question()).await.unwrap();
-        assert_eq!(limiter.peek(&Key::from(Ipv4Addr::LOCALHOST)).await.unwrap().remaining(), left);
+        assert_eq!(limiter.peek(&Key::from(Ipv4Addr::LOCALHOST)).remaining(), left);
     }
 }
 

@@ -57,7 +57,7 @@ async fn handler_extracts_the_shared_decision() {
 
 #[tokio::test(start_paused = true)]
 async fn layer_shares_the_decision_of_fast_and_slow_storages() {
-    async fn check<St: Storage>(storage: St) {
+    async fn check(storage: impl Storage) {
         let seen = service_fn(|request: Request<()>| {
             let decision = request.extensions().get::<Decision>().expect("the layer shares its decision");
             ready(Ok::<_, Infallible>(Response::new(format!("{:?}", decision.delay()))))

@@ -66,9 +66,8 @@ impl Visit for Fields<'_> {
 }
 
 /// Returns the log of a layer that handles these requests.
-pub(crate) fn logged<R, St>(layer: &RateLimitLayer<St, R>, requests: Vec<Request<()>>) -> Vec<String>
+pub(crate) fn logged<R>(layer: &RateLimitLayer<R>, requests: Vec<Request<()>>) -> Vec<String>
 where
-    St: tower_ratelimit::Storage,
     R: tower_ratelimit::Rejection<String>,
 {
     log_of(|| {

@@ -293,7 +293,7 @@ async fn refused_request_never_reaches_the_inner_service() {
 }
 
 /// The responses to an admitted and a refused request, of a service with the body `B`.
-async fn both<B, R>(layer: RateLimitLayer<MemoryStorage, R>, body: fn() -> B) -> [Response<B>; 2]
+async fn both<B, R>(layer: RateLimitLayer<R>, body: fn() -> B) -> [Response<B>; 2]
 where
     R: Rejection<B>,
 {

@@ -13,7 +13,8 @@ use tower::Layer;
 use tower_ratelimit::extract::Head;
 use tower_ratelimit::storage::{Breaker, Cas, Clock, Leases, ManualClock, OnFull, RefusalCache};
 use tower_ratelimit::{
-    Event, EventKind, Header, Key, MemoryStorage, MetricsObserver, OnError, RateLimitLayer, RateLimiter, ResponseHead,
+    Event, EventKind, Header, Key, LocalLimiter, MemoryStorage, MetricsObserver, OnError, RateLimitLayer, RateLimiter,
+    ResponseHead,
 };
 
 use crate::log::log_of;
@@ -140,12 +141,12 @@ fn counters_of(work: impl Future<Output = ()>) -> Counters {
 fn metrics_count_cache_hits_and_leases() {
     let counters = counters_of(async {
         let policy = common::policy("fixed-window 100/day").with_name("api");
-        let storage = Leases::new(RefusalCache::new(MemoryStorage::new()), 5);
-        let limiter = RateLimiter::with_storage(policy, storage);
+        let cache = RefusalCache::new(MemoryStorage::new());
+        let leases = Leases::new(cache.clone(), 5);
+        let limiter = RateLimiter::with_storage(policy, leases.clone());
         for _ in 0..110 {
             let _ = limiter.hit(&Key::from("alice")).await.unwrap();
         }
-        let (leases, cache) = (limiter.storage(), limiter.storage().inner());
         assert_eq!((leases.hits() + leases.misses() - cache.hits(), cache.len()), (101, 1));
     });
     let counts = counters.counts();
@@ -395,9 +396,9 @@ fn metrics_report_keys_in_memory_and_evictions() {
     metrics::with_local_recorder(&counters, || {
         let clock = ManualClock::default();
         let storage = MemoryStorage::builder().max_keys(1_000).clock(clock.clone()).build().unwrap();
-        let other = RateLimiter::new(policy("fixed-window 2/minute"));
+        let other = LocalLimiter::new(policy("fixed-window 2/minute"));
         assert!(other.admit(&Key::from("alice")));
-        let limiter = RateLimiter::with_storage(policy("fixed-window 2/minute"), storage.clone());
+        let limiter = LocalLimiter::with_storage(policy("fixed-window 2/minute"), storage.clone());
         for client in 0..10_u64 {
             assert!(limiter.admit(&client.into()));
         }

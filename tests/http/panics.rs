@@ -14,7 +14,7 @@ use tower_ratelimit::{Charge, Event, EventKind, Global, MemoryStorage, OnError, 
 
 type Outcomes = Arc<Mutex<Vec<String>>>;
 
-fn layer<St: Storage>(text: &str, storage: St) -> (RateLimitLayer<St>, Outcomes) {
+fn layer(text: &str, storage: impl Storage) -> (RateLimitLayer, Outcomes) {
     let outcomes = Outcomes::default();
     let events = Arc::clone(&outcomes);
     let layer = RateLimitLayer::new(policy(text), Global).storage(storage, OnError::Refuse).observer(

@@ -21,11 +21,11 @@ use tower_ratelimit::{Event, Global, Key, MemoryStorage, OnError, RateLimitLayer
 
 use crate::probe::Probe;
 
-fn layer<St: Storage>(text: &str, storage: St) -> RateLimitLayer<St> {
+fn layer(text: &str, storage: impl Storage) -> RateLimitLayer {
     RateLimitLayer::new(policy(text), Global).storage(storage, OnError::Refuse)
 }
 
-async fn units_left<St: Storage<Error: Debug>>(limiter: &RateLimiter<St>) -> u32 {
+async fn units_left(limiter: &RateLimiter) -> u32 {
     limiter.peek(&Key::everybody()).await.unwrap().remaining()
 }
 
@@ -129,7 +129,7 @@ async fn slow_storage_gives_the_same_responses_as_a_fast_one() {
 
 #[tokio::test]
 async fn requests_pass_without_fields_when_the_storage_fails_open() {
-    async fn check<St: Storage>(storage: St) {
+    async fn check(storage: impl Storage) {
         let service =
             RateLimitLayer::new(policy("1/minute"), Global).storage(storage, OnError::Admit).layer(Probe::new());
         for _ in 0..3 {
@@ -144,7 +144,7 @@ async fn requests_pass_without_fields_when_the_storage_fails_open() {
 
 #[tokio::test]
 async fn response_is_503_with_retry_after_one_when_the_storage_fails_closed() {
-    async fn check<St: Storage>(storage: St) {
+    async fn check(storage: impl Storage) {
         let inner = Inner::default();
         let limited = layer("1/minute", storage);
         let response = ask(&limited.layer(inner.clone()), get("/")).await;
@@ -165,7 +165,7 @@ async fn response_is_503_with_retry_after_one_when_the_storage_fails_closed() {
 
 #[tokio::test]
 async fn request_is_charged_inside_call_and_stays_charged_if_its_future_is_dropped() {
-    async fn check<St: Storage<Error: Debug>>(storage: St) {
+    async fn check(storage: impl Storage) {
         let layer = layer("fixed-window 5/minute", storage);
         let limiter = layer.limiter().unwrap();
         let mut service = layer.layer(Probe::new());
@@ -372,7 +372,7 @@ async fn remote_storage_refunds_the_slot_in_the_background() {
 
 #[tokio::test(start_paused = true)]
 async fn slot_is_refunded_when_the_observer_panics() {
-    async fn check<St: Storage<Error: Debug>>(storage: St) {
+    async fn check(storage: impl Storage) {
         let observer = |event: &Event<'_>| assert_ne!(event.outcome(), "delayed", "the observer panics");
         let layer = layer(QUEUE, storage).observer(observer);
         let limiter = layer.limiter().unwrap();
@@ -411,7 +411,7 @@ async fn dropping_a_request_in_service_refunds_nothing() {
 
 #[test]
 fn delayed_request_may_be_dropped_after_its_runtime() {
-    fn check<St: Storage>(storage: St) {
+    fn check(storage: impl Storage) {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_time().start_paused(true).build().unwrap();
         let mut service = layer(QUEUE, storage).layer(Inner::default());
         let mut waiting = None;

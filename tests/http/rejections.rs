@@ -59,11 +59,10 @@ const fn limit(retry: &'static str, limit: &'static str, reset: &'static str) ->
 /// One limit, two of three limits, a full storage, a cost above the capacity, a storage failure,
 /// and missing keys by the client's and the server's fault.
 async fn refusals<R: Rejection<String> + Copy>(rejection: R) -> [Golden; 7] {
-    async fn last<St, R>(layer: RateLimitLayer<St, R>, requests: impl IntoIterator<Item = Request<()>>) -> Golden
-    where
-        St: Storage,
-        R: Rejection<String>,
-    {
+    async fn last<R: Rejection<String>>(
+        layer: RateLimitLayer<R>,
+        requests: impl IntoIterator<Item = Request<()>>,
+    ) -> Golden {
         let service = layer.layer(Inner::default());
         let mut last = None;
         for request in requests {
@@ -276,7 +275,7 @@ fn seen(refused: RejectReason<'_>, _: &Head<'_>) -> Response<String> {
 
 #[tokio::test]
 async fn rejection_closure_gets_the_refusing_limits() {
-    async fn check<St: Storage>(storage: St) {
+    async fn check(storage: impl Storage) {
         let [free, paid] = [("free", 2), ("paid", 1)].map(|(name, per_minute)| {
             let hourly = Limit::new(FixedWindow::new(), Quota::per_hour(1)).named(format!("{name}, hourly"));
             Policy::named(name).limit(FixedWindow::new(), Quota::per_minute(per_minute)).with(hourly)

@@ -31,13 +31,13 @@ const POLICY: &str = "token-bucket 60/minute burst 100";
 type Outcomes = Arc<Mutex<Vec<String>>>;
 
 /// A layer named `tokens`. The path of a request is its estimated cost.
-fn layer<St: Storage>(text: &str, storage: St) -> RateLimitLayer<St> {
+fn layer(text: &str, storage: impl Storage) -> RateLimitLayer {
     let cost = |head: &Head<'_>| head.uri().path()[1..].parse::<u32>().unwrap();
     RateLimitLayer::new(policy(text).with_name("tokens"), Global).storage(storage, OnError::Refuse).cost(cost)
 }
 
 /// Adds an observer that collects the outcomes and their units. A `?` marks those of shadow limits.
-fn observed<St: Storage>(layer: RateLimitLayer<St>) -> (RateLimitLayer<St>, Outcomes) {
+fn observed(layer: RateLimitLayer) -> (RateLimitLayer, Outcomes) {
     let outcomes = Outcomes::default();
     let events = Arc::clone(&outcomes);
     let layer = layer.observer(move |event: &Event<'_>| {

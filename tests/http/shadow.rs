@@ -21,7 +21,7 @@ use tower_ratelimit::{
 type Outcomes = Arc<Mutex<Vec<String>>>;
 
 /// A layer whose observer stores the outcomes, with a `?` after those of shadow limits.
-fn observed<St: Storage>(policy: Policy, storage: St) -> (RateLimitLayer<St>, Outcomes) {
+fn observed(policy: Policy, storage: impl Storage) -> (RateLimitLayer, Outcomes) {
     let outcomes = Outcomes::default();
     let events = Arc::clone(&outcomes);
     let layer =
@@ -119,7 +119,7 @@ async fn shadow_layer_does_not_wait_for_its_storage() {
 
 #[tokio::test]
 async fn shadow_layer_charges_by_the_response() {
-    async fn check<St: Storage>(storage: St) -> Vec<String> {
+    async fn check(storage: impl Storage) -> Vec<String> {
         let (layer, outcomes) = observed(policy("fixed-window 2/minute"), storage);
         let service =
             layer.shadow().charge_when(|response: &ResponseHead<'_>| response.status == 401).layer(AnswersWithStatus);
@@ -326,7 +326,7 @@ fn first_limit_cannot_be_a_shadow() {
 
 #[tokio::test]
 async fn panic_of_the_observer_in_a_shadow_check_fails_at_most_one_request() {
-    async fn check<St: Storage<Error: std::fmt::Debug>>(storage: St, is_immediate: bool) {
+    async fn check(storage: impl Storage, is_immediate: bool) {
         let policy: Policy = "fixed-window 9/minute; shadow fixed-window 5/minute".parse().unwrap();
         let layer = RateLimitLayer::new(policy, Global)
             .storage(storage, OnError::Refuse)

@@ -9,10 +9,9 @@ use tower::Layer;
 use tower_ratelimit::extract::Head;
 use tower_ratelimit::{
     Decision, Global, GrpcRejection, Headers, Key, OnError, RateLimitLayer, RejectReason, ResponseHead, Storage,
-    TextRejection,
 };
 
-fn layer<St: Storage>(text: &str, storage: &St) -> RateLimitLayer<St, TextRejection> {
+fn layer(text: &str, storage: &(impl Storage + Clone)) -> RateLimitLayer {
     RateLimitLayer::new(policy(text), Global).storage(storage.clone(), OnError::Refuse)
 }
 
@@ -116,7 +115,7 @@ async fn missing_retry_after_or_date_of_an_inner_refusal_is_unchanged() {
 /// Tests the example of stacked layers in the guide.
 #[tokio::test]
 async fn outer_layer_can_refund_inner_refusals() {
-    async fn check<St: Storage>(outer_storage: St, wait: u64) {
+    async fn check(outer_storage: impl Storage + Clone, wait: u64) {
         let (storage, _clock) = memory_with_manual_clock();
         let outer = layer("fixed-window 2/hour", &outer_storage)
             .charge_when(|response: &ResponseHead<'_>| response.extensions.get().is_none_or(Decision::is_admitted));

@@ -16,7 +16,7 @@ use tower::Layer;
 use tower_ratelimit::extract::{Head, KeyError};
 use tower_ratelimit::storage::ManualClock;
 use tower_ratelimit::{
-    Decision, Global, Header, Headers, Key, MemoryStorage, OnError, PeerIp, RateLimit, RateLimitLayer, RateLimiter,
+    Decision, Global, Header, Headers, Key, LocalLimiter, MemoryStorage, OnError, PeerIp, RateLimit, RateLimitLayer,
     policy_by,
 };
 
@@ -231,15 +231,15 @@ async fn layers_share_counts_only_with_the_same_storage_and_policy() {
 
 #[tokio::test]
 async fn limiter_and_its_middleware_share_states() {
-    let limiter = RateLimiter::new(policy("3/hour"));
+    let limiter = LocalLimiter::new(policy("3/hour"));
     let layer = RateLimitLayer::from_limiter(&limiter, Header::new("x-client"));
     let service = layer.layer(Inner::default());
     let alice = Key::from("alice");
-    assert!(limiter.hit(&alice).await.unwrap().is_admitted());
+    assert!(limiter.hit(&alice).is_admitted());
     assert_eq!(remaining(&ask(&service, with("x-client", "alice")).await), Some(1));
     assert!(layer.limiter().unwrap().hit(&alice).await.unwrap().is_admitted());
     assert_eq!(status(&service, with("x-client", "alice")).await, 429);
-    limiter.clear(&alice).await.unwrap();
+    limiter.clear(&alice);
     assert_eq!(remaining(&ask(&service, with("x-client", "alice")).await), Some(2));
 }
 

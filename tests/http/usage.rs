@@ -8,10 +8,10 @@ use common::{FakeStorage, ask, failing, memory_with_manual_clock, policy};
 use serde_json::{Value, json};
 use tower_ratelimit::extract::Head;
 use tower_ratelimit::{
-    Header, Key, LivePolicy, MemoryStorage, OnError, PolicyLookup, RateLimitLayer, Storage, UsageError, policy_by,
+    Header, Key, LivePolicy, MemoryStorage, OnError, PolicyLookup, RateLimitLayer, UsageError, policy_by,
 };
 
-fn app<St: Storage>(layer: &RateLimitLayer<St>) -> Router {
+fn app(layer: &RateLimitLayer) -> Router {
     Router::new()
         .route("/", on_get(|| async { "hello" }))
         .layer(layer.clone())
@@ -113,7 +113,7 @@ async fn usage_reports_chosen_live_and_looked_up_policies() {
 
 #[tokio::test]
 async fn usage_errors_have_a_status_and_a_json_body() {
-    let app_of = |layer: &RateLimitLayer<FakeStorage>| app(layer);
+    let app_of = |layer: &RateLimitLayer| app(layer);
     let layer = layer("1/hour").storage(failing(), OnError::Admit);
     let response = from(&app_of(&layer), "/usage", "a").await;
     assert_eq!((response.status().as_u16(), &response.headers()["retry-after"]), (503, &"1".parse().unwrap()));

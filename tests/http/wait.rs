@@ -29,7 +29,7 @@ fn memory() -> MemoryStorage {
     MemoryStorage::builder().clock(TokioClock::new()).build().unwrap()
 }
 
-fn layer<St: Storage>(text: &str, storage: St) -> RateLimitLayer<St> {
+fn layer(text: &str, storage: impl Storage) -> RateLimitLayer {
     RateLimitLayer::new(policy(text), Global).storage(storage, OnError::Refuse).wait(MINUTE, 1_000)
 }
 
@@ -52,7 +52,7 @@ where
 }
 
 /// Returns the units that remain for every request of the layer.
-async fn left<St: Storage<Error: Debug>>(layer: &RateLimitLayer<St>) -> u32 {
+async fn left(layer: &RateLimitLayer) -> u32 {
     layer.limiter().unwrap().peek(&Key::everybody()).await.unwrap().remaining()
 }
 
@@ -63,7 +63,7 @@ fn assert_due(time: Duration, due: Duration) {
 
 #[tokio::test(start_paused = true)]
 async fn request_waits_until_it_is_admitted() {
-    async fn check<St: Storage<Error: Debug>>(storage: St) {
+    async fn check(storage: impl Storage) {
         let layer = layer("fixed-window 2 per 10 seconds", storage);
         let probe = Probe::new();
         let service = layer.layer(probe.clone());
@@ -103,7 +103,7 @@ async fn request_that_would_wait_too_long_is_refused_at_once() {
 
 #[tokio::test(start_paused = true)]
 async fn refusal_after_waiting_reports_the_limits_of_that_instant() {
-    async fn check<St: Storage<Error: Debug>>(storage: St) {
+    async fn check(storage: impl Storage) {
         let layer = layer("fixed-window 1 per 50 seconds", storage).headers(Headers::x_rate_limit().reset_in_seconds());
         let inner = Inner::default();
         let service = layer.layer(inner.clone());
@@ -131,7 +131,7 @@ async fn refusal_after_waiting_reports_the_limits_of_that_instant() {
 
 #[tokio::test(start_paused = true)]
 async fn at_most_max_waiting_requests_wait() {
-    async fn check<St: Storage<Error: Debug>>(storage: St) {
+    async fn check(storage: impl Storage) {
         let layer = layer("fixed-window 1 per 10 seconds", storage).wait(MINUTE, 2);
         let service = layer.layer(Inner::default());
         assert_eq!(status(&service, get("/")).await, 200);
@@ -157,7 +157,7 @@ async fn at_most_max_waiting_requests_wait() {
 
 #[tokio::test(start_paused = true)]
 async fn disconnected_client_spends_nothing() {
-    async fn check<St: Storage<Error: Debug>>(storage: St) {
+    async fn check(storage: impl Storage) {
         let layer = layer("fixed-window 1 per 10 seconds", storage);
         let inner = Inner::default();
         let service = layer.layer(inner.clone());
@@ -443,7 +443,7 @@ async fn no_request_waits_in_a_shadow_layer() {
 
 #[tokio::test(start_paused = true)]
 async fn request_that_nothing_polls_does_not_block_the_others() {
-    async fn check<St: Storage<Error: Debug>>(storage: St) {
+    async fn check(storage: impl Storage) {
         let layer = layer("fixed-window 1 per 10 seconds", storage);
         let inner = Inner::default();
         let service = layer.layer(inner.clone());

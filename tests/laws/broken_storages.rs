@@ -2,7 +2,6 @@
 
 use std::collections::{HashMap, VecDeque};
 use std::hash::{DefaultHasher, Hash, Hasher};
-use std::pin::Pin;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
@@ -10,10 +9,12 @@ use std::time::{Duration, Instant};
 use common::assert_each_breaks;
 use common::fake_cas_store::{FakeCasStore, Fault};
 use tokio::task::yield_now;
-use tower_ratelimit::storage::{Cas, Clock, ManualClock, StorageError, StorageRequest, Summary};
+use tower_ratelimit::storage::{
+    Cas, Clock, ManualClock, StorageError, StorageErrorKind, StorageFuture, StorageRequest, Summary,
+};
 use tower_ratelimit::strategy::{Log, State, Status};
 use tower_ratelimit::testing::{CasLaws, StorageLaws};
-use tower_ratelimit::{BoxError, Decision, Key, Op, Policy, Storage, Timestamp};
+use tower_ratelimit::{Decision, Key, Op, Policy, Storage, Timestamp};
 
 /// The fault of a storage.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -263,14 +264,14 @@ impl Broken {
     }
 
     /// Decides in two steps, between which others may decide.
-    async fn hit_in_steps(&self, policy: &Policy, key: &Key, op: Op, cost: u32) -> Result<Decision, BoxError> {
+    async fn hit_in_steps(&self, policy: &Policy, key: &Key, op: Op, cost: u32) -> Result<Decision, StorageError> {
         let before = self.load(policy, key);
         let mut states = before.clone();
         let decision = policy.decide(&mut states, self.now(), op, cost);
         yield_now().await;
         match self.fault {
             StorageFault::FailsOnConflict if self.load(policy, key) != before => {
-                return Err("another process changed the state".into());
+                return Err(StorageError::new(StorageErrorKind::Other, "another process changed the state"));
             }
             // The decision of the check is returned, even if this hit is refused.
             StorageFault::ChecksThenWrites if decision.is_admitted() => {
@@ -285,15 +286,9 @@ impl Broken {
 
 impl Broken {
     /// Settles in two steps, between which others may decide.
-    fn settle_in_steps(
-        &self,
-        policy: &Policy,
-        key: &Key,
-        decision: &Decision,
-        actual: u32,
-    ) -> <Self as Storage>::UpdateFuture {
+    fn settle_in_steps(&self, policy: &Policy, key: &Key, decision: &Decision, actual: u32) -> StorageFuture<()> {
         let (storage, policy, key, decision) = (self.clone(), policy.clone(), key.clone(), decision.clone());
-        Box::pin(async move {
+        StorageFuture::new(async move {
             let mut states = storage.load(&policy, &key);
             yield_now().await;
             policy.settle(&mut states, storage.now(), &decision, actual);
@@ -304,11 +299,7 @@ impl Broken {
 }
 
 impl Storage for Broken {
-    type Error = BoxError;
-    type DecideFuture = Pin<Box<dyn Future<Output = Result<Decision, BoxError>> + Send>>;
-    type UpdateFuture = Pin<Box<dyn Future<Output = Result<(), BoxError>> + Send>>;
-
-    fn decide(&self, request: StorageRequest<'_>) -> Self::DecideFuture {
+    fn decide(&self, request: StorageRequest<'_>) -> StorageFuture<Decision> {
         let (storage, policy, key, op, cost) =
             (self.clone(), request.policy.clone(), request.key.clone(), request.op, request.cost);
         let cost = match self.fault {
@@ -323,7 +314,7 @@ impl Storage for Broken {
             (StorageFault::RefusesLargeCharges, Op::Charge) if cost > 1_000_000 => Op::Hit,
             _ => op,
         };
-        Box::pin(async move {
+        StorageFuture::new(async move {
             match storage.fault {
                 StorageFault::LosesAnUpdateInAThousand
                     if storage.decisions.fetch_add(1, Ordering::Relaxed) % 1_000 == 999 =>
@@ -382,27 +373,27 @@ impl Storage for Broken {
         false
     }
 
-    fn clear(&self, policy: &Policy, key: &Key) -> Self::UpdateFuture {
+    fn clear(&self, policy: &Policy, key: &Key) -> StorageFuture<()> {
         match self.fault {
             StorageFault::ClearsNothing => {}
             StorageFault::ClearsAllKeys => self.states.lock().unwrap().clear(),
             StorageFault::ClearsTheFirstLimit => self.save(policy, key, vec![State::Fresh]),
             _ => self.save(policy, key, vec![State::Fresh; policy.limits().len()]),
         }
-        Box::pin(async { Ok(()) })
+        StorageFuture::ok(())
     }
 
-    fn clear_all(&self) -> impl Future<Output = Result<u64, StorageError>> + Send + 'static {
+    fn clear_all(&self) -> StorageFuture<u64> {
         let mut states = self.states.lock().unwrap();
         let before = states.len();
         match self.fault {
             StorageFault::ClearsOnePolicyOfAll => states.retain(|(name, ..), _| name.starts_with("fixed-window ")),
             _ => states.clear(),
         }
-        std::future::ready(Ok((before - states.len()) as u64))
+        StorageFuture::ok((before - states.len()) as u64)
     }
 
-    fn settle(&self, policy: &Policy, key: &Key, decision: &Decision, actual: u32) -> Self::UpdateFuture {
+    fn settle(&self, policy: &Policy, key: &Key, decision: &Decision, actual: u32) -> StorageFuture<()> {
         if self.fault == StorageFault::SettlesInSteps {
             return self.settle_in_steps(policy, key, decision, actual);
         }
@@ -441,7 +432,7 @@ impl Storage for Broken {
             _ => policy.settle(&mut states, self.now(), decision, actual),
         }
         self.save(policy, key, states);
-        Box::pin(async { Ok(()) })
+        StorageFuture::ok(())
     }
 }
 

@@ -1,14 +1,13 @@
 //! Waiting for units with `acquire`. Tokio's time is paused.
 
-use std::fmt::Debug;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use common::{Behavior, FAILURE, FakeStorage, failing, policy, poll, slow};
+use common::{Behavior, FAILURE, FakeStorage, failing, now, policy, poll, slow};
 use tokio::task::{JoinHandle, yield_now};
 use tokio::time::{Instant, advance, sleep, timeout};
-use tower_ratelimit::storage::{AnyStorage, TokioClock};
+use tower_ratelimit::storage::{AnyStorage, StorageError, TokioClock};
 use tower_ratelimit::{Decision, Key, LivePolicy, MemoryStorage, RateLimiter, Storage};
 
 const SECOND: Duration = Duration::from_secs(1);
@@ -21,7 +20,7 @@ fn memory() -> MemoryStorage {
     MemoryStorage::builder().clock(TokioClock::new()).build().unwrap()
 }
 
-fn limiter(text: &str) -> RateLimiter<FakeStorage> {
+fn limiter(text: &str) -> RateLimiter {
     RateLimiter::with_storage(policy(text), FakeStorage::around(memory()))
 }
 
@@ -29,8 +28,12 @@ fn alice() -> Key {
     Key::from("alice")
 }
 
+fn fake(limiter: &RateLimiter) -> &FakeStorage {
+    limiter.storage().downcast_ref().unwrap()
+}
+
 /// Returns the units that remain for [`alice`].
-async fn left<St: Storage<Error: Debug>>(limiter: &RateLimiter<St>) -> u32 {
+async fn left(limiter: &RateLimiter) -> u32 {
     limiter.peek(&alice()).await.unwrap().remaining()
 }
 
@@ -42,11 +45,7 @@ async fn settle() {
 }
 
 /// Starts a call, and lets it run until it waits.
-async fn start<St: Storage<Error: Debug + Send>>(
-    limiter: &RateLimiter<St>,
-    cost: u32,
-    max_wait: Duration,
-) -> JoinHandle<Result<Decision, St::Error>> {
+async fn start(limiter: &RateLimiter, cost: u32, max_wait: Duration) -> JoinHandle<Result<Decision, StorageError>> {
     let call = tokio::spawn(limiter.acquire_with_cost(&alice(), cost, max_wait));
     settle().await;
     call
@@ -59,7 +58,7 @@ fn assert_due(time: Duration, due: Duration) {
 
 #[tokio::test(start_paused = true)]
 async fn call_is_admitted_when_the_next_window_starts() {
-    async fn check<St: Storage<Error: Debug>>(storage: St) {
+    async fn check(storage: impl Storage) {
         let limiter = RateLimiter::with_storage(policy("fixed-window 2 per 10 seconds"), storage);
         let begin = Instant::now();
         for due in [0, 0, 10, 10, 20].map(Duration::from_secs) {
@@ -116,7 +115,7 @@ async fn call_that_would_wait_too_long_is_refused_at_once() {
         assert!(refused.is_refused());
         assert_eq!((refused.retry_after(), refused.cost(), begin.elapsed()), (retry_after, cost, Duration::ZERO));
     }
-    assert_eq!(limiter.storage().take_decisions(), 4, "one hit for each call");
+    assert_eq!(fake(&limiter).take_decisions(), 4, "one hit for each call");
     assert_eq!(left(&limiter).await, 1);
 }
 
@@ -144,7 +143,7 @@ async fn dropped_call_spends_nothing() {
     let limiter = limiter("fixed-window 1/second");
     drop(limiter.acquire(&alice(), MINUTE));
     assert_eq!(
-        (left(&limiter).await, limiter.storage().take_decisions()),
+        (left(&limiter).await, fake(&limiter).take_decisions()),
         (1, 1),
         "a future that is not polled makes no hit"
     );
@@ -170,7 +169,7 @@ async fn next_call_takes_the_turn_of_a_dropped_one() {
 #[tokio::test(start_paused = true)]
 async fn hit_in_flight_is_refunded_when_its_call_is_dropped() {
     let limiter = limiter("fixed-window 2/second");
-    let storage = limiter.storage();
+    let storage = fake(&limiter);
     let behind_the_gate = RateLimiter::with_storage(limiter.policy(), storage.inner().clone());
     for is_retry in [false, true] {
         if is_retry {
@@ -250,9 +249,9 @@ async fn new_call_waits_behind_others_only_if_it_can_be_admitted_in_time() {
     let _ = limiter.hit(&alice()).await.unwrap();
     let waiting = start(&limiter, 1, MINUTE).await;
     limiter.clear(&alice()).await.unwrap();
-    limiter.storage().take_decisions();
+    fake(&limiter).take_decisions();
     let behind = start(&limiter, 1, MINUTE).await;
-    assert_eq!((limiter.storage().take_decisions(), behind.is_finished()), (0, false));
+    assert_eq!((fake(&limiter).take_decisions(), behind.is_finished()), (0, false));
     assert!(limiter.acquire(&alice(), SECOND).await.unwrap().is_admitted());
     let free = limiter.acquire_with_cost(&alice(), 0, MINUTE).await.unwrap();
     assert!(free.is_admitted() && !waiting.is_finished());
@@ -276,15 +275,15 @@ async fn queued_calls_hit_in_parallel_while_units_remain() {
         });
     }
     settle().await;
-    limiter.storage().take_decisions();
-    limiter.storage().set(Behavior::WorksAfter(Duration::from_millis(5)));
+    fake(&limiter).take_decisions();
+    fake(&limiter).set(Behavior::WorksAfter(Duration::from_millis(5)));
     sleep(20 * SECOND).await;
     let admissions = admissions.lock().unwrap();
     assert_eq!((admissions.len(), refusals.load(Ordering::Relaxed)), (100, 50));
     // One hit, then up to 32 at a time.
     let time = admissions[99] - admissions[0];
     assert!(time < Duration::from_millis(40), "{time:?}");
-    assert_eq!(limiter.storage().take_decisions(), 100 + 1);
+    assert_eq!(fake(&limiter).take_decisions(), 100 + 1);
 }
 
 #[tokio::test(start_paused = true)]
@@ -292,23 +291,23 @@ async fn next_call_hits_after_the_refund_of_a_dropped_one() {
     let limiter = limiter("fixed-window 1 per 10 seconds");
     let _ = limiter.hit(&alice()).await.unwrap();
     let [first, second] = [start(&limiter, 1, MINUTE).await, start(&limiter, 1, MINUTE).await];
-    limiter.storage().close();
+    fake(&limiter).close();
     sleep(12 * SECOND).await;
     first.abort();
     settle().await;
-    limiter.storage().open();
+    fake(&limiter).open();
     let begin = Instant::now();
     assert!(second.await.unwrap().unwrap().is_admitted());
     assert_eq!(begin.elapsed(), Duration::ZERO);
 }
 
 /// Counts the storage calls in each millisecond.
-async fn sample(limiter: &RateLimiter<FakeStorage>, time: Duration) -> Vec<u64> {
+async fn sample(limiter: &RateLimiter, time: Duration) -> Vec<u64> {
     let begin = Instant::now();
     let mut calls = Vec::new();
     while begin.elapsed() < time {
         settle().await;
-        calls.push(limiter.storage().take_decisions());
+        calls.push(fake(limiter).take_decisions());
         advance(Duration::from_millis(1)).await;
     }
     calls
@@ -327,7 +326,7 @@ async fn waiting_calls_cause_one_storage_call_per_admission_and_one_more_per_win
     for _ in 0..1_100 {
         yield_now().await;
     }
-    assert_eq!(limiter.storage().take_decisions(), 11, "the others join the queue of the first refused call");
+    assert_eq!(fake(&limiter).take_decisions(), 11, "the others join the queue of the first refused call");
     let calls = sample(&limiter, 22 * SECOND).await;
     // Each window is up to a tenth of a second longer, because its first hit begins it.
     let windows = calls.iter().filter(|calls| **calls > 1).count();
@@ -339,16 +338,12 @@ async fn waiting_calls_cause_one_storage_call_per_admission_and_one_more_per_win
 
 /// Returns the numbers of storage calls that start together, until all of these calls have ended.
 /// `after_wave` is called after each.
-async fn waves<T>(
-    limiter: &RateLimiter<FakeStorage>,
-    calls: &[JoinHandle<T>],
-    mut after_wave: impl AsyncFnMut(usize),
-) -> Vec<u64> {
+async fn waves<T>(limiter: &RateLimiter, calls: &[JoinHandle<T>], mut after_wave: impl AsyncFnMut(usize)) -> Vec<u64> {
     let (mut waves, mut was_quiet) = (Vec::new(), true);
     while !calls.iter().all(JoinHandle::is_finished) {
         advance(Duration::from_millis(1)).await;
         settle().await;
-        let calls = limiter.storage().take_decisions();
+        let calls = fake(limiter).take_decisions();
         if calls > 0 && was_quiet {
             waves.push(calls);
         } else if calls > 0 {
@@ -367,8 +362,8 @@ async fn at_most_32_queued_calls_hit_at_the_same_time() {
     let _ = limiter.hit_with_cost(&alice(), 200).await.unwrap();
     let calls: Vec<_> = (0..100).map(|_| tokio::spawn(limiter.acquire(&alice(), MINUTE))).collect();
     settle().await;
-    limiter.storage().take_decisions();
-    limiter.storage().set(Behavior::WorksAfter(SECOND));
+    fake(&limiter).take_decisions();
+    fake(&limiter).set(Behavior::WorksAfter(SECOND));
     assert_eq!(waves(&limiter, &calls, async |_| {}).await, [1, 32, 32, 32, 3]);
 }
 
@@ -382,8 +377,8 @@ async fn only_one_queued_call_hits_after_a_refusal() {
     let _ = limiter.hit_with_cost(&alice(), 200).await.unwrap();
     let calls: Vec<_> = (0..100).map(|_| tokio::spawn(limiter.acquire(&alice(), MINUTE))).collect();
     settle().await;
-    limiter.storage().take_decisions();
-    limiter.storage().set(Behavior::WorksAfter(SECOND));
+    fake(&limiter).take_decisions();
+    fake(&limiter).set(Behavior::WorksAfter(SECOND));
     let waves = waves(&limiter, &calls, async |wave| {
         if wave == 2 {
             assert!(other.hit_with_cost(&alice(), 199).await.unwrap().is_admitted());
@@ -402,8 +397,8 @@ async fn rounds_of_storage_failures_have_at_most_32_calls() {
     let _ = limiter.hit(&alice()).await.unwrap();
     let calls: Vec<_> = (0..100).map(|_| tokio::spawn(limiter.acquire(&alice(), 2 * MINUTE))).collect();
     settle().await;
-    limiter.storage().set(Behavior::FailsAfter(SECOND));
-    limiter.storage().take_decisions();
+    fake(&limiter).set(Behavior::FailsAfter(SECOND));
+    fake(&limiter).take_decisions();
     assert_eq!(waves(&limiter, &calls, async |_| {}).await, [1, 2, 4, 8, 16, 32, 32, 5]);
 }
 
@@ -418,13 +413,13 @@ async fn refusal_beyond_the_deadline_ends_the_wait_of_the_whole_queue() {
     }
     assert_due(begin.elapsed(), MINUTE);
     assert_eq!(refused, vec![MINUTE; 980]);
-    assert_eq!(limiter.storage().take_decisions(), 11 + 11);
+    assert_eq!(fake(&limiter).take_decisions(), 11 + 11);
 }
 
 /// All calls have the same deadline, the start of the second window.
 #[tokio::test(start_paused = true)]
 async fn window_that_starts_at_the_deadline_admits_all_of_its_units() {
-    async fn check<St: Storage<Error: Debug + Send>>(storage: St) {
+    async fn check(storage: impl Storage) {
         let limiter = RateLimiter::with_storage(policy("fixed-window 10 per 60 seconds"), storage);
         let calls: Vec<_> = (0..100).map(|_| tokio::spawn(limiter.acquire(&alice(), MINUTE))).collect();
         let begin = Instant::now();
@@ -479,13 +474,13 @@ async fn each_round_of_storage_failures_ends_the_wait_of_twice_as_many_calls() {
     let _ = limiter.hit(&alice()).await.unwrap();
     let calls = [(); 20].map(|()| tokio::spawn(limiter.acquire(&alice(), MINUTE)));
     settle().await;
-    limiter.storage().set(Behavior::FailsAfter(SECOND));
-    limiter.storage().take_decisions();
+    fake(&limiter).set(Behavior::FailsAfter(SECOND));
+    fake(&limiter).take_decisions();
     sleep(SECOND / 2).await;
     let mut rounds = Vec::new();
     for _ in 0..5 {
         sleep(SECOND).await;
-        rounds.push(limiter.storage().take_decisions());
+        rounds.push(fake(&limiter).take_decisions());
     }
     assert_eq!(rounds, [1, 2, 4, 8, 5]);
     for call in calls {
@@ -508,9 +503,9 @@ async fn queued_calls_are_admitted_after_a_storage_failure() {
     let first = start(&limiter, 1, MINUTE).await;
     let others = [(); 4].map(|()| tokio::spawn(limiter.acquire(&alice(), MINUTE)));
     settle().await;
-    limiter.storage().set(Behavior::FailsAfter(SECOND));
+    fake(&limiter).set(Behavior::FailsAfter(SECOND));
     sleep(3 * SECOND / 2).await;
-    limiter.storage().set(Behavior::Works);
+    fake(&limiter).set(Behavior::Works);
     assert!(first.await.unwrap().is_err());
     for call in others {
         assert!(call.await.unwrap().unwrap().is_admitted());
@@ -525,7 +520,7 @@ async fn call_waits_for_all_limits_of_the_policy() {
         assert!(limiter.acquire(&alice(), MINUTE).await.unwrap().is_admitted());
         assert_due(begin.elapsed(), Duration::from_secs(due));
     }
-    assert_eq!(limiter.storage().take_decisions(), 5, "three hits and two refusals");
+    assert_eq!(fake(&limiter).take_decisions(), 5, "three hits and two refusals");
 }
 
 #[tokio::test(start_paused = true)]
@@ -554,9 +549,9 @@ async fn newer_refusal_of_the_key_postpones_the_attempt() {
         let begin = Instant::now();
         // The first hit of this call is in flight when the other call is refused. The hit extends
         // the window.
-        limiter.storage().set(Behavior::WorksAfter(SECOND / 2));
+        fake(&limiter).set(Behavior::WorksAfter(SECOND / 2));
         let second = start(&limiter, 1, MINUTE).await;
-        limiter.storage().set(Behavior::Works);
+        fake(&limiter).set(Behavior::Works);
         let waiting = start(&limiter, cost, MINUTE).await;
         assert!(waiting.await.unwrap().unwrap().is_admitted());
         let time = begin.elapsed();
@@ -599,7 +594,7 @@ async fn call_is_refused_and_spends_nothing_if_the_delay_is_too_long() {
 #[tokio::test(start_paused = true)]
 async fn call_whose_delay_is_too_long_takes_no_slot() {
     let limiter = limiter("leaky-bucket 10/second queue 100");
-    limiter.storage().set(Behavior::WorksAfter(Duration::from_millis(5)));
+    fake(&limiter).set(Behavior::WorksAfter(Duration::from_millis(5)));
     let admitted = Arc::new(AtomicU32::new(0));
     for millis in (0..20_000).step_by(20) {
         if millis == 10_000 {
@@ -620,7 +615,7 @@ async fn call_whose_delay_is_too_long_takes_no_slot() {
 
 #[tokio::test(start_paused = true)]
 async fn call_that_is_dropped_during_its_delay_is_refunded() {
-    async fn check<St: Storage<Error: Debug>>(storage: St) {
+    async fn check(storage: impl Storage) {
         let limiter = RateLimiter::with_storage(policy("leaky-bucket 1 per 10 seconds queue 2"), storage);
         let _ = limiter.hit(&alice()).await.unwrap();
         let mut waiting = Box::pin(limiter.acquire(&alice(), MINUTE));
@@ -736,7 +731,7 @@ async fn call_that_does_not_take_an_offered_turn_is_passed_over() {
 #[tokio::test(start_paused = true)]
 async fn hit_in_flight_whose_reply_nothing_polls_loses_its_turn_and_counts_once() {
     let limiter = limiter("fixed-window 3/second");
-    let storage = limiter.storage();
+    let storage = fake(&limiter);
     let _ = limiter.hit_with_cost(&alice(), 3).await.unwrap();
     let mut left_behind = Box::pin(limiter.acquire(&alice(), MINUTE));
     assert!(poll(&mut left_behind).is_pending());
@@ -761,7 +756,7 @@ fn call_of_a_runtime_that_does_not_run_is_passed_over() {
     let runtime = || tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
     let (stalled, running) = (runtime(), runtime());
     let limiter = RateLimiter::new(policy("fixed-window 1/second"));
-    assert!(limiter.admit(&alice()));
+    assert!(now(limiter.hit(&alice())).is_admitted());
     let mut left_behind = Box::pin(limiter.acquire(&alice(), MINUTE));
     stalled.block_on(async { assert!(poll(&mut left_behind).is_pending()) });
     running.block_on(async {

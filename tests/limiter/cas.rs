@@ -24,7 +24,7 @@ fn over(store: &FakeCasStore) -> Cas<FakeCasStore> {
     Cas::new(store.clone()).deadline(LONG)
 }
 
-fn limiter(store: &FakeCasStore, policy: impl IntoPolicy) -> RateLimiter<Cas<FakeCasStore>> {
+fn limiter(store: &FakeCasStore, policy: impl IntoPolicy) -> RateLimiter {
     RateLimiter::with_storage(policy, over(store))
 }
 

@@ -40,8 +40,9 @@ fn key() -> Key {
 /// Nodes on one store. The clock of each node is ahead of `world` by a fixed time.
 struct Nodes {
     world: ManualClock,
+    store: FakeCasStore,
     clocks: Vec<(ManualClock, u64)>,
-    limiters: Vec<RateLimiter<Cas<FakeCasStore>>>,
+    limiters: Vec<RateLimiter>,
 }
 
 impl Nodes {
@@ -53,14 +54,13 @@ impl Nodes {
             let storage = Cas::new(store.clone()).deadline(Duration::from_secs(20)).clock(clock.clone());
             RateLimiter::with_storage(policy.clone(), storage)
         };
-        Self { limiters: clocks.iter().map(limiter).collect(), clocks, world }
+        Self { limiters: clocks.iter().map(limiter).collect(), clocks, store: store.clone(), world }
     }
 
     /// Replaces a node by a new process on the same machine.
     fn restart(&mut self, node: usize) {
         let limiter = &self.limiters[node];
-        let store = limiter.storage().store().clone();
-        let storage = Cas::new(store).deadline(Duration::from_secs(20)).clock(self.clocks[node].0.clone());
+        let storage = Cas::new(self.store.clone()).deadline(Duration::from_secs(20)).clock(self.clocks[node].0.clone());
         self.limiters[node] = RateLimiter::with_storage(limiter.policy(), storage);
     }
 

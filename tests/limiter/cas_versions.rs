@@ -10,7 +10,7 @@ use tower_ratelimit::{Key, RateLimiter};
 const NEXT: [&str; 4] =
     ["v2@1728000000000000[1.fixed-window/60000000 1728000060000000,9,7]", "v2", "v10;x", "v2\u{fffd}"];
 
-fn limiter(store: &FakeCasStore) -> RateLimiter<Cas<FakeCasStore>> {
+fn limiter(store: &FakeCasStore) -> RateLimiter {
     RateLimiter::with_storage(
         policy("fixed-window 3/minute").with_name("p"),
         Cas::new(store.clone()).deadline(Duration::from_secs(20)),

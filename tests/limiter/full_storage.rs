@@ -21,7 +21,7 @@ fn hit_like_a_layer(storage: &MemoryStorage, policy: &Policy, key: impl Into<Key
         return true;
     }
     assert_eq!(summary, Summary::default(), "`decide` counts the refusal");
-    let Ok(decision) = storage.decide(request).into_inner();
+    let decision = now(storage.decide(request));
     assert!(decision.is_admitted() || decision.is_storage_full());
     decision.is_admitted()
 }

@@ -3,9 +3,9 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 
-use common::{FakeStorage, failing, foreign, memory_with_manual_clock, policy};
+use common::{FakeStorage, failing, foreign, memory_with_manual_clock, now, policy};
 use tower_ratelimit::storage::{Breaker, ManualClock};
-use tower_ratelimit::{Global, Key, LivePolicy, MemoryStorage, OnError, Policy, RateLimitLayer, RateLimiter, Storage};
+use tower_ratelimit::{Global, Key, LivePolicy, MemoryStorage, OnError, Policy, RateLimitLayer, RateLimiter};
 
 fn api(text: &str) -> Policy {
     policy(text).with_name("api")
@@ -25,8 +25,8 @@ fn small_storage(capacity: u32) -> FakeStorage {
     FakeStorage::around(MemoryStorage::new()).holding_at_most(capacity)
 }
 
-async fn left<St: Storage>(limiter: &RateLimiter<St>) -> u32 {
-    limiter.peek(&alice()).await.map_err(Into::into).unwrap().remaining()
+async fn left(limiter: &RateLimiter) -> u32 {
+    limiter.peek(&alice()).await.unwrap().remaining()
 }
 
 #[tokio::test]
@@ -56,7 +56,7 @@ async fn clones_of_the_handle_change_every_limiter() {
     live.clone().set(api("7/minute")).unwrap();
     for limiter in &limiters {
         assert_eq!(left(limiter).await, 7);
-        assert!(limiter.admit_with_cost(&alice(), 7) && !limiter.admit(&alice()));
+        assert!(now(limiter.hit_with_cost(&alice(), 7)).is_admitted() && now(limiter.hit(&alice())).is_refused());
     }
 }
 
@@ -124,7 +124,7 @@ async fn many_distinct_policies_are_read_correctly() {
     for (round, amount) in (1..=200).chain([1, 200, 63, 64, 65, 200]).enumerate() {
         live.set(api(&format!("fixed-window {amount}/minute"))).unwrap();
         assert_eq!(left(&limiter).await, amount);
-        assert!(limiter.admit_with_cost(&Key::from(round.to_string()), amount));
+        assert!(now(limiter.hit_with_cost(&Key::from(round.to_string()), amount)).is_admitted());
     }
 }
 
@@ -152,7 +152,7 @@ fn concurrent_changes_lose_no_unit() {
                 scope.spawn(|| {
                     let mut hits = 0;
                     while !is_over.load(Ordering::Relaxed) || hits == 0 {
-                        assert!(limiter.admit(&alice()));
+                        assert!(now(limiter.hit(&alice())).is_admitted());
                         hits += 1;
                     }
                     hits
@@ -167,8 +167,7 @@ fn concurrent_changes_lose_no_unit() {
         spenders.into_iter().map(|spender| spender.join().unwrap()).sum()
     });
     live.set(api("fixed-window 4000000000/minute")).unwrap();
-    let Ok(decision) = limiter.peek(&alice()).into_inner();
-    assert_eq!(decision.remaining(), 4_000_000_000 - hits);
+    assert_eq!(now(limiter.peek(&alice())).remaining(), 4_000_000_000 - hits);
 }
 
 /// Guards against this defect: each limiter of a live policy takes memory until the next `set`.

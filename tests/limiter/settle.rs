@@ -224,18 +224,18 @@ fn debt_counts_as_at_most_the_full_bucket_after_the_quota_was_raised() {
 #[test]
 fn full_storage_stores_no_charge_on_a_new_key() {
     let storage = MemoryStorage::builder().max_keys(1).clock(ManualClock::default()).build().unwrap();
-    let limiter = RateLimiter::with_storage(policy("fixed-window 2/minute"), storage);
+    let limiter = RateLimiter::with_storage(policy("fixed-window 2/minute"), storage.clone());
     let _ = now(limiter.hit_with_cost(&alice(), 2));
     let bob = Key::from("bob");
     let charge = now(limiter.charge(&bob, 1));
     assert!(charge.is_refused() && charge.is_storage_full());
-    assert_eq!(limiter.storage().stats().keys, 1);
+    assert_eq!(storage.stats().keys, 1);
     for units in [1, 5] {
         let charge = now(limiter.charge(&alice(), units));
         assert!(charge.is_admitted(), "a stored key needs no room");
         assert!(now(limiter.charge(&bob, units)).is_storage_full());
     }
-    assert_eq!(limiter.storage().stats().keys, 1);
+    assert_eq!(storage.stats().keys, 1);
 }
 
 /// A charge above the limit on a new key evicts another one, and the bound holds.

@@ -215,9 +215,9 @@ fn public_types_are_send_sync_and_debug() {
     check::<Headers>();
     check::<OnError>();
     check::<PolicySource>();
-    check::<RateLimiter>();
+    check::<(RateLimiter, LocalLimiter)>();
     check::<RateLimitLayer>();
-    check::<RateLimitLayer<MemoryStorage, EmptyRejection>>();
+    check::<RateLimitLayer<EmptyRejection>>();
     check::<RateLimit<()>>();
     check::<(RejectReason<'_>, LimitExceeded<'_>)>();
     check::<(TextRejection, EmptyRejection, ProblemRejection, GrpcRejection)>();
@@ -231,7 +231,7 @@ fn public_types_are_send_sync_and_debug() {
     check::<(ClientIp, extract::AllowList)>();
     check::<(extract::MatchedPath, extract::Or<Header, PeerIp>, extract::And<Header, PeerIp>)>();
     check::<(storage::Cas<Store>, storage::StorageError, storage::Loaded<u64>, storage::Swapped<u64>)>();
-    check_future::<ResponseFuture<Inner, (), MemoryStorage, TextRejection>>();
+    check_future::<ResponseFuture<Inner, (), TextRejection>>();
 }
 
 #[test]

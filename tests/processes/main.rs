@@ -129,7 +129,7 @@ fn together(mut many: Vec<Process>) -> Vec<u32> {
     ended.collect()
 }
 
-fn limiter(url: &str, policy: &str) -> RateLimiter<AnyStorage> {
+fn limiter(url: &str, policy: &str) -> RateLimiter {
     let policy = match policy {
         FOREIGN => foreign(LIMIT),
         SETTLE => format!("fixed-window {PLENTY}/365 days").parse().unwrap(),
@@ -172,7 +172,7 @@ async fn one_of_many(url: &str, policy: &str) {
 }
 
 /// Settles the hits of one task. Returns the sum of their actual costs.
-async fn settle_hits(limiter: RateLimiter<AnyStorage>, mut numbers: Numbers) -> u32 {
+async fn settle_hits(limiter: RateLimiter, mut numbers: Numbers) -> u32 {
     let mut spent = 0;
     for _ in 0..SETTLED / PROCESSES / SETTLERS {
         let key = Key::from(numbers.below(KEYS));

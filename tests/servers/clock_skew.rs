@@ -42,12 +42,12 @@ impl Clock for Ahead {
 /// Hits from all nodes in turn for one and a half periods, or longer on a machine that is too busy to
 /// make enough hits. Returns the number of admitted hits and
 /// the elapsed time.
-async fn hit_by_turns<S: Storage>(limiters: Vec<RateLimiter<S>>) -> (u32, Duration) {
+async fn hit_by_turns(limiters: Vec<RateLimiter>) -> (u32, Duration) {
     let (started, mut admitted) = (Instant::now(), 0);
     while started.elapsed() < Duration::from_millis(1_500) || (admitted < LEAST && started.elapsed() < LONG) {
         for limiter in &limiters {
             let decision = limiter.hit(&Key::from("k")).await;
-            admitted += u32::from(decision.unwrap_or_else(|error| panic!("{}", error.into())).is_admitted());
+            admitted += u32::from(decision.unwrap_or_else(|error| panic!("{error:#}")).is_admitted());
         }
         tokio::time::sleep(Duration::from_millis(5)).await;
     }

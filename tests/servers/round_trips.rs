@@ -17,10 +17,7 @@ type Trips = [u64; 3];
 
 /// Makes a hit for a new key, then hits until one is refused, then a peek. `count` returns the
 /// number of round trips so far.
-fn trips<S: Storage>(storage: &S, policy: &Policy, count: impl Fn() -> u64) -> Trips
-where
-    S::Error: std::fmt::Debug,
-{
+fn trips(storage: &impl Storage, policy: &Policy, count: impl Fn() -> u64) -> Trips {
     let key = Key::from("k");
     let ask = |op| {
         let before = count();

@@ -16,14 +16,14 @@ const ROOT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/..");
 /// The modules of `src` in layers, lowest first. A module imports only from lower layers and from
 /// itself. `lib.rs` imports all of them.
 const LAYERS: [&[&str]; 20] = [
-    &["error", "time", "key", "sync", "lint", "background"],
+    &["error", "time", "key", "sync", "lint"],
     &["text"],
     &["quota"],
     &["strategy"],
     &["decision"],
     &["policy"],
     &["storage", "extract"],
-    &["lookup", "client_usage"],
+    &["lookup", "client_usage", "background"],
     &["waiting"],
     &["limiter"],
     &["rejection"],

@@ -1,33 +1,31 @@
 //! Storages with an erased type.
 
 use std::error::Error;
-use std::future::{Ready, ready};
-use std::time::Duration;
 
-use common::{Behavior, FAILURE, FakeStorage, failing, memory_with_manual_clock, message, policy, slow};
+use common::{FAILURE, FakeStorage, counted, failing, memory_with_manual_clock, message, policy, poll, slow};
 use futures_util::FutureExt;
-use tower_ratelimit::storage::{AnyStorage, Breaker, StorageErrorKind, StorageRequest, Timeout};
-use tower_ratelimit::{Decision, Key, Op, RateLimiter, Storage};
+use tower_ratelimit::storage::{AnyStorage, Breaker, StorageError, StorageErrorKind, StorageFuture, StorageRequest};
+use tower_ratelimit::{Decision, Key, Op, Policy, RateLimiter, Storage};
 
 /// Fails with a custom error type.
 #[derive(Clone, Debug)]
 struct Broken;
 
+fn broken<T>() -> StorageFuture<T> {
+    StorageFuture::ready(Err(StorageError::from_boxed(std::io::Error::from(std::io::ErrorKind::BrokenPipe))))
+}
+
 impl Storage for Broken {
-    type Error = std::io::Error;
-    type DecideFuture = Ready<Result<Decision, std::io::Error>>;
-    type UpdateFuture = Ready<Result<(), std::io::Error>>;
-
-    fn decide(&self, _: StorageRequest<'_>) -> Self::DecideFuture {
-        ready(Err(std::io::ErrorKind::BrokenPipe.into()))
+    fn decide(&self, _: StorageRequest<'_>) -> StorageFuture<Decision> {
+        broken()
     }
 
-    fn clear(&self, _: &tower_ratelimit::Policy, _: &Key) -> Self::UpdateFuture {
-        ready(Err(std::io::ErrorKind::BrokenPipe.into()))
+    fn clear(&self, _: &Policy, _: &Key) -> StorageFuture<()> {
+        broken()
     }
 
-    fn settle(&self, _: &tower_ratelimit::Policy, _: &Key, _: &Decision, _: u32) -> Self::UpdateFuture {
-        ready(Err(std::io::ErrorKind::BrokenPipe.into()))
+    fn settle(&self, _: &Policy, _: &Key, _: &Decision, _: u32) -> StorageFuture<()> {
+        broken()
     }
 }
 
@@ -47,12 +45,24 @@ fn ready_future_takes_no_allocation() {
 }
 
 #[tokio::test]
-async fn pending_future_takes_one_allocation() {
+async fn pending_future_takes_no_further_allocation() {
     let [plain, boxed] = [(); 2].map(|()| slow(memory_with_manual_clock().0));
     let boxed = AnyStorage::new(boxed);
-    assert_eq!(allocations(&boxed), allocations(&plain) + 1);
+    assert_eq!(allocations(&boxed), allocations(&plain));
     let (policy, key) = (policy("1000/minute"), Key::from("k"));
     assert!(boxed.decide(StorageRequest::new(&policy, &key, Op::Hit, 1)).await.unwrap().is_admitted());
+}
+
+/// The inner storage counts at the first poll.
+#[tokio::test]
+async fn future_is_not_polled_before_its_caller_polls_it() {
+    let memory = memory_with_manual_clock().0;
+    let boxed = AnyStorage::new(slow(memory.clone()));
+    let policy = policy("1000/minute");
+    let mut hit = boxed.decide(StorageRequest::new(&policy, &Key::everybody(), Op::Hit, 1));
+    assert_eq!(counted(&memory, &policy), 0);
+    assert!(poll(&mut hit).is_pending());
+    assert_eq!(counted(&memory, &policy), 1);
 }
 
 #[tokio::test]
@@ -87,10 +97,11 @@ async fn error_of_the_inner_storage_is_kept() {
     let source = error.source().unwrap().downcast_ref::<std::io::Error>();
     assert_eq!(source.unwrap().kind(), std::io::ErrorKind::BrokenPipe);
     let error = AnyStorage::new(failing()).clear(&policy, &key).await.unwrap_err();
-    assert_eq!(message(error), format!("storage failed: {FAILURE}"));
-    let timeout = Timeout::new(FakeStorage::in_memory(Behavior::Hangs).0, Duration::from_millis(5));
-    let wrapped = AnyStorage::new(Breaker::new(AnyStorage::new(timeout)));
+    assert_eq!(message(error), FAILURE);
+    let text = "the storage did not answer within 5ms";
+    let (late, _) = FakeStorage::scripted(move |_| Some(Err(StorageError::new(StorageErrorKind::Timeout, text))));
+    let wrapped = AnyStorage::new(Breaker::new(AnyStorage::new(late)));
     let error = wrapped.decide(request).await.unwrap_err();
     assert!(error.is_timeout() && error.may_have_counted(), "wrappers keep the kind: {error:?}");
-    assert_eq!(message(error), "the storage did not answer within 5ms");
+    assert_eq!(message(error), text);
 }

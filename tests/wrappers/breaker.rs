@@ -15,7 +15,7 @@ use tokio::time::{Instant, advance, sleep};
 use tower::Layer;
 use tower_ratelimit::extract::Head;
 use tower_ratelimit::storage::{
-    AnyStorage, Breaker, Cas, Circuit, Leases, Phase, RefusalCache, StorageErrorKind, StorageRequest, Summary, Timeout,
+    AnyStorage, Breaker, Cas, Circuit, Leases, Phase, RefusalCache, StorageErrorKind, StorageRequest, Summary,
 };
 use tower_ratelimit::strategy::{Divided, Strategy};
 use tower_ratelimit::{
@@ -27,21 +27,19 @@ const MS: Duration = Duration::from_millis(1);
 const SHORTEST: Duration = Duration::from_millis(100);
 const LONGEST: Duration = Duration::from_secs(1);
 
-type WithFallback = Breaker<FakeStorage, MemoryStorage>;
-
 /// Returns a limiter on a breaker for `replicas` replicas, its primary, and its fallback.
-fn limiter(text: &str, behavior: Behavior, replicas: u32) -> (RateLimiter<WithFallback>, FakeStorage, MemoryStorage) {
+fn limiter(text: &str, behavior: Behavior, replicas: u32) -> (RateLimiter, FakeStorage, MemoryStorage) {
     let ((primary, _), (fallback, _)) = (FakeStorage::in_memory(behavior), memory_with_manual_clock());
     let breaker = Breaker::new(primary.clone()).fallback(fallback.clone(), replicas);
     (RateLimiter::with_storage(policy(text), breaker), primary, fallback)
 }
 
-fn circuit<F: Storage>(limiter: &RateLimiter<Breaker<FakeStorage, F>>) -> &Circuit {
-    limiter.storage().circuit()
+fn circuit(limiter: &RateLimiter) -> &Circuit {
+    limiter.storage().downcast_ref::<Breaker>().unwrap().circuit()
 }
 
 /// Opens the circuit by five hits that fail.
-async fn open<F: Storage>(limiter: &RateLimiter<Breaker<FakeStorage, F>>) {
+async fn open(limiter: &RateLimiter) {
     for failures in 1..=5 {
         assert_eq!(circuit(limiter).state().phase, Phase::Closed);
         let _ = limiter.hit(&Key::from("other")).await;
@@ -51,7 +49,7 @@ async fn open<F: Storage>(limiter: &RateLimiter<Breaker<FakeStorage, F>>) {
 }
 
 /// Hits with another key until the circuit is closed.
-async fn until_closed<F: Storage>(limiter: &RateLimiter<Breaker<FakeStorage, F>>) {
+async fn until_closed(limiter: &RateLimiter) {
     let started = Instant::now();
     while circuit(limiter).state().phase != Phase::Closed {
         assert!(started.elapsed() <= LONGEST + 10 * MS, "{:?}", circuit(limiter).state());
@@ -191,7 +189,7 @@ async fn refused_and_contended_hits_are_not_failures() {
         let decision = limiter.hit(&Key::everybody()).await.unwrap();
         assert!(decision.is_contended() && !decision.is_from_fallback());
     }
-    let state = limiter.storage().circuit().state();
+    let state = circuit(&limiter).state();
     assert_eq!((state.phase, state.failures, state.by_primary), (Phase::Closed, 0, 20));
 
     let (limiter, ..) = self::limiter("fixed-window 1/day", Behavior::Works, 2);
@@ -291,7 +289,7 @@ async fn dropped_probe_allows_another() {
         open(&limiter).await;
         primary.set(Behavior::Hangs);
         sleep(SHORTEST).await;
-        let mut probe = Box::pin(limiter.hit(&Key::everybody()));
+        let mut probe = limiter.hit(&Key::everybody());
         assert!(!polled || poll(&mut probe).is_pending());
         assert_eq!(circuit(&limiter).state().phase, Phase::Probing);
         assert!(spend(&limiter, 1).await.is_from_fallback(), "other hits do not wait for the probe");
@@ -394,7 +392,7 @@ async fn refunds_go_to_the_storage_that_decided_and_clears_to_both() {
     assert_eq!(now(), (2, 1));
     let lost = limiter.refund(&key, &of_primary).unwrap().await.unwrap_err();
     assert!(lost.is_circuit_open() && primary.changes() == 0, "the primary is not called: {lost}");
-    assert!(message(lost).ends_with(&format!(": storage failed: {FAILURE}")));
+    assert!(message(lost).ends_with(&format!(": {FAILURE}")));
     // Refusals and free hits have nothing to refund, so the primary is not called.
     let free = limiter.hit_with_cost(&key, 0).await.unwrap().via(DecisionSource::Primary);
     limiter.storage().settle(&whole, &key, &free, 0).await.unwrap();
@@ -519,22 +517,23 @@ async fn fallback_extends_elastic_windows_and_queues_hits() {
 
 #[tokio::test(start_paused = true)]
 async fn open_circuit_without_a_fallback_fails_at_once() {
-    let (primary, _) = FakeStorage::in_memory(Behavior::Hangs);
-    let within = 70 * MS;
-    let breaker = Breaker::new(Timeout::new(primary.clone(), within));
+    let (store, within) = (FakeCasStore::default(), 70 * MS);
+    store.hang(true);
+    let primary = FakeStorage::around(Cas::new(store.clone()).deadline(within));
+    let breaker = Breaker::new(primary.clone());
     let limiter = RateLimiter::with_storage(policy("9/day"), breaker.clone());
     let key = Key::everybody();
     for _ in 0..5 {
         let started = Instant::now();
         let error = limiter.hit(&key).await.unwrap_err();
         assert!(!error.is_circuit_open() && started.elapsed() == within);
-        assert_eq!(message(error), "the storage did not answer within 70ms");
+        assert_eq!(message(error), "the store did not return the state within the deadline");
     }
     let started = Instant::now();
     for _ in 0..50 {
         let error = limiter.hit(&key).await.unwrap_err();
         assert!(error.is_circuit_open());
-        let text = "rate limit storage is not called while the circuit breaker is open: the storage did not answer within 70ms";
+        let text = "rate limit storage is not called while the circuit breaker is open: the store did not return the state within the deadline";
         assert_eq!(message(error), text);
     }
     assert!(limiter.clear(&key).await.unwrap_err().is_circuit_open());
@@ -546,7 +545,7 @@ async fn open_circuit_without_a_fallback_fails_at_once() {
     assert_eq!(primary.decisions(), 5);
     let state = breaker.circuit().state();
     assert_eq!((state.by_primary, state.by_fallback, state.by_none), (0, 0, 57));
-    primary.set(Behavior::Works);
+    store.hang(false);
     sleep(SHORTEST).await;
     assert_eq!(limiter.hit(&key).await.unwrap().remaining(), 8);
     assert_eq!(breaker.circuit().state().by_primary, 1);
@@ -559,14 +558,14 @@ async fn failing_fallback_is_an_error() {
     let spent = spend(&limiter, 1).await;
     other.set(Behavior::Fails);
     let kept = limiter.refund(&Key::everybody(), &spent).unwrap().await.unwrap_err();
-    assert_eq!(message(kept), format!("rate limit storage and its fallback failed: storage failed: {FAILURE}"));
+    assert_eq!(message(kept), format!("rate limit storage and its fallback failed: {FAILURE}"));
     let error = limiter.hit(&Key::everybody()).await.unwrap_err();
-    assert_eq!(message(error), format!("rate limit storage and its fallback failed: storage failed: {FAILURE}"));
+    assert_eq!(message(error), format!("rate limit storage and its fallback failed: {FAILURE}"));
     assert_eq!(circuit(&limiter).state().by_none, 1);
 }
 
 /// Asserts that a breaker rejects this storage as its primary and as its fallback.
-fn assert_is_not_nestable(storage: impl Storage) {
+fn assert_is_not_nestable(storage: impl Storage + Clone) {
     let message = "a breaker cannot contain another breaker: wrap the storage of the inner breaker instead";
     let fallback = storage.clone();
     assert_eq!(panic_message(|| Breaker::new(MemoryStorage::new()).fallback(fallback, 1)), message);
@@ -578,11 +577,10 @@ async fn nested_breakers_are_rejected() {
     let breaker = || Breaker::new(MemoryStorage::new());
     assert_is_not_nestable(breaker());
     assert_is_not_nestable(breaker().fallback(MemoryStorage::new(), 2));
-    assert_is_not_nestable(Timeout::new(breaker(), MS));
     assert_is_not_nestable(RefusalCache::new(breaker()));
     assert_is_not_nestable(Leases::new(breaker(), 2));
     assert_is_not_nestable(AnyStorage::new(RefusalCache::new(AnyStorage::new(breaker()))));
-    let storage = AnyStorage::new(RefusalCache::new(Timeout::new(MemoryStorage::new(), MS)));
+    let storage = AnyStorage::new(RefusalCache::new(MemoryStorage::new()));
     assert_eq!(Breaker::new(storage).circuit().state().phase, Phase::Closed);
 }
 
@@ -767,4 +765,20 @@ async fn options_work_in_any_order() {
         }
         assert_eq!(circuit(&limiter).state().failures, 7);
     }
+}
+
+/// Guards against this defect: a fallback is cleared only after the primary has replied.
+#[tokio::test]
+async fn clear_reaches_the_fallback_while_the_primary_hangs() {
+    let (primary, _clock) = FakeStorage::in_memory(Behavior::Works);
+    let fallback = FakeStorage::around(memory_with_manual_clock().0);
+    let (breaker, policy, key) =
+        (Breaker::new(primary.clone()).fallback(fallback.clone(), 1), policy("fixed-window 5/minute"), Key::from("k"));
+    let _ = fallback.decide(StorageRequest::new(&policy, &key, Op::Hit, 1)).await.unwrap();
+    primary.set(Behavior::Hangs);
+    let mut clearing = breaker.clear(&policy, &key);
+    assert!(poll(&mut clearing).is_pending());
+    drop(clearing);
+    let peeked = fallback.decide(StorageRequest::new(&policy, &key, Op::Peek, 1)).await.unwrap();
+    assert_eq!(peeked.remaining(), 5);
 }

@@ -5,25 +5,26 @@ use std::time::Duration;
 use common::fake_cas_store::FakeCasStore;
 use common::{Behavior, FAILURE, FakeStorage, hit, memory_with_manual_clock, message, policy, poll, start_hit};
 use tokio::time::Instant;
-use tower_ratelimit::storage::{AnyStorage, Breaker, Cas, Leases, Phase, RefusalCache, StorageErrorKind, Timeout};
+use tower_ratelimit::storage::{AnyStorage, Breaker, Cas, Leases, Phase, RefusalCache, StorageErrorKind};
 use tower_ratelimit::{Key, MemoryStorage, Storage};
 
 const WITHIN: Duration = Duration::from_millis(70);
 
 /// Wraps a storage in all wrappers.
-fn stacked(storage: FakeStorage) -> AnyStorage {
-    let breaker = Breaker::new(Timeout::new(storage, WITHIN)).fallback(MemoryStorage::new(), 1);
+fn stacked(storage: impl Storage) -> AnyStorage {
+    let breaker = Breaker::new(storage).fallback(MemoryStorage::new(), 1);
     AnyStorage::new(Leases::new(RefusalCache::new(breaker), 10))
 }
 
 #[tokio::test(start_paused = true)]
 async fn check_reaches_the_storage_through_all_wrappers() {
-    let (storage, _) = FakeStorage::in_memory(Behavior::Works);
-    let stacked = stacked(storage.clone());
+    let store = FakeCasStore::default();
+    let stacked = stacked(Cas::new(store.clone()).deadline(WITHIN));
     stacked.check().await.unwrap();
-    storage.set(Behavior::Fails);
-    assert_eq!(message(stacked.check().await.unwrap_err()), format!("storage failed: {FAILURE}"));
-    storage.set(Behavior::Hangs);
+    store.fail(true);
+    assert_eq!(message(stacked.check().await.unwrap_err()), "storage failed: the disk is full");
+    store.fail(false);
+    store.hang(true);
     let started = Instant::now();
     let late = stacked.check().await.unwrap_err();
     assert!(late.is_timeout() && !late.may_have_counted(), "{late:?}");
@@ -61,7 +62,8 @@ async fn cas_checks_its_store_within_the_deadline() {
 
 #[tokio::test]
 async fn clear_all_drops_cached_refusals() {
-    let cache = RefusalCache::new(FakeStorage::around(memory_with_manual_clock().0));
+    let storage = FakeStorage::around(memory_with_manual_clock().0);
+    let cache = RefusalCache::new(storage.clone());
     let policy = policy("fixed-window 1/day");
     for key in ["a", "b"] {
         assert!(hit(&cache, &policy, key, 1).await.is_admitted());
@@ -73,9 +75,9 @@ async fn clear_all_drops_cached_refusals() {
     assert!(hit(&cache, &policy, "a", 1).await.is_admitted());
     assert!(hit(&cache, &policy, "a", 1).await.is_refused());
     // The storage may have cleared its keys before it failed.
-    cache.inner().set_changes(Behavior::FailsAfterCounting);
+    storage.set_changes(Behavior::FailsAfterCounting);
     assert!(cache.clear_all().await.is_err() && cache.is_empty());
-    cache.inner().set_changes(Behavior::Works);
+    storage.set_changes(Behavior::Works);
     assert!(hit(&cache, &policy, "a", 1).await.is_admitted());
 }
 
@@ -121,7 +123,7 @@ async fn clear_all_clears_both_storages_of_a_breaker() {
     assert!(hit(&breaker, &policy, "a", 1).await.is_from_fallback());
     let keys = || [primary.inner().stats().keys, fallback.stats().keys];
     assert_eq!(keys(), [2, 1]);
-    assert_eq!(message(breaker.clear_all().await.unwrap_err()), format!("storage failed: {FAILURE}"));
+    assert_eq!(message(breaker.clear_all().await.unwrap_err()), FAILURE);
     assert_eq!(keys(), [2, 0], "the fallback is cleared even if the primary fails");
     primary.set(Behavior::Works);
     assert_eq!(breaker.clear_all().await.unwrap(), 2);

@@ -1,7 +1,6 @@
 //! Leases: slices of a window are spent without the storage, and never exceed the limit.
 
 use std::collections::HashMap;
-use std::pin::Pin;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::task::Poll;
@@ -13,36 +12,31 @@ use common::{
     start_hit,
 };
 use tokio::task::JoinSet;
-use tower_ratelimit::storage::{Breaker, Clock, Leases, ManualClock, StorageRequest, Summary};
+use tower_ratelimit::storage::{
+    Breaker, Clock, Leases, ManualClock, StorageError, StorageFuture, StorageRequest, Summary,
+};
 use tower_ratelimit::strategy::Status;
 use tower_ratelimit::{
     Decision, FixedWindow, Key, Limit, MemoryStorage, OnError, Op, PeerIp, Policy, Quota, RateLimitLayer, RateLimiter,
     Storage, Timestamp, TokenBucket,
 };
 
-type Leased = Leases<FakeStorage<MemoryStorage>>;
-
 /// Leases on a storage that counts its calls, and the manual clock of both.
-fn leased(slice: u32) -> (Leased, FakeStorage<MemoryStorage>, ManualClock) {
+fn leased(slice: u32) -> (Leases, FakeStorage, ManualClock) {
     let (memory, clock) = memory_with_manual_clock();
     let storage = FakeStorage::around(memory);
     (Leases::new(storage.clone(), slice).clock(clock.clone()), storage, clock)
 }
 
 /// Starts `count` hits of one unit, which all wait for the storage.
-fn waiting_hits<St: Storage>(
-    storage: &St,
-    policy: &Policy,
-    key: &Key,
-    count: usize,
-) -> Vec<Pin<Box<St::DecideFuture>>> {
+fn waiting_hits(storage: &impl Storage, policy: &Policy, key: &Key, count: usize) -> Vec<StorageFuture<Decision>> {
     let mut hits: Vec<_> = (0..count).map(|_| start_hit(storage, policy, key, 1)).collect();
     assert!(hits.iter_mut().all(|hit| poll(hit).is_pending()));
     hits
 }
 
 /// Returns the remaining units that the storage reports to a peek.
-async fn remains<St: Storage>(storage: &St, policy: &Policy) -> u32 {
+async fn remains(storage: &impl Storage, policy: &Policy) -> u32 {
     decide(storage, policy, "a", Op::Peek, 1).await.remaining()
 }
 
@@ -107,7 +101,7 @@ async fn several_nodes_never_exceed_the_limit() {
         let storage = FakeStorage::around(memory);
         let (count, limit) = (2 + numbers.below(5), numbers.one_of(&[5, 40, 300]));
         let slice = numbers.one_of(&[2, 10, 100]);
-        let nodes: Vec<Leased> = (0..count).map(|_| Leases::new(storage.clone(), slice).clock(clock.clone())).collect();
+        let nodes: Vec<Leases> = (0..count).map(|_| Leases::new(storage.clone(), slice).clock(clock.clone())).collect();
         let text = if round % 2 == 0 { "fixed-window" } else { "fixed-window-aligned" };
         let policy = policy(&format!("{text} {limit}/minute"));
         // The spent units by the end of their window.
@@ -118,7 +112,7 @@ async fn several_nodes_never_exceed_the_limit() {
             let node = &nodes[usize::try_from(numbers.below(count)).unwrap()];
             clock.advance(Duration::from_millis(numbers.below(600)));
             if let (0, Some((decision, of))) = (numbers.below(10), last.take()) {
-                let of: &Leased = of;
+                let of: &Leases = of;
                 of.settle(&policy, &Key::from("a"), &decision, 0).await.unwrap();
                 if clock.now().as_micros() < window(&decision) {
                     *spent.get_mut(&window(&decision)).unwrap() -= decision.cost();
@@ -154,7 +148,7 @@ fn concurrent_tasks_on_several_nodes_admit_exactly_the_limit() {
         let (admitted, calls) = runtime.block_on(async {
             let admitted = Arc::new(AtomicU32::new(0));
             let mut all = JoinSet::new();
-            let nodes: Vec<Leased> =
+            let nodes: Vec<Leases> =
                 (0..nodes).map(|_| Leases::new(storage.clone(), slice).clock(clock.clone())).collect();
             for task in 0..8 * nodes.len() {
                 let (node, policy, admitted) =
@@ -199,7 +193,7 @@ async fn callers_of_one_key_share_one_round_trip() {
     storage.close();
     let mut first = start_hit(&leases, &policy, &key, 50);
     let _ = poll(&mut first);
-    let mut other = Box::pin(leases.decide(StorageRequest::new(&policy, &Key::from("b"), Op::Hit, 1)));
+    let mut other = leases.decide(StorageRequest::new(&policy, &Key::from("b"), Op::Hit, 1));
     assert!(poll(&mut other).is_pending());
     assert_eq!(storage.take_decisions(), 2);
 }
@@ -306,7 +300,7 @@ async fn clear_drops_the_lease_and_a_slice_in_flight() {
     storage.close();
     let mut late = start_hit(&leases, &policy, &key, 1);
     assert!(poll(&mut late).is_pending());
-    let mut clear = Box::pin(leases.clear(&policy, &key));
+    let mut clear = leases.clear(&policy, &key);
     assert!(poll(&mut clear).is_pending());
     storage.open();
     assert!(late.await.unwrap().is_admitted());
@@ -321,7 +315,7 @@ async fn clear_drops_a_lease_taken_while_it_waited() {
     let (policy, key) = (policy("fixed-window 1000/minute"), Key::from("a"));
     storage.close();
     let begin = || start_hit(&leases, &policy, &key, 1);
-    let (mut asking, mut behind, mut clear) = (begin(), begin(), Box::pin(leases.clear(&policy, &key)));
+    let (mut asking, mut behind, mut clear) = (begin(), begin(), leases.clear(&policy, &key));
     assert!(poll(&mut asking).is_pending() && poll(&mut behind).is_pending() && poll(&mut clear).is_pending());
     storage.open();
     assert!(asking.await.unwrap().is_admitted() && behind.await.unwrap().is_admitted());
@@ -350,7 +344,7 @@ fn clear_in_another_runtime_drops_the_lease_when_it_ends() {
         drop(inside);
         let inside = two.enter();
         storage.work_when_open(true);
-        let mut clear = Box::pin(leases.clear(&policy, &key));
+        let mut clear = leases.clear(&policy, &key);
         assert!(poll(&mut clear).is_pending());
         storage.work_when_open(false);
         drop(inside);
@@ -393,7 +387,7 @@ fn refund_of_a_hit_in_another_runtime_goes_to_the_storage() {
     assert!(one.block_on(hit(&leases, &policy, "a", 1)).is_admitted());
     storage.close();
     let inside = one.enter();
-    let mut asking = Box::pin(leases.decide(StorageRequest::new(&policy, &key, Op::Peek, 1)));
+    let mut asking = leases.decide(StorageRequest::new(&policy, &key, Op::Peek, 1));
     assert!(poll(&mut asking).is_pending());
     drop(inside);
     storage.open();
@@ -436,7 +430,7 @@ fn contradictory(fails: bool) -> FakeStorage {
         assert!(calls.fetch_add(1, Ordering::SeqCst) < 100, "the storage is called forever");
         let status = Status::refused(1_000, 1_000, 9_000_000, Some(9_000_000));
         let refused = Decision::of(Timestamp::EPOCH, request.cost, status);
-        Some(if fails && request.cost > 1 { Err("too much".into()) } else { Ok(refused) })
+        Some(if fails && request.cost > 1 { Err(StorageError::from_boxed("too much")) } else { Ok(refused) })
     });
     storage
 }
@@ -455,7 +449,7 @@ async fn contradictory_decisions_are_returned_unchanged() {
 #[tokio::test]
 async fn caller_that_runs_the_requests_of_others_returns_once_its_own_hit_is_decided() {
     // At each call of the storage another caller arrives, so that there is always more work.
-    let (cell, calls) = (Arc::new(OnceLock::<Leases<FakeStorage>>::new()), Arc::new(AtomicU32::new(0)));
+    let (cell, calls) = (Arc::new(OnceLock::<Leases>::new()), Arc::new(AtomicU32::new(0)));
     let (others, count) = (Arc::clone(&cell), Arc::clone(&calls));
     let (storage, clock) = FakeStorage::scripted(move |request| {
         if count.fetch_add(1, Ordering::SeqCst) < 10_000 {
@@ -537,12 +531,12 @@ async fn units_of_callers_dropped_at_random_points_are_not_lost() {
                     let gone = usize::try_from(numbers.below(waiting.len() as u64)).unwrap();
                     drop(waiting.swap_remove(gone));
                 }
-                _ => waiting.push(Box::pin(leases.decide(StorageRequest::new(
+                _ => waiting.push(leases.decide(StorageRequest::new(
                     &policy,
                     &key,
                     Op::Hit,
                     numbers.one_of(&[1, 1, 2, 5]),
-                )))),
+                ))),
             }
             waiting.retain_mut(|hit| match poll(hit) {
                 Poll::Ready(decision) => {
@@ -573,7 +567,7 @@ async fn storage_failure_reaches_all_waiting_callers_and_is_not_cached() {
     let waiting = waiting_hits(&leases, &policy, &key, 5);
     storage.open();
     for caller in waiting {
-        assert_eq!(message(caller.await.unwrap_err()), format!("storage failed: {FAILURE}"));
+        assert_eq!(message(caller.await.unwrap_err()), FAILURE);
     }
     assert_eq!(storage.take_decisions(), 1);
     storage.set(Behavior::Works);
@@ -638,7 +632,7 @@ async fn busy_entries_are_not_evicted() {
     let (leases, storage, _) = leased(10);
     let (leases, policy) = (leases.max_keys(1), policy("fixed-window 1000/day"));
     storage.close();
-    let hit = |key: &str| Box::pin(leases.decide(StorageRequest::new(&policy, &Key::from(key), Op::Hit, 1)));
+    let hit = |key: &str| leases.decide(StorageRequest::new(&policy, &Key::from(key), Op::Hit, 1));
     let (mut first, mut second) = (hit("a"), hit("b"));
     assert!(poll(&mut first).is_pending() && poll(&mut second).is_pending());
     storage.open();

@@ -1,7 +1,6 @@
 //! Leases on a storage that counts units and loses the reply: the bound on the units lost.
 
 use std::mem::take;
-use std::pin::Pin;
 use std::sync::{Arc, Mutex};
 use std::task::Poll;
 use std::time::Duration;
@@ -9,10 +8,8 @@ use std::time::Duration;
 use common::random::Numbers;
 use common::{Behavior, FakeStorage, decide, hit, memory_with_manual_clock, policy, poll, start_hit};
 use tokio::task::yield_now;
-use tower_ratelimit::storage::{Breaker, Leases, ManualClock, StorageRequest};
-use tower_ratelimit::{BoxError, Decision, Key, MemoryStorage, Op, Policy, Storage, Timestamp};
-
-type Leased = Leases<FakeStorage>;
+use tower_ratelimit::storage::{Breaker, Leases, ManualClock, StorageError, StorageFuture, StorageRequest};
+use tower_ratelimit::{Decision, Key, MemoryStorage, Op, Policy, Storage, Timestamp};
 
 /// The slice of all tests with one node.
 const SLICE: u32 = 10;
@@ -28,7 +25,7 @@ impl Requests {
             if request.op == Op::Hit {
                 recorded.lock().unwrap().push((request.key.clone(), request.cost));
             }
-            failing.lock().unwrap().contains(request.key).then(|| Err(BoxError::from("reply lost")))
+            failing.lock().unwrap().contains(request.key).then(|| Err(StorageError::from_boxed("reply lost")))
         })
     }
 
@@ -46,13 +43,13 @@ impl Requests {
 }
 
 /// Leases on a storage that records its requests.
-fn recorded() -> (Leased, FakeStorage, Requests) {
+fn recorded() -> (Leases, FakeStorage, Requests) {
     let requests = Requests::default();
     let (storage, clock) = requests.storage();
     (Leases::new(storage.clone(), SLICE).clock(clock), storage, requests)
 }
 
-async fn fails<St: Storage>(storage: &St, policy: &Policy, key: &str, cost: u32) {
+async fn fails(storage: &impl Storage, policy: &Policy, key: &str, cost: u32) {
     assert!(storage.decide(StorageRequest::new(policy, &Key::from(key), Op::Hit, cost)).await.is_err());
 }
 
@@ -147,7 +144,7 @@ async fn contended_refusal_does_not_end_the_outage() {
         requested.push(request.cost);
         match requested.len() {
             1 | 3 => Some(Ok(request.policy.refuse(Timestamp::EPOCH, request.cost, 9).contended())),
-            2 => Some(Err("reply lost".into())),
+            2 => Some(Err(StorageError::from_boxed("reply lost"))),
             _ => None,
         }
     });
@@ -216,7 +213,7 @@ async fn keys_that_failed_are_evicted_before_leases() {
 }
 
 /// Returns the units that the storage has counted for a key.
-async fn counted<St: Storage>(storage: &St, policy: &Policy, key: &str) -> u32 {
+async fn counted(storage: &impl Storage, policy: &Policy, key: &str) -> u32 {
     let peek = decide(storage, policy, key, Op::Peek, 1).await;
     peek.capacity() - peek.remaining()
 }
@@ -226,7 +223,7 @@ const KEYS: [&str; 3] = ["a", "b", "c"];
 
 /// One of several nodes over one memory storage. Its link to the storage can lose replies.
 struct Node {
-    leases: Leased,
+    leases: Leases,
     link: FakeStorage,
     waiting: Vec<WaitingHit>,
     /// For each key, the cost of all admitted hits and of all hits that failed.
@@ -237,7 +234,7 @@ struct Node {
 struct WaitingHit {
     key: usize,
     cost: u32,
-    decided: Pin<Box<<Leased as Storage>::DecideFuture>>,
+    decided: StorageFuture<Decision>,
 }
 
 impl Node {

@@ -10,16 +10,14 @@ use tokio::task::{JoinSet, yield_now};
 use tower_ratelimit::storage::{Leases, ManualClock};
 use tower_ratelimit::{Key, Op, Policy, Storage};
 
-type Leased = Leases<FakeStorage>;
-
-fn leased(slice: u32) -> (Leased, FakeStorage, ManualClock) {
+fn leased(slice: u32) -> (Leases, FakeStorage, ManualClock) {
     let (memory, clock) = memory_with_manual_clock();
     let storage = FakeStorage::around(memory);
     (Leases::new(storage.clone(), slice).clock(clock.clone()), storage, clock)
 }
 
 /// Returns the remaining units of a key in the storage.
-async fn remains<St: Storage>(storage: &St, policy: &Policy, key: &str) -> u32 {
+async fn remains(storage: &impl Storage, policy: &Policy, key: &str) -> u32 {
     decide(storage, policy, key, Op::Peek, 1).await.remaining()
 }
 
@@ -110,7 +108,7 @@ async fn refunds_during_close_are_not_lost() {
     let mut close = Box::pin(leases.close());
     assert!(poll(&mut close).is_pending());
     let mut refunds: Vec<_> =
-        keys.iter().zip(&spent).map(|(key, spent)| Box::pin(leases.settle(&policy, key, spent, 0))).collect();
+        keys.iter().zip(&spent).map(|(key, spent)| leases.settle(&policy, key, spent, 0)).collect();
     for refund in &mut refunds {
         assert!(poll(refund).is_pending());
     }
@@ -175,7 +173,7 @@ async fn close_reports_a_failed_refund_and_tries_all_others() {
         assert!(hit(&leases, &policy, key, 1).await.is_admitted());
     }
     storage.set_changes(Behavior::Fails);
-    assert_eq!(message(leases.close().await.unwrap_err()), format!("storage failed: {FAILURE}"));
+    assert_eq!(message(leases.close().await.unwrap_err()), FAILURE);
     assert_eq!(storage.take_changes(), 3);
     // The same for a slice that is in flight when the leases are closed.
     let (leases, storage, _) = leased(10);
@@ -186,7 +184,7 @@ async fn close_reports_a_failed_refund_and_tries_all_others() {
     let mut close = Box::pin(leases.close());
     assert!(poll(&mut close).is_pending());
     storage.open();
-    assert_eq!(message(close.await.unwrap_err()), format!("storage failed: {FAILURE}"));
+    assert_eq!(message(close.await.unwrap_err()), FAILURE);
     assert!(hit.await.unwrap().is_admitted());
 }
 

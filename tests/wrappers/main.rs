@@ -1,4 +1,4 @@
-//! Wrappers: erased types, timeout, breaker, refusal cache, leases.
+//! Wrappers: erased types, breaker, refusal cache, leases.
 
 mod any;
 mod breaker;
@@ -9,4 +9,3 @@ mod leases_shutdown;
 mod refusal_cache;
 mod settle;
 mod stacked;
-mod timeout;

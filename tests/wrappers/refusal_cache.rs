@@ -3,16 +3,16 @@
 use std::time::Duration;
 
 use common::random::Numbers;
-use common::{Behavior, FAILURE, FakeStorage, hit, memory_with_manual_clock, panic_message, policy, poll, start_hit};
+use common::{
+    Behavior, FAILURE, FakeStorage, hit, memory_with_manual_clock, message, panic_message, policy, poll, start_hit,
+};
 use tower_ratelimit::storage::{Clock, ManualClock, RefusalCache, StorageRequest};
 use tower_ratelimit::{Key, MemoryStorage, Op, Storage, Timestamp};
 
 const SECOND: Duration = Duration::from_secs(1);
 
-type Cached = RefusalCache<FakeStorage<MemoryStorage>>;
-
 /// A cache around a storage that counts its calls, and the manual clock of both.
-fn cached() -> (Cached, FakeStorage<MemoryStorage>, ManualClock) {
+fn cached() -> (RefusalCache, FakeStorage, ManualClock) {
     let (memory, clock) = memory_with_manual_clock();
     let storage = FakeStorage::around(memory);
     (RefusalCache::new(storage.clone()).clock(clock.clone()), storage, clock)
@@ -285,7 +285,7 @@ async fn refusal_from_before_a_change_is_not_cached() {
         assert!(poll(&mut late).is_pending(), "decided, but not ready");
         match change {
             "clear" | "dropped clear" => {
-                let mut clear = Box::pin(cache.clear(&policy, &key));
+                let mut clear = cache.clear(&policy, &key);
                 assert!(poll(&mut clear).is_pending(), "done, but not ready");
                 if change == "dropped clear" {
                     drop(clear);
@@ -296,7 +296,7 @@ async fn refusal_from_before_a_change_is_not_cached() {
                 }
             }
             "refund" => {
-                let mut refund = Box::pin(cache.settle(&policy, &key, &first, 0));
+                let mut refund = cache.settle(&policy, &key, &first, 0);
                 assert!(poll(&mut refund).is_pending());
                 storage.open();
                 refund.await.unwrap();
@@ -321,7 +321,7 @@ async fn finished_change_invalidates_refusals_cached_meanwhile() {
     assert!(hit(&cache, &policy, "a", 1).await.is_admitted());
     storage.work_when_open(true);
     storage.close();
-    let mut clear = Box::pin(cache.clear(&policy, &key));
+    let mut clear = cache.clear(&policy, &key);
     assert!(poll(&mut clear).is_pending(), "the clear is pending");
     let mut refused = start_hit(&cache, &policy, &key, 1);
     assert!(poll(&mut refused).is_pending());
@@ -436,7 +436,7 @@ async fn failures_are_not_cached() {
     assert!(hit(&cache, &policy, "a", 1).await.is_admitted());
     storage.set(Behavior::FailsAfterCounting);
     let error = cache.decide(StorageRequest::new(&policy, &Key::from("a"), Op::Hit, 1)).await.unwrap_err();
-    assert_eq!((error.to_string().as_str(), cache.len()), (FAILURE, 0));
+    assert_eq!((message(error), cache.len()), (FAILURE.to_owned(), 0));
     storage.set(Behavior::Works);
     assert!(hit(&cache, &policy, "a", 1).await.is_refused());
     storage.set(Behavior::FailsAfterCounting);

@@ -6,27 +6,24 @@ use common::{Behavior, FakeStorage, counted, policy, spend};
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep};
 use tower_ratelimit::storage::{Breaker, Leases, ManualClock, RefusalCache};
-use tower_ratelimit::{BoxError, Decision, Key, MemoryStorage, RateLimiter, Storage};
+use tower_ratelimit::{Decision, Key, MemoryStorage, RateLimiter};
 
 const MS: Duration = Duration::from_millis(1);
 
-type WithFallback = Breaker<FakeStorage, MemoryStorage>;
-
 /// Returns a breaker for `replicas` replicas that opens at the first failure, its primary, and the
 /// clock of both.
-fn breaker(replicas: u32) -> (WithFallback, FakeStorage, ManualClock) {
+fn breaker(replicas: u32) -> (Breaker, FakeStorage, ManualClock) {
     let (primary, clock) = FakeStorage::in_memory(Behavior::Works);
     let fallback = MemoryStorage::builder().clock(clock.clone()).build().unwrap();
     (Breaker::new(primary.clone()).failures(1).probe_after(MS, MS).fallback(fallback, replicas), primary, clock)
 }
 
-async fn hit_by<St: Storage>(limiter: &RateLimiter<St>, key: &Key, cost: u32) -> Decision {
-    let hit = limiter.hit_with_cost(key, cost).await;
-    hit.unwrap_or_else(|error| panic!("{}", Into::<BoxError>::into(error)))
+async fn hit_by(limiter: &RateLimiter, key: &Key, cost: u32) -> Decision {
+    limiter.hit_with_cost(key, cost).await.unwrap()
 }
 
 /// Hits with another key until the primary decides.
-async fn until_primary_decides<St: Storage>(limiter: &RateLimiter<St>) {
+async fn until_primary_decides(limiter: &RateLimiter) {
     while hit_by(limiter, &Key::from("other"), 1).await.is_from_fallback() {
         sleep(MS).await;
     }

@@ -4,7 +4,7 @@ use http::header::{HeaderName, HeaderValue};
 
 use super::base64;
 use super::protobuf::Message;
-use crate::LimitExceeded;
+use crate::rejection::LimitExceeded;
 
 pub(super) const DETAILS: HeaderName = HeaderName::from_static("grpc-status-details-bin");
 

@@ -18,8 +18,7 @@ use crate::time::micros;
 mod loom;
 
 /// A handle to the state of a [`Breaker`](super::Breaker), returned by
-/// [`Breaker::circuit`](super::Breaker::circuit). Clones refer to the same breaker. Unlike
-/// [`Breaker`](super::Breaker), it has no type parameters.
+/// [`Breaker::circuit`](super::Breaker::circuit). Clones refer to the same breaker.
 #[derive(Clone)]
 pub struct Circuit(Arc<Inner>);
 

@@ -1,30 +1,30 @@
 //! The fallback of a breaker: a storage that decides by divided policies.
 
 use std::collections::HashMap;
-use std::convert::Infallible;
 use std::fmt;
-use std::future::Pending;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::num::NonZeroU32;
 use std::sync::{PoisonError, RwLock};
 
-use crate::storage::{Storage, StorageRequest};
+use crate::decision::Decision;
+use crate::error::ConfigError;
+use crate::policy::Policy;
+use crate::storage::AnyStorage;
 use crate::strategy::Status;
-use crate::{ConfigError, Decision, Key, Policy};
 
 /// The maximum number of divided policies in the cache. A full cache is cleared.
 const MAX_CACHED: usize = 1_024;
 
 /// The fallback storage, with a cache of the policies that were divided for it.
-pub(super) struct Fallback<F> {
-    pub(super) storage: F,
+pub(super) struct Fallback {
+    pub(super) storage: AnyStorage,
     pub(super) replicas: NonZeroU32,
     /// Pairs of an original policy and its divided policy, by the `hash` of the original.
     divided: RwLock<HashMap<u64, Vec<(Policy, Policy)>>>,
 }
 
-impl<F> Fallback<F> {
-    pub(super) fn new(storage: F, replicas: NonZeroU32) -> Self {
+impl Fallback {
+    pub(super) fn new(storage: AnyStorage, replicas: NonZeroU32) -> Self {
         Self { storage, replicas, divided: RwLock::default() }
     }
 
@@ -85,7 +85,7 @@ pub(super) fn adjust_retry_after(original: &Policy, decision: Decision, wait: u6
     Decision::of_limits(decision.at(), cost, statuses.into_iter())
 }
 
-impl<F: fmt::Debug> fmt::Debug for Fallback<F> {
+impl fmt::Debug for Fallback {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Fallback")
             .field("storage", &self.storage)
@@ -94,39 +94,18 @@ impl<F: fmt::Debug> fmt::Debug for Fallback<F> {
     }
 }
 
-/// The type parameter of a [`Breaker`](super::Breaker) without a fallback. It has no values.
-#[derive(Clone, Copy, Debug)]
-#[expect(clippy::exhaustive_enums, reason = "the type has no values")]
-pub enum NoFallback {}
-
-impl Storage for NoFallback {
-    type Error = Infallible;
-    type DecideFuture = Pending<Result<Decision, Infallible>>;
-    type UpdateFuture = Pending<Result<(), Infallible>>;
-
-    fn decide(&self, _: StorageRequest<'_>) -> Self::DecideFuture {
-        match *self {}
-    }
-
-    fn clear(&self, _: &Policy, _: &Key) -> Self::UpdateFuture {
-        match *self {}
-    }
-
-    fn settle(&self, _: &Policy, _: &Key, _: &Decision, _: u32) -> Self::UpdateFuture {
-        match *self {}
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use std::time::Duration;
 
     use super::*;
-    use crate::{MemoryStorage, Quota, Timestamp};
+    use crate::quota::Quota;
+    use crate::storage::MemoryStorage;
+    use crate::time::Timestamp;
 
     #[test]
     fn cache_of_divided_policies_is_bounded() {
-        let fallback = Fallback::new(MemoryStorage::new(), NonZeroU32::new(2).unwrap());
+        let fallback = Fallback::new(MemoryStorage::new().into(), NonZeroU32::new(2).unwrap());
         let cached = || fallback.divided.read().unwrap().values().map(Vec::len).sum::<usize>();
         for amount in 2..5_000 {
             // Half of the policies share a name.
@@ -152,7 +131,7 @@ mod tests {
 
     #[test]
     fn policies_with_the_same_name_have_different_hashes() {
-        let fallback = Fallback::new(MemoryStorage::new(), NonZeroU32::new(2).unwrap());
+        let fallback = Fallback::new(MemoryStorage::new().into(), NonZeroU32::new(2).unwrap());
         for amount in 1..=MAX_CACHED {
             let amount = u32::try_from(amount).unwrap();
             let bucket = Policy::from(Quota::per_minute(7).burst(amount));

@@ -2,24 +2,31 @@
 
 mod circuit;
 mod fallback;
-mod future;
 mod state;
 mod telemetry;
 
+use std::any::Any;
+use std::future::poll_fn;
+use std::mem;
 use std::num::NonZeroU32;
+use std::pin::Pin;
 use std::sync::Arc;
+use std::task::Poll;
 use std::time::Duration;
 
 pub use self::circuit::Circuit;
-use self::circuit::Settings;
+use self::circuit::{Permit, Settings};
 use self::fallback::Fallback;
-pub use self::fallback::NoFallback;
-use self::future::{Changing, Deciding};
 pub use self::state::{CircuitState, Phase};
 #[cfg(feature = "metrics")]
 pub(crate) use self::telemetry::PATHS;
-use crate::storage::{Storage, StorageError, StorageRequest, Summary};
-use crate::{ConfigError, Decision, DecisionSource, Key, Policy};
+use crate::decision::{Decision, DecisionSource};
+use crate::error::ConfigError;
+use crate::key::Key;
+use crate::policy::{Op, Policy};
+use crate::storage::{
+    AnyStorage, Storage, StorageError, StorageErrorKind, StorageFuture, StorageRequest, Summary, layers,
+};
 
 /// A circuit breaker around a storage, the primary. It stops calling a primary that keeps failing,
 /// and can use another storage as a fallback.
@@ -58,8 +65,7 @@ use crate::{ConfigError, Decision, DecisionSource, Key, Policy};
 /// both storages may have counted the hit. [`OnError`](crate::OnError) applies to decisions that
 /// fail.
 ///
-/// The primary needs a timeout. The storages of this crate that can fail have one, and
-/// [`Timeout`](super::Timeout) adds one to other storages.
+/// The primary needs a timeout. The storages of this crate that can fail have one.
 ///
 /// Clones share one state. The guide on [outages](crate::guide::outages#the-circuit-breaker) has
 /// the details and the bounds.
@@ -73,12 +79,12 @@ use crate::{ConfigError, Decision, DecisionSource, Key, Policy};
 ///   is the primary, the settlement also fails while the breaker is open.
 /// - One of the storages fails to [clear](Storage::clear) a key, or the breaker is open.
 #[derive(Clone, Debug)]
-pub struct Breaker<P, F = NoFallback>(Arc<Parts<P, F>>);
+pub struct Breaker(Arc<Parts>);
 
 #[derive(Debug)]
-struct Parts<P, F> {
-    primary: P,
-    fallback: Option<Fallback<F>>,
+struct Parts {
+    primary: AnyStorage,
+    fallback: Option<Fallback>,
     circuit: Circuit,
 }
 
@@ -86,31 +92,19 @@ struct Parts<P, F> {
 const DEFAULTS: Settings =
     Settings { failures: 5, shortest: Duration::from_millis(100), longest: Duration::from_secs(1) };
 
-impl<P: Storage> Breaker<P> {
+impl Breaker {
     /// Creates a closed breaker around `primary`, without a fallback.
     ///
     /// # Panics
     ///
     /// Panics if `primary` is or wraps another breaker.
     #[track_caller]
-    pub fn new(primary: P) -> Self {
+    pub fn new(primary: impl Storage) -> Self {
         assert_contains_no_breaker(&primary);
-        Self::with(primary, None, DEFAULTS)
+        Self::with(AnyStorage::new(primary), None, DEFAULTS)
     }
-}
 
-/// Panics if `storage` is or wraps a breaker. A decision records only one source, so a refund
-/// through nested breakers could reach the wrong storage.
-#[track_caller]
-fn assert_contains_no_breaker(storage: &impl Storage) {
-    assert!(
-        !storage.contains_breaker(),
-        "a breaker cannot contain another breaker: wrap the storage of the inner breaker instead"
-    );
-}
-
-impl<P: Storage, F: Storage> Breaker<P, F> {
-    fn with(primary: P, fallback: Option<Fallback<F>>, settings: Settings) -> Self {
+    fn with(primary: AnyStorage, fallback: Option<Fallback>, settings: Settings) -> Self {
         Self(Arc::new(Parts { primary, fallback, circuit: Circuit::new(settings) }))
     }
 
@@ -128,12 +122,13 @@ impl<P: Storage, F: Storage> Breaker<P, F> {
     /// Panics if `replicas` is 0, or if `fallback` is or wraps another breaker.
     #[must_use]
     #[track_caller]
-    pub fn fallback<G: Storage>(self, fallback: G, replicas: u32) -> Breaker<P, G> {
+    pub fn fallback(self, fallback: impl Storage, replicas: u32) -> Self {
         let replicas = NonZeroU32::new(replicas)
             .expect("invalid replicas 0: it must be at least 1, the number of processes that share the storage");
         assert_contains_no_breaker(&fallback);
         let Parts { primary, circuit, .. } = &*self.0;
-        Breaker::with(primary.clone(), Some(Fallback::new(fallback, replicas)), circuit.settings())
+        let fallback = Fallback::new(AnyStorage::new(fallback), replicas);
+        Self::with(primary.clone(), Some(fallback), circuit.settings())
     }
 
     /// Sets the number of consecutive failures of the primary that open the breaker. Defaults to 5.
@@ -185,19 +180,145 @@ impl<P: Storage, F: Storage> Breaker<P, F> {
         &self.0.circuit
     }
 
+    /// Returns the fallback and the number of replicas, if there is a fallback.
+    pub(crate) fn fallback_ref(&self) -> Option<(&AnyStorage, NonZeroU32)> {
+        self.0.fallback.as_ref().map(|fallback| (&fallback.storage, fallback.replicas))
+    }
+
     /// Returns the primary storage.
-    pub fn primary(&self) -> &P {
+    pub fn get_ref(&self) -> &AnyStorage {
         &self.0.primary
     }
 }
 
-impl<P: Storage, F: Storage> Storage for Breaker<P, F> {
-    type Error = StorageError;
-    type DecideFuture = Deciding<P, F>;
-    type UpdateFuture = Changing<P, F>;
+/// Panics if `storage` is or wraps a breaker. A decision records only one source, so a refund
+/// through nested breakers could reach the wrong storage.
+#[track_caller]
+fn assert_contains_no_breaker(storage: &dyn Storage) {
+    assert!(
+        layers(storage).all(|layer| !(layer as &dyn Any).is::<Breaker>()),
+        "a breaker cannot contain another breaker: wrap the storage of the inner breaker instead"
+    );
+}
 
-    fn decide(&self, request: StorageRequest<'_>) -> Self::DecideFuture {
-        Deciding::new(&self.0, request)
+impl Parts {
+    /// Records the result of a decision by the primary. If the primary has failed, sends the request
+    /// to the fallback.
+    fn decided(
+        &self,
+        decided: Result<Decision, StorageError>,
+        permit: Permit,
+        request: StorageRequest<'_>,
+    ) -> StorageFuture<Decision> {
+        match decided {
+            Ok(decision) => {
+                permit.decided(decision.is_admitted());
+                self.circuit.counts().primary();
+                StorageFuture::ok(decision.via(DecisionSource::Primary))
+            }
+            Err(error) => {
+                // An unsupported policy is not a failure of the storage.
+                if self.primary.validate(request.policy).is_ok() {
+                    permit.failed(&error);
+                } else {
+                    drop(permit);
+                }
+                self.fall_back(request, || error)
+            }
+        }
+    }
+
+    /// Sends the request to the fallback. If there is none, fails with `error`.
+    fn fall_back(&self, request: StorageRequest<'_>, error: impl FnOnce() -> StorageError) -> StorageFuture<Decision> {
+        let circuit = self.circuit.clone();
+        let failed = |error| {
+            circuit.counts().none();
+            StorageFuture::ready(Err(error))
+        };
+        let Some(fallback) = &self.fallback else { return failed(error()) };
+        let divided = match fallback.divide(request.policy) {
+            Ok(divided) => divided,
+            Err(error) => return failed(cannot_divide(error)),
+        };
+        let original = request.policy.clone();
+        fallback.storage.decide(StorageRequest { policy: &divided, ..request }).map(move |decided| match decided {
+            Ok(decision) => {
+                circuit.counts().fallback();
+                let decision = fallback::adjust_retry_after(&original, decision, circuit.until_probe());
+                Ok(decision.via(DecisionSource::Fallback))
+            }
+            Err(error) => {
+                circuit.counts().none();
+                Err(fallback_failed(error))
+            }
+        })
+    }
+
+    /// Makes a change in the primary, unless the circuit is open.
+    fn change_primary(&self, change: impl FnOnce(&AnyStorage) -> StorageFuture<()>) -> StorageFuture<()> {
+        let Some(permit) = self.circuit.try_acquire(true) else {
+            return StorageFuture::ready(Err(self.circuit.open_error()));
+        };
+        change(&self.primary).map(move |changed| {
+            match &changed {
+                Ok(()) => permit.succeeded(),
+                Err(error) => permit.failed(error),
+            }
+            changed
+        })
+    }
+
+    /// Makes a change in the fallback, if there is one, with the divided policy.
+    fn change_fallback(
+        &self,
+        policy: &Policy,
+        change: impl FnOnce(&AnyStorage, &Policy) -> StorageFuture<()>,
+    ) -> StorageFuture<()> {
+        let Some(fallback) = &self.fallback else { return StorageFuture::ok(()) };
+        match fallback.divide(policy) {
+            Ok(divided) => change(&fallback.storage, &divided).map(|changed| changed.map_err(fallback_failed)),
+            Err(error) => StorageFuture::ready(Err(cannot_divide(error))),
+        }
+    }
+}
+
+/// Polls two changes together. Returns the error of the one that fails first.
+fn both(changes: [StorageFuture<()>; 2]) -> StorageFuture<()> {
+    let (mut pending, mut changed) = (changes.map(Some), Ok(()));
+    StorageFuture::new(poll_fn(move |cx| {
+        for change in &mut pending {
+            if let Some(future) = change
+                && let Poll::Ready(done) = Pin::new(future).poll(cx)
+            {
+                *change = None;
+                changed = mem::replace(&mut changed, Ok(())).and(done);
+            }
+        }
+        if pending.iter().any(Option::is_some) {
+            return Poll::Pending;
+        }
+        Poll::Ready(mem::replace(&mut changed, Ok(())))
+    }))
+    .polled_once()
+}
+
+fn fallback_failed(error: StorageError) -> StorageError {
+    error.context("rate limit storage and its fallback failed")
+}
+
+fn cannot_divide(error: ConfigError) -> StorageError {
+    let message = "cannot divide the policy among the replicas for the fallback";
+    StorageError::new(StorageErrorKind::Unsupported, message).with_source(error)
+}
+
+impl Storage for Breaker {
+    fn decide(&self, request: StorageRequest<'_>) -> StorageFuture<Decision> {
+        let Some(permit) = self.0.circuit.try_acquire(request.op != Op::Peek && request.cost > 0) else {
+            return self.0.fall_back(request, || self.0.circuit.open_error());
+        };
+        let decided = self.0.primary.decide(request);
+        let (parts, request) = (Arc::clone(&self.0), request.owned());
+        decided.then(move |decided| parts.decided(decided, permit, request.borrow()))
     }
 
     #[inline]
@@ -218,28 +339,27 @@ impl<P: Storage, F: Storage> Storage for Breaker<P, F> {
         Summary::remove_refusal(shown)
     }
 
-    fn clear(&self, policy: &Policy, key: &Key) -> Self::UpdateFuture {
-        Changing::empty()
-            .fallback(&self.0, policy, |fallback, divided| fallback.clear(divided, key))
-            .primary(&self.0, |primary| primary.clear(policy, key))
+    fn clear(&self, policy: &Policy, key: &Key) -> StorageFuture<()> {
+        let fallback = self.0.change_fallback(policy, |fallback, divided| fallback.clear(divided, key));
+        let primary = self.0.change_primary(|primary| primary.clear(policy, key));
+        both([primary, fallback])
     }
 
-    fn settle(&self, policy: &Policy, key: &Key, decision: &Decision, actual: u32) -> Self::UpdateFuture {
+    fn settle(&self, policy: &Policy, key: &Key, decision: &Decision, actual: u32) -> StorageFuture<()> {
         if !decision.has_spent() || actual == decision.cost() {
-            return Changing::empty();
+            return StorageFuture::ok(());
         }
-        let settle = Changing::empty();
         match decision.source() {
-            DecisionSource::Primary => settle.primary(&self.0, |primary| primary.settle(policy, key, decision, actual)),
+            DecisionSource::Primary => self.0.change_primary(|primary| primary.settle(policy, key, decision, actual)),
             DecisionSource::Fallback => {
-                settle.fallback(&self.0, policy, |fallback, divided| fallback.settle(divided, key, decision, actual))
+                self.0.change_fallback(policy, |fallback, divided| fallback.settle(divided, key, decision, actual))
             }
         }
     }
 
     /// Checks the primary, even while the breaker is open. The result does not change the breaker's
     /// state.
-    fn check(&self) -> impl Future<Output = Result<(), StorageError>> + Send + 'static {
+    fn check(&self) -> StorageFuture<()> {
         self.0.primary.check()
     }
 
@@ -250,30 +370,16 @@ impl<P: Storage, F: Storage> Storage for Breaker<P, F> {
     /// # Errors
     ///
     /// Returns the error of the fallback, or else that of the primary.
-    fn clear_all(&self) -> impl Future<Output = Result<u64, StorageError>> + Send + 'static {
+    fn clear_all(&self) -> StorageFuture<u64> {
         let primary = self.0.primary.clear_all();
-        let fallback = self.0.fallback.as_ref().map(|fallback| fallback.storage.clear_all());
-        async move {
-            let cleared = primary.await;
-            match fallback {
-                Some(fallback) => fallback.await.and(cleared),
-                None => cleared,
-            }
-        }
+        let Some(fallback) = &self.0.fallback else { return primary };
+        let fallback = fallback.storage.clear_all();
+        primary.then(|primary| fallback.map(|fallback| fallback.and(primary)))
     }
 
-    /// Returns the number of the primary or of the fallback, whichever is smaller. The fallback
-    /// applies the divided policy.
-    fn clients_to_fill(&self, policy: &Policy) -> Option<u64> {
-        let fallback = self.0.fallback.as_ref().and_then(|fallback| {
-            let policy = policy.divide(fallback.replicas).ok()?;
-            fallback.storage.clients_to_fill(&policy)
-        });
-        self.0.primary.clients_to_fill(policy).into_iter().chain(fallback).min()
-    }
-
-    fn contains_breaker(&self) -> bool {
-        true
+    /// Returns the primary.
+    fn wrapped(&self) -> Option<&dyn Storage> {
+        Some(&self.0.primary)
     }
 
     fn validate(&self, policy: &Policy) -> Result<(), ConfigError> {

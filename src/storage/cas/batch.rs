@@ -4,10 +4,12 @@ use std::time::Duration;
 
 use super::job::Command;
 use super::skew::View;
+use crate::decision::Decision;
+use crate::policy::{Op, Policy};
 use crate::storage::StorageError;
 use crate::storage::text::{self, Head};
 use crate::strategy::State;
-use crate::{Decision, Op, Policy, Timestamp};
+use crate::time::Timestamp;
 
 /// The shortest time for which the store keeps states after they expire. If `max_skew` is longer,
 /// it applies instead. A node whose clock is behind must still find the instant of the last

@@ -10,8 +10,10 @@ use tokio::sync::oneshot;
 use tokio::time::{Instant, timeout_at};
 
 use super::error;
+use crate::decision::Decision;
+use crate::policy::Policy;
 use crate::storage::StorageError;
-use crate::{Decision, Policy, Timestamp};
+use crate::time::Timestamp;
 
 /// The `retry_after` of a contended hit, in microseconds.
 const RETRY_AFTER: u64 = 20_000;

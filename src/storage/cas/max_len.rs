@@ -1,7 +1,8 @@
 //! The largest state that a policy can need.
 
+use crate::error::ConfigError;
+use crate::policy::{Limit, Policy};
 use crate::storage::text;
-use crate::{ConfigError, Limit, Policy};
 
 /// The largest number of bytes per log entry: `,`, an instant, `*` and a number of units.
 const ENTRY: u64 = 19;

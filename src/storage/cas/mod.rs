@@ -21,7 +21,8 @@ pub(super) use self::batch::Batch;
 #[cfg(feature = "sqlite")]
 pub(super) use self::job::Command;
 pub use self::storage::Cas;
-use crate::{BoxError, Timestamp};
+use crate::error::BoxError;
+use crate::time::Timestamp;
 
 /// A store of texts with compare-and-swap: it replaces the text of a key only if the version of the
 /// text has not changed.

@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use tokio::runtime::Id;
 
 use super::job::Job;
-use crate::Timestamp;
+use crate::time::Timestamp;
 
 /// Identifies a worker by its runtime and its key. Each runtime has its own workers, because a
 /// worker in another runtime may stop while its callers still wait.

@@ -6,8 +6,8 @@ use std::time::Duration;
 use super::Loaded;
 use super::queues::Queues;
 use super::skew::{Skew, View};
-use crate::Timestamp;
 use crate::storage::Clock;
+use crate::time::Timestamp;
 
 /// The store, the queues and the settings.
 pub(super) struct CasShared<S> {

@@ -13,10 +13,12 @@ use std::time::{Duration, Instant};
 
 use super::error;
 use super::known::{Behind, Known};
+use crate::decision::Decision;
+use crate::error::ConfigError;
+use crate::policy::{Op, Policy};
 use crate::storage::StorageError;
 use crate::storage::text::{self, Head};
-use crate::time::micros;
-use crate::{ConfigError, Decision, Op, Policy, Timestamp};
+use crate::time::{Timestamp, micros};
 
 /// The default of `max_skew`. The clocks of machines with NTP differ by less. In the worst case, a
 /// client waits this much too long.

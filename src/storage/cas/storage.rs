@@ -1,7 +1,6 @@
 //! A storage over any store with compare-and-swap.
 
 use std::fmt;
-use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -13,11 +12,13 @@ use super::shared::{CasShared, Time};
 use super::skew::{self, MAX_SKEW, Skew};
 use super::worker::Worker;
 use super::{CasStorage, error, max_len};
-use crate::error::or_panic;
+use crate::decision::Decision;
+use crate::error::{ConfigError, or_panic};
+use crate::key::Key;
+use crate::policy::{Op, Policy};
 use crate::storage::calls::measured;
 use crate::storage::deadline::{self, DEADLINE};
-use crate::storage::{Clock, Storage, StorageError, StorageRequest, names};
-use crate::{ConfigError, Decision, Key, Op, Policy};
+use crate::storage::{Clock, Storage, StorageError, StorageFuture, StorageRequest, names};
 
 /// The largest number of log entries of a key, unless long logs are allowed. This many entries take
 /// up to 19 kB.
@@ -199,42 +200,38 @@ impl<S: CasStorage> Cas<S> {
 }
 
 impl<S: CasStorage> Storage for Cas<S> {
-    type Error = StorageError;
-    type DecideFuture = Pin<Box<dyn Future<Output = Result<Decision, StorageError>> + Send>>;
-    type UpdateFuture = Pin<Box<dyn Future<Output = Result<(), StorageError>> + Send>>;
-
-    fn decide(&self, request: StorageRequest<'_>) -> Self::DecideFuture {
+    fn decide(&self, request: StorageRequest<'_>) -> StorageFuture<Decision> {
         if let Err(error) = self.validate(request.policy) {
-            return Box::pin(async { Err(StorageError::unsupported_policy(error)) });
+            return StorageFuture::ready(Err(StorageError::unsupported_policy(error)));
         }
         if request.op == Op::Peek || request.cost == 0 {
-            return Box::pin(measured(self.label, self.peek(request)));
+            return StorageFuture::new(measured(self.label, self.peek(request)));
         }
         let command = if request.op == Op::Charge { Command::Charge(request.cost) } else { Command::Hit(request.cost) };
         let answer = self.execute(request.policy, request.key, command);
-        Box::pin(measured(self.label, async { answer.await?.ok_or_else(error::cancelled) }))
+        StorageFuture::new(measured(self.label, async { answer.await?.ok_or_else(error::cancelled) }))
     }
 
-    fn clear(&self, policy: &Policy, key: &Key) -> Self::UpdateFuture {
+    fn clear(&self, policy: &Policy, key: &Key) -> StorageFuture<()> {
         let answer = self.execute(policy, key, Command::Clear);
-        Box::pin(measured(self.label, async { answer.await.map(drop) }))
+        StorageFuture::new(measured(self.label, async { answer.await.map(drop) }))
     }
 
-    fn settle(&self, policy: &Policy, key: &Key, decision: &Decision, actual: u32) -> Self::UpdateFuture {
+    fn settle(&self, policy: &Policy, key: &Key, decision: &Decision, actual: u32) -> StorageFuture<()> {
         if !decision.has_spent() || actual == decision.cost() {
-            return Box::pin(async { Ok(()) });
+            return StorageFuture::ok(());
         }
         let answer = self.execute(policy, key, Command::Settle(Box::new(decision.clone()), actual));
-        Box::pin(measured(self.label, async { answer.await.map(drop) }))
+        StorageFuture::new(measured(self.label, async { answer.await.map(drop) }))
     }
 
-    fn check(&self) -> impl Future<Output = Result<(), StorageError>> + Send + 'static {
+    fn check(&self) -> StorageFuture<()> {
         let (store, deadline) = (self.store().clone(), self.deadline);
-        async move {
+        StorageFuture::new(async move {
             Handle::try_current().map_err(|_| error::no_runtime())?;
             let checked = timeout(deadline, store.check()).await.map_err(|_| error::check_timed_out())?;
             checked.map_err(|error| StorageError::from_boxed(error).uncounted())
-        }
+        })
     }
 
     fn validate(&self, policy: &Policy) -> Result<(), ConfigError> {

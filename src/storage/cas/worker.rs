@@ -11,7 +11,7 @@ use super::job::{Answer, Job};
 use super::queues::Place;
 use super::shared::CasShared;
 use super::{CasStorage, Loaded, Swapped, error, pause};
-use crate::BoxError;
+use crate::error::BoxError;
 use crate::storage::StorageError;
 
 /// The maximum number of retries without a delay.

@@ -18,8 +18,7 @@ use self::counter::Ticks;
 #[cfg(not(feature = "quanta"))]
 use self::instant::Ticks;
 use self::wall_time::WallTime;
-use crate::Timestamp;
-use crate::time::micros;
+use crate::time::{Timestamp, micros};
 
 /// A source of the current time, for storages and wrappers that do not use a server's clock, and
 /// for tests.

@@ -1,6 +1,6 @@
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
-use crate::Timestamp;
+use crate::time::Timestamp;
 
 /// A second in microseconds. The wall clock is checked once a second, and followed if it is more
 /// than a second ahead.

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use super::EtcdStorage;
 use super::lease::Leases;
 use super::url::Access;
-use crate::BoxError;
+use crate::error::BoxError;
 use crate::storage::credentials::{Credentials, LoginSource};
 
 impl EtcdStorage {
@@ -59,7 +59,7 @@ impl EtcdStorage {
     /// - the scheme of the URL is `etcd`, which has no TLS.
     #[cfg(feature = "etcd-rustls")]
     pub fn try_tls(self, config: &crate::storage::TlsConfig) -> Result<Self, crate::ConfigError> {
-        use crate::ConfigError;
+        use crate::error::ConfigError;
         let access = self.store.members.access().clone();
         let Some(tls) = &access.tls else {
             return Err(ConfigError::new("the URL has no TLS: write etcds:// instead of etcd://"));

@@ -5,23 +5,25 @@ use std::sync::Arc;
 use super::entry::LeaseEntry;
 use super::lease::{Charged, Lease};
 use super::shared::LeaseTable;
+use crate::key::Key;
+use crate::policy::Policy;
 use crate::storage::StorageRequest;
-use crate::{Key, Policy, Storage, Timestamp};
+use crate::time::Timestamp;
 
 /// Units that a charge took from a slice. Dropping this value puts them back, unless
 /// [`keep`](Self::keep) was called.
-pub(super) struct Taken<St: Storage> {
-    shared: Arc<LeaseTable<St>>,
+pub(super) struct Taken {
+    shared: Arc<LeaseTable>,
     policy: Policy,
     key: Key,
     units: u32,
     window: (Timestamp, u32),
 }
 
-impl<St: Storage> LeaseTable<St> {
+impl LeaseTable {
     /// Charges units to the key's slice, as many as the slice has. If they are only a part of the
     /// charge, also returns them as [`Taken`]. A key without a slice pays nothing.
-    pub(super) fn charge(self: &Arc<Self>, request: &StorageRequest<'_>) -> (Charged, Option<Taken<St>>) {
+    pub(super) fn charge(self: &Arc<Self>, request: &StorageRequest<'_>) -> (Charged, Option<Taken>) {
         let (place, now) = (self.place(request.policy, request.key), self.clock.now());
         let mut bucket = self.table.lock(place);
         let Some(lease) = bucket.find().and_then(|entry| lease_to_charge(entry, request.policy, now)) else {
@@ -42,7 +44,7 @@ impl<St: Storage> LeaseTable<St> {
     }
 
     /// Takes up to `units` of the key's slice for a charge. Returns `None` if the key has no slice.
-    pub(super) fn take_for_charge(self: &Arc<Self>, policy: &Policy, key: &Key, units: u32) -> Option<Taken<St>> {
+    pub(super) fn take_for_charge(self: &Arc<Self>, policy: &Policy, key: &Key, units: u32) -> Option<Taken> {
         let (place, now) = (self.place(policy, key), self.clock.now());
         let mut bucket = self.table.lock(place);
         let lease = lease_to_charge(bucket.find()?, policy, now)?;
@@ -51,7 +53,7 @@ impl<St: Storage> LeaseTable<St> {
     }
 
     /// Puts back the units that a failed charge took, if the slice still exists.
-    fn put_back_taken(&self, taken: &Taken<St>) {
+    fn put_back_taken(&self, taken: &Taken) {
         let mut bucket = self.table.lock(self.place(&taken.policy, &taken.key));
         let lease = bucket.find().and_then(|entry| entry.lease.as_mut());
         if let Some(lease) = lease.filter(|lease| lease.policy == taken.policy) {
@@ -68,7 +70,7 @@ fn lease_to_charge<'a>(entry: &'a mut LeaseEntry, policy: &Policy, now: Timestam
     (lease.policy == *policy).then_some(lease)
 }
 
-impl<St: Storage> Taken<St> {
+impl Taken {
     pub(super) fn units(&self) -> u32 {
         self.units
     }
@@ -79,7 +81,7 @@ impl<St: Storage> Taken<St> {
     }
 }
 
-impl<St: Storage> Drop for Taken<St> {
+impl Drop for Taken {
     fn drop(&mut self) {
         if self.units > 0 {
             self.shared.put_back_taken(self);

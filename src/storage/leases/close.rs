@@ -11,8 +11,10 @@ use tokio::sync::oneshot;
 
 use super::entry::{LeaseEntry, WorkerState};
 use super::shared::LeaseTable;
-use crate::storage::StorageError;
-use crate::{Decision, Key, Policy, Storage};
+use crate::decision::Decision;
+use crate::key::Key;
+use crate::policy::Policy;
+use crate::storage::{AnyStorage, Storage, StorageError, StorageFuture};
 
 /// The maximum number of refunds in flight.
 const IN_FLIGHT: usize = 64;
@@ -24,7 +26,7 @@ struct Unspent {
     hit: Decision,
 }
 
-impl<St: Storage> LeaseTable<St> {
+impl LeaseTable {
     /// Refunds all leases, and waits for the workers of this runtime. Each worker refunds the units
     /// that it still receives.
     pub(super) async fn close(&self) -> Result<(), StorageError> {
@@ -70,7 +72,7 @@ impl<St: Storage> LeaseTable<St> {
 
 /// Refunds all leases in a background task. Outside of a tokio runtime, does not refund them. This
 /// runs when the last handle and all workers have been dropped.
-impl<St: Storage> Drop for LeaseTable<St> {
+impl Drop for LeaseTable {
     fn drop(&mut self) {
         let Ok(runtime) = Handle::try_current() else { return };
         let mut slices = Vec::new();
@@ -84,11 +86,11 @@ impl<St: Storage> Drop for LeaseTable<St> {
 
 /// Refunds the slices, up to [`IN_FLIGHT`] at a time. Continues after a failure, and returns the
 /// first error.
-async fn refund_all<St: Storage>(inner: &St, mut slices: impl Iterator<Item = Unspent>) -> Result<(), StorageError> {
-    let mut in_flight = Vec::<St::UpdateFuture>::new();
+async fn refund_all(inner: &AnyStorage, mut slices: impl Iterator<Item = Unspent>) -> Result<(), StorageError> {
+    let mut in_flight = Vec::<StorageFuture<()>>::new();
     let mut refunded = Ok(());
     poll_fn(|cx| {
-        let mut is_pending = |refund: &mut St::UpdateFuture| match Pin::new(refund).poll(cx) {
+        let mut is_pending = |refund: &mut StorageFuture<()>| match Pin::new(refund).poll(cx) {
             Poll::Pending => true,
             Poll::Ready(Ok(())) => false,
             Poll::Ready(Err(error)) => {

@@ -7,9 +7,12 @@ use tokio::sync::oneshot;
 
 use super::job::Job;
 use super::lease::Lease;
+use crate::decision::Decision;
+use crate::key::Key;
+use crate::policy::Op;
 use crate::storage::key_table::Bucket;
 use crate::storage::{StorageError, StorageRequest};
-use crate::{Decision, Key, Op, Timestamp};
+use crate::time::Timestamp;
 
 /// The lease of one key under one policy's name, and the callers that wait for it.
 pub(super) struct LeaseEntry {

@@ -4,8 +4,10 @@ use std::sync::Arc;
 
 use tokio::sync::oneshot;
 
+use crate::decision::Decision;
+use crate::key::Key;
+use crate::policy::{Op, Policy};
 use crate::storage::StorageError;
-use crate::{Decision, Key, Op, Policy};
 
 /// The action that a caller requests for a key.
 #[derive(Debug)]

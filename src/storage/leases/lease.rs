@@ -1,7 +1,9 @@
 //! The units of a window that a node has taken from the storage and spends locally.
 
+use crate::decision::Decision;
+use crate::policy::Policy;
 use crate::strategy::Status;
-use crate::{Decision, Policy, Timestamp};
+use crate::time::Timestamp;
 
 /// Units that the storage counts as spent, and that this node has not spent yet.
 #[derive(Debug)]

@@ -3,7 +3,6 @@
 mod charge;
 mod close;
 mod entry;
-mod future;
 mod job;
 mod lease;
 mod outage;
@@ -15,16 +14,22 @@ mod worker;
 use std::fmt;
 use std::sync::Arc;
 
+use tokio::sync::oneshot;
+
 use self::charge::Taken;
 use self::entry::LeaseEntry;
-use self::future::{Change, ChangeState, Deciding, OwnedRequest, Progress};
-use self::job::Command;
+use self::job::{Answer, Command};
 use self::lease::Charged;
 use self::route::Route;
 use self::shared::{InvalidateOnDrop, LeaseTable};
+use crate::decision::Decision;
+use crate::error::ConfigError;
+use crate::key::Key;
+use crate::policy::{Op, Policy};
 use crate::storage::key_table::assert_max_keys;
-use crate::storage::{Clock, Storage, StorageError, StorageRequest, Summary, SystemClock};
-use crate::{ConfigError, Decision, Key, Op, Policy};
+use crate::storage::{
+    AnyStorage, Clock, Storage, StorageError, StorageErrorKind, StorageFuture, StorageRequest, Summary, SystemClock,
+};
 
 /// Takes units of a fixed window from the storage in advance, and spends them locally. Use it for a
 /// few keys that several nodes hit more often than the server can answer.
@@ -94,12 +99,12 @@ use crate::{ConfigError, Decision, Key, Op, Policy};
 /// the storage contains a [`Breaker`](super::Breaker) with a fallback, a hit can wait for a third
 /// timeout.
 #[derive(Clone)]
-pub struct Leases<St: Storage>(Arc<LeaseTable<St>>);
+pub struct Leases(Arc<LeaseTable>);
 
 /// The default of [`Leases::max_keys`].
 const MAX_KEYS: usize = 10_000;
 
-impl<St: Storage> Leases<St> {
+impl Leases {
     /// Wraps `storage`. `slice` is the number of units that one request takes from it.
     ///
     /// A request takes less if that would be more than a sixteenth of the remaining units, and more
@@ -109,9 +114,9 @@ impl<St: Storage> Leases<St> {
     ///
     /// Panics if `slice` is 0.
     #[track_caller]
-    pub fn new(storage: St, slice: u32) -> Self {
+    pub fn new(storage: impl Storage, slice: u32) -> Self {
         assert!(slice > 0, "invalid slice 0: a slice must be at least 1, for example 100");
-        Self(Arc::new(LeaseTable::new(storage, slice, MAX_KEYS, Arc::new(SystemClock::new()))))
+        Self(Arc::new(LeaseTable::new(AnyStorage::new(storage), slice, MAX_KEYS, Arc::new(SystemClock::new()))))
     }
 
     /// Returns a handle to the same storage, with these settings and without leases.
@@ -146,7 +151,7 @@ impl<St: Storage> Leases<St> {
     }
 
     /// Returns the inner storage.
-    pub fn inner(&self) -> &St {
+    pub fn get_ref(&self) -> &AnyStorage {
         &self.0.inner
     }
 
@@ -191,19 +196,9 @@ impl<St: Storage> Leases<St> {
     ///
     /// Returns the first error of a refund, after all refunds have been tried. Units whose refund
     /// failed are lost until their window ends.
-    pub fn close(&self) -> impl Future<Output = Result<(), StorageError>> + Send + use<St> {
+    pub fn close(&self) -> impl Future<Output = Result<(), StorageError>> + Send + use<> {
         let shared = Arc::clone(&self.0);
         async move { shared.close().await }
-    }
-
-    /// Returns the future of a change that takes this route. `inside` makes the change in the inner
-    /// storage.
-    fn change(&self, route: Route, inside: impl FnOnce(&St) -> St::UpdateFuture) -> Change<St> {
-        Change(match route {
-            Route::Local(_) => ChangeState::Local,
-            Route::Wait(answer) => ChangeState::Wait(answer),
-            Route::Inner => ChangeState::Inner(inside(&self.0.inner), None),
-        })
     }
 }
 
@@ -226,25 +221,37 @@ fn is_leased(policy: &Policy) -> bool {
     }
 }
 
-impl<St: Storage> Storage for Leases<St> {
-    type Error = StorageError;
-    type DecideFuture = Deciding<St>;
-    type UpdateFuture = Change<St>;
-
-    fn decide(&self, mut request: StorageRequest<'_>) -> Self::DecideFuture {
+impl Storage for Leases {
+    fn decide(&self, mut request: StorageRequest<'_>) -> StorageFuture<Decision> {
+        // The slice may pay a part of a charge. Then the storage decides on less.
         let (cost, mut taken) = (request.cost, None);
         if request.op == Op::Charge && cost > 0 && is_leased(request.policy) {
             match self.0.charge(&request) {
-                (Charged::Fully(decision), _) => return Deciding::new(Progress::Local(Some(decision)), cost, None),
+                (Charged::Fully(decision), _) => return StorageFuture::ok(decision),
                 (Charged::Partly(rest), part) => (request.cost, taken) = (rest, part),
             }
         }
-        let progress = match self.0.decide(&request, is_leased(request.policy)) {
-            Route::Local(decision) => Progress::Local(Some(decision)),
-            Route::Wait(answer) => Progress::Wait(answer, OwnedRequest::new(&self.0, &request)),
-            Route::Inner => Progress::Inner(self.0.inner.decide(request)),
+        // The part that the slice has paid is put back unless the storage charges the rest.
+        let complete = move |decided: Result<Decision, StorageError>| {
+            let decision = decided?;
+            if decision.is_admitted() {
+                taken.into_iter().for_each(Taken::keep);
+            }
+            Ok(decision.of_cost(cost))
         };
-        Deciding::new(progress, cost, taken)
+        match self.0.decide(&request, is_leased(request.policy)) {
+            Route::Local(decision) => StorageFuture::ok(decision),
+            Route::Inner => self.0.inner.decide(request).map(complete),
+            Route::Wait(answer) => {
+                let (inner, request) = (self.0.inner.clone(), request.owned());
+                StorageFuture::new(async move {
+                    complete(match answer.await.map_err(|_| cancelled())?? {
+                        Some(given) => given.claim().ok_or_else(cancelled),
+                        None => inner.decide(request.borrow()).await,
+                    })
+                })
+            }
+        }
     }
 
     #[inline]
@@ -262,12 +269,19 @@ impl<St: Storage> Storage for Leases<St> {
         !is_leased && !self.0.knows(request.policy, request.key) && self.0.inner.try_admit(request, shown)
     }
 
-    fn clear(&self, policy: &Policy, key: &Key) -> Self::UpdateFuture {
-        let mut change = self.change(self.0.enqueue(policy, key, Command::Clear), |inner| inner.clear(policy, key));
-        if let ChangeState::Inner(_, guard) = &mut change.0 {
-            *guard = Some(InvalidateOnDrop::new(&self.0, policy, key));
+    fn clear(&self, policy: &Policy, key: &Key) -> StorageFuture<()> {
+        match self.0.enqueue(policy, key, Command::Clear) {
+            Route::Local(_) => StorageFuture::ok(()),
+            Route::Wait(answer) => done(answer),
+            Route::Inner => {
+                let cleared = self.0.inner.clear(policy, key);
+                let guard = InvalidateOnDrop::new(&self.0, policy, key);
+                cleared.map(move |cleared| {
+                    drop(guard);
+                    cleared
+                })
+            }
         }
-        change
     }
 
     /// Corrects the cost of a hit, from the lease if possible:
@@ -277,47 +291,51 @@ impl<St: Storage> Storage for Leases<St> {
     ///   were charged to the storage.
     /// - If `actual` is more, takes the difference from the lease. If the lease has too few units,
     ///   charges the rest to the storage.
-    fn settle(&self, policy: &Policy, key: &Key, decision: &Decision, actual: u32) -> Self::UpdateFuture {
+    fn settle(&self, policy: &Policy, key: &Key, decision: &Decision, actual: u32) -> StorageFuture<()> {
         if !decision.has_spent() || actual == decision.cost() {
-            return Change(ChangeState::Local);
+            return StorageFuture::ok(());
         }
         let Some(units) = actual.checked_sub(decision.cost()) else {
             // A hit by another kind of policy has spent units of other limits, too.
             let put_back = || self.0.put_back(policy, key, decision, decision.cost() - actual);
-            let route = is_leased(policy).then(put_back).flatten().unwrap_or(Route::Inner);
-            return self.change(route, |inner| inner.settle(policy, key, decision, actual));
+            return match is_leased(policy).then(put_back).flatten() {
+                Some(Route::Local(_)) => StorageFuture::ok(()),
+                Some(Route::Wait(answer)) => done(answer),
+                Some(Route::Inner) | None => self.0.inner.settle(policy, key, decision, actual),
+            };
         };
         let taken = if decision.is_from_fallback() { None } else { self.0.take_for_charge(policy, key, units) };
         let actual = actual - taken.as_ref().map_or(0, Taken::units);
         if actual == decision.cost() {
             taken.into_iter().for_each(Taken::keep);
-            return Change(ChangeState::Local);
+            return StorageFuture::ok(());
         }
-        Change(ChangeState::Charge(self.0.inner.settle(policy, key, decision, actual), taken))
+        // If the storage does not charge the rest, the units of the slice are put back.
+        self.0.inner.settle(policy, key, decision, actual).map(move |settled| {
+            if settled.is_ok() {
+                taken.into_iter().for_each(Taken::keep);
+            }
+            settled
+        })
     }
 
-    fn check(&self) -> impl Future<Output = Result<(), StorageError>> + Send + 'static {
+    fn check(&self) -> StorageFuture<()> {
         self.0.inner.check()
     }
 
     /// Clears the inner storage, and then drops all leases of this node, even if the inner storage
     /// fails.
-    fn clear_all(&self) -> impl Future<Output = Result<u64, StorageError>> + Send + 'static {
-        let forget = ForgetOnDrop(Arc::clone(&self.0));
+    fn clear_all(&self) -> StorageFuture<u64> {
         let cleared = self.0.inner.clear_all();
-        async move {
-            let cleared = cleared.await;
-            drop(forget);
+        let guard = ForgetOnDrop(Arc::clone(&self.0));
+        cleared.map(move |cleared| {
+            drop(guard);
             cleared
-        }
+        })
     }
 
-    fn clients_to_fill(&self, policy: &Policy) -> Option<u64> {
-        self.0.inner.clients_to_fill(policy)
-    }
-
-    fn contains_breaker(&self) -> bool {
-        self.0.inner.contains_breaker()
+    fn wrapped(&self) -> Option<&dyn Storage> {
+        Some(&self.0.inner)
     }
 
     fn validate(&self, policy: &Policy) -> Result<(), ConfigError> {
@@ -326,8 +344,18 @@ impl<St: Storage> Storage for Leases<St> {
     }
 }
 
+/// Returns the future of a change that the key's worker makes.
+fn done(answer: oneshot::Receiver<Answer>) -> StorageFuture<()> {
+    StorageFuture::new(async { answer.await.map_err(|_| cancelled())?.map(drop) })
+}
+
+fn cancelled() -> StorageError {
+    let message = "lease task was cancelled: leases on a storage with round trips need a running tokio runtime";
+    StorageError::new(StorageErrorKind::Cancelled, message)
+}
+
 /// Prints the inner storage, the settings and the counts, but no keys and no leases.
-impl<St: Storage> fmt::Debug for Leases<St> {
+impl fmt::Debug for Leases {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (hits, misses) = self.0.counters.counted();
         f.debug_struct("Leases")
@@ -343,9 +371,9 @@ impl<St: Storage> fmt::Debug for Leases<St> {
 
 /// Drops all leases when it is dropped. The future of a [`clear_all`](Storage::clear_all) holds it
 /// until it completes or is dropped, because leases of that time may be older than the clear.
-struct ForgetOnDrop<St: Storage>(Arc<LeaseTable<St>>);
+struct ForgetOnDrop(Arc<LeaseTable>);
 
-impl<St: Storage> Drop for ForgetOnDrop<St> {
+impl Drop for ForgetOnDrop {
     fn drop(&mut self) {
         self.0.table.visit_all(LeaseEntry::forget);
     }

@@ -5,11 +5,12 @@ use std::collections::VecDeque;
 use super::job::{Command, Job, Reply};
 use super::lease::{Lease, decide_locally, derive_refusal};
 use super::worker::LeaseWorker;
-use crate::storage::StorageError;
+use crate::decision::Decision;
+use crate::policy::Policy;
+use crate::storage::{Storage, StorageError};
 use crate::time::micros;
-use crate::{Decision, Policy, Storage};
 
-impl<St: Storage> LeaseWorker<St> {
+impl LeaseWorker {
     /// Serves up to `most` waiting hits from the lease, in order, while it has enough units.
     /// Returns the number of served hits. If `open` is `true`, serves none after the lease's window
     /// has ended.

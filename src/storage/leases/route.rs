@@ -12,9 +12,11 @@ use super::job::{Answer, Command, Job, TakeBack};
 use super::lease::{Lease, window};
 use super::shared::LeaseTable;
 use super::worker::LeaseWorker;
-use crate::storage::StorageRequest;
+use crate::decision::Decision;
+use crate::key::Key;
+use crate::policy::{Op, Policy};
 use crate::storage::key_table::{Bucket, TableKey};
-use crate::{Decision, Key, Op, Policy, Storage};
+use crate::storage::{Storage, StorageRequest};
 
 /// The route of a request.
 pub(super) enum Route {
@@ -26,7 +28,7 @@ pub(super) enum Route {
     Inner,
 }
 
-impl<St: Storage> LeaseTable<St> {
+impl LeaseTable {
     /// Spends units of the key's lease, if it has enough.
     pub(super) fn take(&self, request: &StorageRequest<'_>) -> Option<Decision> {
         let (place, now) = (self.place(request.policy, request.key), self.clock.now());
@@ -171,7 +173,7 @@ where
     }
 }
 
-impl<St: Storage> TakeBack for LeaseTable<St> {
+impl TakeBack for LeaseTable {
     /// Refunds a hit without waiting: to the lease, or else to the storage.
     fn take_back(self: Arc<Self>, policy: &Policy, key: &Key, decision: &Decision) {
         match self.put_back(policy, key, decision, decision.cost()) {

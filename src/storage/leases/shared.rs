@@ -5,14 +5,15 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use super::entry::LeaseEntry;
 use super::outage::Outage;
-use crate::storage::Clock;
+use crate::key::Key;
+use crate::policy::Policy;
 use crate::storage::counters::Counters;
 use crate::storage::key_table::{Table, TableKey};
-use crate::{Key, Policy, Storage};
+use crate::storage::{AnyStorage, Clock};
 
 /// The state that all handles share.
-pub(super) struct LeaseTable<St: Storage> {
-    pub(super) inner: St,
+pub(super) struct LeaseTable {
+    pub(super) inner: AnyStorage,
     pub(super) table: Table<LeaseEntry>,
     pub(super) counters: Counters,
     pub(super) clock: Arc<dyn Clock>,
@@ -23,8 +24,8 @@ pub(super) struct LeaseTable<St: Storage> {
     pub(super) closed: AtomicBool,
 }
 
-impl<St: Storage> LeaseTable<St> {
-    pub(super) fn new(inner: St, slice: u32, max_keys: usize, clock: Arc<dyn Clock>) -> Self {
+impl LeaseTable {
+    pub(super) fn new(inner: AnyStorage, slice: u32, max_keys: usize, clock: Arc<dyn Clock>) -> Self {
         let (table, counters) = (Table::new(max_keys), Counters::new("ratelimit_leases_total"));
         Self {
             inner,
@@ -75,18 +76,18 @@ impl<St: Storage> LeaseTable<St> {
 /// Drops the key's lease when it is dropped. The future of a clear that does not wait for the
 /// worker holds it until it completes or is dropped, because a lease of that time may be older than
 /// the clear.
-pub(super) struct InvalidateOnDrop<St: Storage> {
-    shared: Arc<LeaseTable<St>>,
+pub(super) struct InvalidateOnDrop {
+    shared: Arc<LeaseTable>,
     place: TableKey,
 }
 
-impl<St: Storage> InvalidateOnDrop<St> {
-    pub(super) fn new(shared: &Arc<LeaseTable<St>>, policy: &Policy, key: &Key) -> Self {
+impl InvalidateOnDrop {
+    pub(super) fn new(shared: &Arc<LeaseTable>, policy: &Policy, key: &Key) -> Self {
         Self { shared: Arc::clone(shared), place: shared.place(policy, key) }
     }
 }
 
-impl<St: Storage> Drop for InvalidateOnDrop<St> {
+impl Drop for InvalidateOnDrop {
     fn drop(&mut self) {
         if let Some(entry) = self.shared.table.lock(self.place).find() {
             entry.forget();

@@ -10,9 +10,12 @@ use super::entry::LeaseEntry;
 use super::job::{Command, Job, Reply};
 use super::lease::{Lease, charged_locally, decide_locally};
 use super::shared::LeaseTable;
+use crate::decision::Decision;
+use crate::key::Key;
+use crate::policy::{Op, Policy};
 use crate::storage::key_table::TableKey;
-use crate::storage::{StorageError, StorageRequest};
-use crate::{Decision, Key, Op, Policy, Storage, Timestamp};
+use crate::storage::{Storage, StorageError, StorageRequest};
+use crate::time::Timestamp;
 
 /// A slice is at most the remaining units divided by this number. If the remaining units are
 /// unknown, the capacity replaces them. So 16 nodes can take a slice at the start of a window, and
@@ -34,8 +37,8 @@ const ROUNDS_PER_YIELD: u32 = 16;
 
 /// Sends requests for one key to the storage. If it is dropped before it ends, its callers get an
 /// error.
-pub(super) struct LeaseWorker<St: Storage> {
-    pub(super) shared: Arc<LeaseTable<St>>,
+pub(super) struct LeaseWorker {
+    pub(super) shared: Arc<LeaseTable>,
     pub(super) place: TableKey,
     pub(super) key: Key,
     pub(super) jobs: VecDeque<Job>,
@@ -45,7 +48,7 @@ pub(super) struct LeaseWorker<St: Storage> {
     is_requesting: bool,
 }
 
-impl<St: Storage> Drop for LeaseWorker<St> {
+impl Drop for LeaseWorker {
     fn drop(&mut self) {
         if !self.has_ended {
             self.shared.abandon(self.place, self.is_requesting);
@@ -53,8 +56,8 @@ impl<St: Storage> Drop for LeaseWorker<St> {
     }
 }
 
-impl<St: Storage> LeaseWorker<St> {
-    pub(super) fn new(shared: Arc<LeaseTable<St>>, place: TableKey, key: Key) -> Self {
+impl LeaseWorker {
+    pub(super) fn new(shared: Arc<LeaseTable>, place: TableKey, key: Key) -> Self {
         Self { shared, place, key, jobs: VecDeque::new(), has_ended: false, is_requesting: false }
     }
 
@@ -119,7 +122,6 @@ impl<St: Storage> LeaseWorker<St> {
             && let Some(hit) = lease.as_hit()
             && let Err(error) = self.shared.inner.settle(&lease.policy, &self.key, &hit, 0).await
         {
-            let error = StorageError::from_boxed(error);
             let closing = self.with_entry(|entry| std::mem::take(&mut entry.when_idle)).unwrap_or_default();
             for when_idle in closing {
                 drop(when_idle.send(error.clone()));
@@ -143,7 +145,7 @@ impl<St: Storage> LeaseWorker<St> {
                 inner.clear(policy, &self.key).await.map(|()| None)
             }
         };
-        job.send(answer.map_err(StorageError::from_boxed));
+        job.send(answer);
     }
 
     /// Adds the unspent units of the lease to a decision, because the storage counts them as spent.
@@ -178,7 +180,7 @@ impl<St: Storage> LeaseWorker<St> {
             let decided = self.request_units(policy, slice).await;
             let before = self.jobs.len();
             match decided {
-                Err(error) => return self.fail(&StorageError::from_boxed(error)),
+                Err(error) => return self.fail(&error),
                 Ok(decision) if decision.is_from_fallback() => {
                     return self.decided_by_fallback(policy, &decision).await;
                 }
@@ -206,7 +208,7 @@ impl<St: Storage> LeaseWorker<St> {
     }
 
     /// Requests units from the storage, and records the success or failure.
-    async fn request_units(&mut self, policy: &Policy, units: u32) -> Result<Decision, St::Error> {
+    async fn request_units(&mut self, policy: &Policy, units: u32) -> Result<Decision, StorageError> {
         let (shared, failures) = (Arc::clone(&self.shared), self.shared.outage.failures());
         shared.counters.asked(policy);
         self.is_requesting = true;

@@ -10,9 +10,8 @@ use super::meta::{self, Cas, Reply};
 use super::node::{Node, Request};
 use super::ring::Ring;
 use super::{expiry, keys};
-use crate::storage::net;
 use crate::storage::url::Address;
-use crate::storage::{CasStorage, Clock, Loaded, StorageError, Swapped};
+use crate::storage::{CasStorage, Clock, Loaded, StorageError, Swapped, net};
 
 /// The maximum length of a text in bytes. By default, a server stores items of up to 1 MiB,
 /// including the key and a header. Longer texts are not sent, because a server that rejects an item

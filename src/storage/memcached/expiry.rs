@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use crate::Timestamp;
+use crate::time::Timestamp;
 
 /// The longest relative expiry. A server reads a larger number as an instant, in seconds since
 /// 1970.

@@ -12,7 +12,7 @@ use tokio::time::{Instant, timeout, timeout_at};
 use super::connection::{Connection, Unanswered};
 use super::meta::{NOOP, Reply, STATS};
 use super::server_time::ServerTime;
-use crate::BoxError;
+use crate::error::BoxError;
 use crate::storage::net::{CONNECT_WITHIN, Calls, Connected, Reconnecting, Usable, socket};
 use crate::storage::url::Address;
 use crate::storage::{Clock, StorageError};

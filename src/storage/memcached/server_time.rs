@@ -9,8 +9,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use crate::Timestamp;
 use crate::storage::Clock;
+use crate::time::Timestamp;
 
 /// The time between two requests for the server's time, while the server is in use.
 const INTERVAL: Duration = Duration::from_secs(60);

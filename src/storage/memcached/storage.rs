@@ -1,6 +1,4 @@
 use std::fmt;
-use std::future::ready;
-use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -9,12 +7,14 @@ use tokio::time::Instant;
 use super::client::Client;
 use super::server_time::MachineClock;
 use super::url::Target;
-use crate::error::or_panic;
+use crate::decision::Decision;
+use crate::error::{ConfigError, or_panic};
+use crate::key::Key;
+use crate::policy::Policy;
 use crate::storage::calls::measured;
 use crate::storage::net::overloaded;
 use crate::storage::url::checked_prefix;
-use crate::storage::{Cas, Clock, Storage, StorageError, StorageErrorKind, StorageRequest, deadline};
-use crate::{ConfigError, Decision, Key, Policy};
+use crate::storage::{Cas, Clock, Storage, StorageError, StorageErrorKind, StorageFuture, StorageRequest, deadline};
 
 /// Shares rate limit states between processes through memcached (1.6.10 or later).
 ///
@@ -191,38 +191,32 @@ const LABEL: &str = "memcached";
 /// The longest timeout of `ready`. A later instant can overflow on some systems.
 const MAX_TIMEOUT: Duration = Duration::from_secs(365 * 86_400);
 
-type BoxFuture<T> = Pin<Box<dyn Future<Output = Result<T, StorageError>> + Send>>;
-
 impl Storage for MemcachedStorage {
-    type Error = StorageError;
-    type DecideFuture = BoxFuture<Decision>;
-    type UpdateFuture = BoxFuture<()>;
-
-    fn decide(&self, request: StorageRequest<'_>) -> Self::DecideFuture {
+    fn decide(&self, request: StorageRequest<'_>) -> StorageFuture<Decision> {
         if let Some(error) = self.client.overload(self.cas.busy_keys()) {
-            return Box::pin(measured(LABEL, overloaded(error, self.deadline)));
+            return StorageFuture::new(measured(LABEL, overloaded(error, self.deadline)));
         }
         self.cas.decide(request)
     }
 
-    fn clear(&self, policy: &Policy, key: &Key) -> Self::UpdateFuture {
+    fn clear(&self, policy: &Policy, key: &Key) -> StorageFuture<()> {
         self.cas.clear(policy, key)
     }
 
-    fn settle(&self, policy: &Policy, key: &Key, decision: &Decision, actual: u32) -> Self::UpdateFuture {
+    fn settle(&self, policy: &Policy, key: &Key, decision: &Decision, actual: u32) -> StorageFuture<()> {
         self.cas.settle(policy, key, decision, actual)
     }
 
     /// Checks that all servers reply, within one timeout.
-    fn check(&self) -> impl Future<Output = Result<(), StorageError>> + Send + 'static {
+    fn check(&self) -> StorageFuture<()> {
         let (client, timeout) = (self.client.clone(), self.deadline);
-        async move { client.ping(Instant::now() + timeout).await }
+        StorageFuture::new(async move { client.ping(Instant::now() + timeout).await })
     }
 
     /// Fails, because memcached cannot list its keys.
-    fn clear_all(&self) -> impl Future<Output = Result<u64, StorageError>> + Send + 'static {
+    fn clear_all(&self) -> StorageFuture<u64> {
         let message = "memcached cannot list its keys; use another prefix, or empty the servers with flush_all";
-        ready(Err(StorageError::new(StorageErrorKind::Unsupported, message)))
+        StorageFuture::ready(Err(StorageError::new(StorageErrorKind::Unsupported, message)))
     }
 
     fn validate(&self, policy: &Policy) -> Result<(), ConfigError> {

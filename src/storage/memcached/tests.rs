@@ -12,8 +12,8 @@ use tokio::task::AbortHandle;
 use super::client::{Client, Version};
 use super::server_time::MachineClock;
 use super::url::Target;
-use crate::Timestamp;
 use crate::storage::{CasStorage, Clock, StorageError, Swapped};
+use crate::time::Timestamp;
 
 const DAY: Duration = Duration::from_secs(86_400);
 

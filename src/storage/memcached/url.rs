@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use crate::ConfigError;
+use crate::error::ConfigError;
 use crate::storage::url::{self, Address, Authority, Options, Parts, Wrong};
 
 /// The parsed URL.

@@ -1,6 +1,9 @@
+use crate::decision;
+use crate::decision::Decision;
+use crate::policy::Limit;
 use crate::storage::{StorageRequest, Summary};
 use crate::strategy::{Outcome, Part, State, Status};
-use crate::{Decision, Limit, Timestamp, decision};
+use crate::time::Timestamp;
 
 /// The kind of result that a caller needs. It determines which hits are stored.
 #[derive(Clone, Copy, PartialEq, Eq)]

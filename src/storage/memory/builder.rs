@@ -1,7 +1,7 @@
 use super::MemoryStorage;
 use super::time::Time;
 use super::usage::Bounds;
-use crate::ConfigError;
+use crate::error::ConfigError;
 use crate::storage::{Clock, SystemClock};
 
 /// The default of [`MemoryStorageBuilder::max_keys`].

@@ -4,9 +4,10 @@ use std::slice;
 
 use super::MemoryInner;
 use super::answer::{Answer, Fast, Full, Mode};
+use crate::decision::Decision;
+use crate::policy::Op;
 use crate::storage::{StorageRequest, Summary};
 use crate::strategy::Status;
-use crate::{Decision, Op};
 
 impl MemoryInner {
     #[inline]

@@ -5,9 +5,10 @@ use super::shard::{KeyHash, LOG, Shard};
 use super::size::{Need, Size};
 use super::usage::{Lack, Usage};
 use super::{MemoryInner, OnFull};
+use crate::policy::{Op, Policy};
 use crate::storage::StorageRequest;
 use crate::strategy::State;
-use crate::{Op, Policy, Timestamp};
+use crate::time::Timestamp;
 
 /// The maximum number of keys per shard that are considered for eviction.
 pub(super) const MAX_KEYS_SEARCHED: usize = 8;

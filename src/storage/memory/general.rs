@@ -6,9 +6,10 @@ use super::MemoryInner;
 use super::answer::{Answer, Mode};
 use super::lookup::Lookup;
 use super::size::{Need, Size};
+use crate::decision::Decision;
+use crate::policy::{Op, Policy};
 use crate::storage::StorageRequest;
 use crate::strategy::State;
-use crate::{Decision, Op, Policy};
 
 impl MemoryInner {
     /// Decides any request: with any number of limits, with new keys and logs, and when the storage

@@ -6,10 +6,10 @@ use super::shard::{LOG, Shard};
 use super::size::Need;
 use super::slot::Slot;
 use super::usage::Lack;
-use crate::policy::SHADOW;
+use crate::policy::{Op, SHADOW};
 use crate::storage::StorageRequest;
 use crate::strategy::{Outcome, State};
-use crate::{Op, Timestamp};
+use crate::time::Timestamp;
 
 /// The result of a hit on a new key.
 pub(super) enum NewKey {

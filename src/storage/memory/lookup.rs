@@ -3,9 +3,9 @@
 use super::MemoryInner;
 use super::padded::Padded;
 use super::shard::{KeyHash, Shard};
-use crate::Timestamp;
 use crate::storage::StorageRequest;
 use crate::sync::MutexGuard;
+use crate::time::Timestamp;
 
 /// The location of a key's states, and the time of the request.
 #[derive(Clone, Copy)]

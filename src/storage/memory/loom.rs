@@ -15,10 +15,13 @@ use super::MemoryStorage;
 use super::padded::Padded;
 use super::refusal_hint::RefusalHint;
 use super::shard::KeyHash;
+use crate::key::Key;
+use crate::policy::{Op, Policy};
+use crate::quota::Quota;
 use crate::storage::{ManualClock, Storage, StorageRequest};
 use crate::strategy::State;
 use crate::sync::race::model;
-use crate::{Key, Op, Policy, Quota, Timestamp};
+use crate::time::Timestamp;
 
 fn key(hash: u64) -> KeyHash {
     KeyHash { hash, rest: 0 }

@@ -24,9 +24,7 @@ mod tests;
 mod time;
 mod usage;
 
-use std::convert::Infallible;
 use std::fmt;
-use std::future::{Ready, ready};
 use std::hash::{BuildHasher, Hasher};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
@@ -43,9 +41,11 @@ use self::stats::Counts;
 pub use self::stats::MemoryStats;
 use self::time::Time;
 use self::usage::{Bounds, Usage};
-use super::{Storage, StorageError, StorageRequest, Summary};
+use super::{Storage, StorageFuture, StorageRequest, Summary};
+use crate::decision::Decision;
+use crate::key::Key;
+use crate::policy::{Op, Policy};
 use crate::time::micros;
-use crate::{Decision, Key, Op, Policy};
 
 /// Keeps the rate limit states of keys in the memory of this process. This is the default storage.
 ///
@@ -192,6 +192,18 @@ impl MemoryStorage {
         self.0.try_admit(request, Mode::Admit, None)
     }
 
+    /// Returns the number of clients that fill the storage if all of them have exhausted a limit of
+    /// `policy`.
+    pub(crate) fn clients_to_fill(&self, policy: &Policy) -> u64 {
+        self.0.bounds.clients(policy) as u64
+    }
+
+    /// Decides, like [`decide`](Storage::decide).
+    #[inline]
+    pub(crate) fn decide_now(&self, request: &StorageRequest<'_>) -> Decision {
+        self.0.decide(request)
+    }
+
     /// Returns the number of keys and bytes, and counts of evictions and of hits that found no
     /// room.
     pub fn stats(&self) -> MemoryStats {
@@ -217,13 +229,9 @@ impl fmt::Debug for MemoryStorage {
 }
 
 impl Storage for MemoryStorage {
-    type Error = Infallible;
-    type DecideFuture = Ready<Result<Decision, Infallible>>;
-    type UpdateFuture = Ready<Result<(), Infallible>>;
-
     #[inline]
-    fn decide(&self, request: StorageRequest<'_>) -> Self::DecideFuture {
-        ready(Ok(self.0.decide(&request)))
+    fn decide(&self, request: StorageRequest<'_>) -> StorageFuture<Decision> {
+        StorageFuture::ok(self.0.decide(&request))
     }
 
     #[inline]
@@ -231,7 +239,7 @@ impl Storage for MemoryStorage {
         request.op == Op::Hit && self.0.try_admit(&request, Mode::TryAdmit, shown)
     }
 
-    fn clear(&self, policy: &Policy, key: &Key) -> Self::UpdateFuture {
+    fn clear(&self, policy: &Policy, key: &Key) -> StorageFuture<()> {
         let (key, number) = self.0.locate(policy, key);
         let padded = &self.0.shards[number];
         let mut shard = padded.lock();
@@ -239,16 +247,16 @@ impl Storage for MemoryStorage {
         let freed = shard.clear(key, policy.limit_digests());
         drop(shard);
         self.0.usage.settle(freed, Size::default());
-        ready(Ok(()))
+        StorageFuture::ok(())
     }
 
-    fn settle(&self, policy: &Policy, key: &Key, decision: &Decision, actual: u32) -> Self::UpdateFuture {
+    fn settle(&self, policy: &Policy, key: &Key, decision: &Decision, actual: u32) -> StorageFuture<()> {
         if !decision.has_spent() {
-            return ready(Ok(()));
+            return StorageFuture::ok(());
         }
         if let Some(more) = actual.checked_sub(decision.cost()) {
             let _ = self.0.decide(&StorageRequest::new(policy, key, Op::Charge, more));
-            return ready(Ok(()));
+            return StorageFuture::ok(());
         }
         let (key, number) = self.0.locate(policy, key);
         let padded = &self.0.shards[number];
@@ -266,7 +274,7 @@ impl Storage for MemoryStorage {
         });
         // The refund may have made a key evictable.
         self.0.full_until.iter().for_each(|until| until.store(0, Ordering::Relaxed));
-        ready(Ok(()))
+        StorageFuture::ok(())
     }
 
     /// Removes all keys of all policies, and returns their number, including expired keys. The
@@ -274,24 +282,20 @@ impl Storage for MemoryStorage {
     ///
     /// ```
     /// use tower_ratelimit::storage::Storage;
-    /// use tower_ratelimit::{Key, MemoryStorage, Quota, RateLimiter};
+    /// use tower_ratelimit::{Key, LocalLimiter, MemoryStorage, Quota};
     ///
     /// # #[tokio::main(flavor = "current_thread")]
     /// # async fn main() -> Result<(), tower_ratelimit::storage::StorageError> {
     /// let storage = MemoryStorage::new();
-    /// let limiter = RateLimiter::with_storage(Quota::per_day(1), storage.clone());
+    /// let limiter = LocalLimiter::with_storage(Quota::per_day(1), storage.clone());
     /// assert!(limiter.admit(&Key::from("alice")) && !limiter.admit(&Key::from("alice")));
     /// assert_eq!(storage.clear_all().await?, 1);
     /// assert!(limiter.admit(&Key::from("alice")));
     /// # Ok(())
     /// # }
     /// ```
-    fn clear_all(&self) -> impl Future<Output = Result<u64, StorageError>> + Send + 'static {
-        ready(Ok(self.0.remove_all()))
-    }
-
-    fn clients_to_fill(&self, policy: &Policy) -> Option<u64> {
-        Some(self.0.bounds.clients(policy) as u64)
+    fn clear_all(&self) -> StorageFuture<u64> {
+        StorageFuture::ok(self.0.remove_all())
     }
 }
 

@@ -3,10 +3,10 @@ use std::sync::{PoisonError, TryLockError};
 
 use super::refusal_hint::RefusalHint;
 use super::shard::{KeyHash, Shard};
-use crate::Timestamp;
 use crate::strategy::State;
 use crate::sync::atomic::{AtomicU64, Ordering};
 use crate::sync::{Mutex, MutexGuard};
+use crate::time::Timestamp;
 
 /// A shard with its lock and refusal hint, on cache lines that no other shard uses.
 ///

@@ -1,7 +1,7 @@
 use super::shard::KeyHash;
-use crate::Timestamp;
 use crate::strategy::State;
 use crate::sync::atomic::{AtomicU64, Ordering, fence};
+use crate::time::Timestamp;
 
 /// The state of the last key that a shard refused. Readers need no lock.
 ///

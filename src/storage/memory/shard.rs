@@ -6,9 +6,9 @@ use super::size::{Size, log_bytes};
 use super::slot::Slot;
 use super::table::Table;
 use super::time::Time;
-use crate::Timestamp;
 use crate::policy::SHADOW;
 use crate::strategy::{Log, State, Status};
+use crate::time::Timestamp;
 
 /// One part of the storage: the states of the keys that hash to it.
 ///

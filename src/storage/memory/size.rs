@@ -2,8 +2,9 @@
 
 use std::mem;
 
+use crate::policy::{Limit, Policy};
 use crate::strategy::{Log, State};
-use crate::{Limit, Policy, Timestamp};
+use crate::time::Timestamp;
 
 /// The bytes per state: 32 bytes for its slot, and 8 bytes for the vacant slots of the table. In a
 /// large table, 73 % to 88 % of the slots are used.

@@ -1,6 +1,6 @@
-use crate::policy::SHADOW;
+use crate::policy::{Limit, SHADOW};
 use crate::strategy::{Outcome, State, Status};
-use crate::{Limit, Timestamp};
+use crate::time::Timestamp;
 
 /// One state of one key. A small state, which is a [`State::Counts`], fits into the slot. A log
 /// does not, so its slot has the index of the log.

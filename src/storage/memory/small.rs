@@ -8,9 +8,10 @@ use super::insert::NewKey;
 use super::lookup::Lookup;
 use super::shard::SWEEP_EVERY;
 use super::slot::Slot;
+use crate::policy::{Limit, Op};
 use crate::storage::StorageRequest;
 use crate::strategy::{Outcome, State};
-use crate::{Limit, Op, Timestamp};
+use crate::time::Timestamp;
 
 impl MemoryInner {
     /// Decides a request with a policy of `N` limits. It changes a copy of the states, so that the

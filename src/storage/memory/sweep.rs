@@ -4,8 +4,8 @@ use super::MemoryInner;
 use super::shard::{LOG, Shard};
 use super::size::{Size, log_bytes};
 use super::slot::Slot;
-use crate::Timestamp;
 use crate::strategy::Log;
+use crate::time::Timestamp;
 
 /// The number of slots that a sweep visits. They are adjacent, so many cost little more than one.
 const SLOTS: usize = 64;

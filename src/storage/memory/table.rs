@@ -206,7 +206,7 @@ impl Table {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::Timestamp;
+    use crate::time::Timestamp;
 
     fn slot(hash: u64, limit: u32) -> Slot {
         Slot::new(hash, limit, Timestamp::from_micros(1))

@@ -1,7 +1,8 @@
 use super::shard::Shard;
 use super::*;
+use crate::policy::Op;
+use crate::quota::Quota;
 use crate::storage::Clock;
-use crate::{Op, Quota};
 
 /// Large tables would stall a request for milliseconds while they grow, so all tables are small.
 #[test]

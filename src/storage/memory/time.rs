@@ -1,10 +1,10 @@
 use std::any::Any;
 use std::time::Duration;
 
-use crate::Timestamp;
 #[cfg(feature = "coarse-clock")]
 use crate::storage::CoarseClock;
 use crate::storage::{Clock, SystemClock};
+use crate::time::Timestamp;
 
 /// The clock of a storage. It is an enum, so that reading one of the library's own clocks needs no
 /// dynamic dispatch. `repr(u8)` keeps the tag separate, because a tag inside a clock's fields takes

@@ -5,8 +5,7 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 #[cfg(feature = "metrics")]
 use super::published::Published;
 use super::size::{LOG_ENTRY_BYTES, Need, Size};
-use crate::Limit;
-use crate::Policy;
+use crate::policy::{Limit, Policy};
 use crate::strategy::Log;
 
 /// A log is long if it takes more than 1/`LONG_FRACTION` of the room for logs, and more than
@@ -148,8 +147,9 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
-    use crate::storage::{ManualClock, Storage, StorageRequest};
-    use crate::{Key, MemoryStorage, Op};
+    use crate::key::Key;
+    use crate::policy::Op;
+    use crate::storage::{ManualClock, MemoryStorage, StorageRequest};
 
     /// Formats a number with commas between thousands.
     fn grouped(number: u64) -> String {
@@ -216,7 +216,7 @@ mod tests {
             for strategy in strategies {
                 let policy: Policy = format!("{strategy} {quota}").parse().unwrap();
                 let bytes = bytes_of_exhausted(&policy);
-                let clients = MemoryStorage::new().clients_to_fill(&policy).unwrap();
+                let clients = MemoryStorage::new().clients_to_fill(&policy);
                 let requests = clients * u64::from(policy.limits()[0].quota().amount());
                 let [bytes, clients, requests] =
                     [bytes as u64, clients, requests].map(|number| grouped(rounded(number)));
@@ -255,7 +255,7 @@ mod tests {
         ] {
             let policy: Policy = text.parse().unwrap();
             let storage = MemoryStorage::builder().max_bytes(max_bytes).build().unwrap();
-            let expected = storage.clients_to_fill(&policy).unwrap();
+            let expected = storage.clients_to_fill(&policy);
             assert!(fit(&policy, max_bytes, expected * 85 / 100), "85 % of {expected}: {text}");
             assert!(!fit(&policy, max_bytes, expected * 120 / 100), "120 % of {expected}: {text}");
         }

@@ -1,45 +1,40 @@
 //! The [`Storage`] implementation, on compare-and-swap.
 
-use std::pin::Pin;
-
 use super::{LABEL, PostgresStorage};
+use crate::decision::Decision;
+use crate::error::ConfigError;
+use crate::key::Key;
+use crate::policy::Policy;
 use crate::storage::calls::measured;
 use crate::storage::net::{MOST, overloaded};
-use crate::storage::{Storage, StorageError, StorageRequest};
-use crate::{ConfigError, Decision, Key, Policy};
-
-type BoxFuture<T> = Pin<Box<dyn Future<Output = Result<T, StorageError>> + Send>>;
+use crate::storage::{Storage, StorageError, StorageFuture, StorageRequest};
 
 impl Storage for PostgresStorage {
-    type Error = StorageError;
-    type DecideFuture = BoxFuture<Decision>;
-    type UpdateFuture = BoxFuture<()>;
-
-    fn decide(&self, request: StorageRequest<'_>) -> Self::DecideFuture {
+    fn decide(&self, request: StorageRequest<'_>) -> StorageFuture<Decision> {
         if let Some(error) = self.overload() {
-            return Box::pin(measured(LABEL, overloaded(error, self.store.deadline)));
+            return StorageFuture::new(measured(LABEL, overloaded(error, self.store.deadline)));
         }
         self.cas.decide(request)
     }
 
-    fn clear(&self, policy: &Policy, key: &Key) -> Self::UpdateFuture {
+    fn clear(&self, policy: &Policy, key: &Key) -> StorageFuture<()> {
         self.cas.clear(policy, key)
     }
 
-    fn settle(&self, policy: &Policy, key: &Key, decision: &Decision, actual: u32) -> Self::UpdateFuture {
+    fn settle(&self, policy: &Policy, key: &Key, decision: &Decision, actual: u32) -> StorageFuture<()> {
         self.cas.settle(policy, key, decision, actual)
     }
 
     /// Checks that the server replies, and that the table can be read.
-    fn check(&self) -> impl Future<Output = Result<(), StorageError>> + Send + 'static {
+    fn check(&self) -> StorageFuture<()> {
         self.cas.check()
     }
 
     /// Deletes all keys with the prefix in one statement. If that times out, either all of the keys
     /// were deleted or none.
-    fn clear_all(&self) -> impl Future<Output = Result<u64, StorageError>> + Send + 'static {
+    fn clear_all(&self) -> StorageFuture<u64> {
         let store = self.store.clone();
-        async move { store.delete_all().await }
+        StorageFuture::new(async move { store.delete_all().await })
     }
 
     fn validate(&self, policy: &Policy) -> Result<(), ConfigError> {

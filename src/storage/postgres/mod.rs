@@ -31,7 +31,7 @@ use self::store::Store;
 use self::sweep::Sweep;
 use self::table::Table;
 use self::url::Target;
-use crate::error::or_panic;
+use crate::error::{ConfigError, or_panic};
 #[cfg(feature = "testing")]
 use crate::storage::Clock;
 #[cfg(feature = "postgres-rustls")]
@@ -41,7 +41,7 @@ use crate::storage::deadline::DEADLINE;
 use crate::storage::net::until_ready;
 use crate::storage::url::{PREFIX, checked_prefix};
 use crate::storage::{Cas, StorageError, deadline, names};
-use crate::{ConfigError, Timestamp};
+use crate::time::Timestamp;
 
 /// The label `storage` of the metrics.
 const LABEL: &str = "postgres";

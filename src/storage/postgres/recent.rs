@@ -4,8 +4,7 @@ use std::collections::HashMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
-use crate::Timestamp;
-use crate::time::micros;
+use crate::time::{Timestamp, micros};
 
 /// The maximum number of keys in each of the two generations.
 const GENERATION: usize = 8_192;

@@ -10,9 +10,8 @@ use super::query::Query;
 use super::recent::Recent;
 use super::sweep::Sweep;
 use super::table::Statement;
-use crate::Timestamp;
 use crate::storage::{CasStorage, Loaded, StorageError, Swapped};
-use crate::time::micros;
+use crate::time::{Timestamp, micros};
 
 /// The longest text, in bytes. Each hit sends it to the server.
 const MAX_LEN: usize = 1_000_000;
@@ -158,8 +157,10 @@ mod tests {
     use std::net::TcpListener;
 
     use super::*;
-    use crate::storage::{Storage, StorageRequest};
-    use crate::{Key, Op, Policy, PostgresStorage, Quota};
+    use crate::key::Key;
+    use crate::policy::{Op, Policy};
+    use crate::quota::Quota;
+    use crate::storage::{PostgresStorage, Storage, StorageRequest};
 
     const DEADLINE: Duration = Duration::from_millis(160);
 

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use crate::ConfigError;
+use crate::error::ConfigError;
 
 /// The default name of the table.
 const TABLE: &str = "tower_ratelimit";

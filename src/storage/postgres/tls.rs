@@ -10,7 +10,7 @@ use tokio_postgres_rustls::MakeRustlsConnect;
 
 #[cfg(feature = "postgres-rustls")]
 use super::socket::Socket;
-use crate::ConfigError;
+use crate::error::ConfigError;
 use crate::storage::tls::Tls;
 use crate::storage::url::{Options, Wrong};
 

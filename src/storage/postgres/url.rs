@@ -10,7 +10,7 @@ use tokio_postgres::config::{SslMode, TargetSessionAttrs};
 
 use super::table::Table;
 use super::tls;
-use crate::ConfigError;
+use crate::error::ConfigError;
 use crate::storage::tls::Tls;
 use crate::storage::url::{self, Options, Parts, Wrong};
 

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use super::RedisStorage;
 use super::link::Link;
 use super::url::Access;
-use crate::BoxError;
+use crate::error::BoxError;
 use crate::storage::credentials::{Credentials, LoginSource};
 
 impl RedisStorage {
@@ -56,7 +56,7 @@ impl RedisStorage {
     /// Returns an error if a part of `config` is malformed, or if the scheme of the URL has no TLS.
     #[cfg(feature = "redis-rustls")]
     pub fn try_tls(self, config: &crate::storage::TlsConfig) -> Result<Self, crate::ConfigError> {
-        use crate::ConfigError;
+        use crate::error::ConfigError;
         let Some(tls) = &self.target.1.tls else {
             return Err(ConfigError::new("the URL has no TLS: write rediss:// instead of redis://"));
         };

@@ -1,6 +1,5 @@
 //! The [`Storage`] implementation: a script in one round trip, or compare-and-swap.
 
-use std::pin::Pin;
 use std::sync::Arc;
 
 use tokio::time::Instant;
@@ -9,31 +8,29 @@ use super::combine::run_alone;
 use super::error::unexpected_script_reply;
 use super::script::Scripts;
 use super::{LABEL, RedisStorage, reply, size};
+use crate::decision::Decision;
+use crate::error::ConfigError;
+use crate::key::Key;
+use crate::policy::{Op, Policy};
 use crate::storage::calls::measured;
 use crate::storage::net::overloaded;
-use crate::storage::{Storage, StorageError, StorageRequest};
-use crate::{ConfigError, Decision, Key, Op, Policy, Timestamp};
-
-type BoxFuture<T> = Pin<Box<dyn Future<Output = Result<T, StorageError>> + Send>>;
+use crate::storage::{Storage, StorageError, StorageFuture, StorageRequest};
+use crate::time::Timestamp;
 
 impl Storage for RedisStorage {
-    type Error = StorageError;
-    type DecideFuture = BoxFuture<Decision>;
-    type UpdateFuture = BoxFuture<()>;
-
-    fn decide(&self, request: StorageRequest<'_>) -> Self::DecideFuture {
+    fn decide(&self, request: StorageRequest<'_>) -> StorageFuture<Decision> {
         if let Err(error) = size::check(request.policy) {
-            return Box::pin(async { Err(StorageError::unsupported_policy(error)) });
+            return StorageFuture::ready(Err(StorageError::unsupported_policy(error)));
         }
         if let Some(error) = self.link.overload() {
-            return Box::pin(measured(LABEL, overloaded(error, self.deadline)));
+            return StorageFuture::new(measured(LABEL, overloaded(error, self.deadline)));
         }
         let Some(call) = self.scripts.decide(&self.prefix, request, self.now()) else {
             return self.cas.decide(request);
         };
         let (storage, policy, key, op, cost) =
             (self.clone(), request.policy.clone(), request.key.clone(), request.op, request.cost);
-        Box::pin(measured(LABEL, async move {
+        StorageFuture::new(measured(LABEL, async move {
             let request = StorageRequest::new(&policy, &key, op, cost);
             let call = Arc::new(call);
             let deadline = Instant::now() + storage.deadline;
@@ -42,18 +39,18 @@ impl Storage for RedisStorage {
         }))
     }
 
-    fn clear(&self, policy: &Policy, key: &Key) -> Self::UpdateFuture {
+    fn clear(&self, policy: &Policy, key: &Key) -> StorageFuture<()> {
         let Some(call) = self.scripts.clear(&self.prefix, policy, key, self.now()) else {
             return self.cas.clear(policy, key);
         };
         let storage = self.clone();
         let cleared = async move { run_alone(&storage.link, &call, Instant::now() + storage.deadline).await.map(drop) };
-        Box::pin(measured(LABEL, cleared))
+        StorageFuture::new(measured(LABEL, cleared))
     }
 
-    fn settle(&self, policy: &Policy, key: &Key, decision: &Decision, actual: u32) -> Self::UpdateFuture {
+    fn settle(&self, policy: &Policy, key: &Key, decision: &Decision, actual: u32) -> StorageFuture<()> {
         if !decision.has_spent() || actual == decision.cost() {
-            return Box::pin(async { Ok(()) });
+            return StorageFuture::ok(());
         }
         let call = if actual > decision.cost() {
             let charge = StorageRequest::new(policy, key, Op::Charge, actual - decision.cost());
@@ -66,14 +63,16 @@ impl Storage for RedisStorage {
         };
         let storage = self.clone();
         let settled = async move { run_alone(&storage.link, &call, Instant::now() + storage.deadline).await.map(drop) };
-        Box::pin(measured(LABEL, settled))
+        StorageFuture::new(measured(LABEL, settled))
     }
 
     /// Makes one check within the [timeout](RedisStorage::deadline), like those of
     /// [`ready`](RedisStorage::ready).
-    fn check(&self) -> impl Future<Output = Result<(), StorageError>> + Send + 'static {
+    fn check(&self) -> StorageFuture<()> {
         let storage = self.clone();
-        async move { storage.probe(Instant::now() + storage.deadline).await.map_err(StorageError::uncounted) }
+        StorageFuture::new(async move {
+            storage.probe(Instant::now() + storage.deadline).await.map_err(StorageError::uncounted)
+        })
     }
 
     /// Deletes all keys with the [prefix](RedisStorage::prefix), and returns their number. Visits
@@ -83,9 +82,9 @@ impl Storage for RedisStorage {
     /// # Errors
     ///
     /// Returns the error of the first step that fails. Keys that were deleted before stay deleted.
-    fn clear_all(&self) -> impl Future<Output = Result<u64, StorageError>> + Send + 'static {
+    fn clear_all(&self) -> StorageFuture<u64> {
         let storage = self.clone();
-        async move { storage.delete_all().await }
+        StorageFuture::new(async move { storage.delete_all().await })
     }
 
     fn validate(&self, policy: &Policy) -> Result<(), ConfigError> {

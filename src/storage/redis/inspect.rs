@@ -5,8 +5,9 @@ use tokio::time::Instant;
 
 use super::script::Scripts;
 use super::{RedisStorage, keys, record};
+use crate::key::Key;
+use crate::policy::Policy;
 use crate::storage::StorageError;
-use crate::{Key, Policy};
 
 impl RedisStorage {
     /// Returns the stored states of a key as text, with one line per limit. Use it to inspect a key

@@ -1,7 +1,8 @@
 //! The names of the keys on the server.
 
+use crate::key::Key;
+use crate::policy::Policy;
 use crate::storage::names;
-use crate::{Key, Policy};
 
 /// The version of the [format](super::record) of the states and their logs. Every change of the
 /// format changes it, so that programs with different formats use different keys.

@@ -33,9 +33,10 @@
 
 use std::fmt::Write;
 
+use crate::policy::Policy;
 use crate::storage::names;
 use crate::strategy::State;
-use crate::{Policy, Timestamp};
+use crate::time::Timestamp;
 
 /// The sizes of a record and of a record of a moving window, in bytes.
 pub(super) const SIZE: usize = 20;

@@ -4,9 +4,11 @@ use redis::Value;
 
 use super::record;
 use super::script::{Call, ReplyPart};
+use crate::decision::Decision;
+use crate::policy::{Limit, Op};
 use crate::storage::StorageRequest;
 use crate::strategy::{Outcome, Status};
-use crate::{Decision, Limit, Op, Timestamp};
+use crate::time::Timestamp;
 
 /// Returns the decision in a script's reply, or `None` if the reply is malformed or inconsistent.
 pub(super) fn decision(request: StorageRequest<'_>, call: &Call, reply: &Value) -> Option<Decision> {

@@ -1,7 +1,9 @@
 //! The limits of the values that the server and its scripts can hold.
 
+use crate::error::ConfigError;
+use crate::policy::{Limit, Op, Policy};
 use crate::strategy::State;
-use crate::{ConfigError, Limit, Op, Policy, Timestamp};
+use crate::time::Timestamp;
 
 /// The longest string that Redis stores, in bytes.
 pub(super) const LONGEST_STRING: usize = 512 << 20;

@@ -9,8 +9,8 @@ use tokio::time::Instant;
 use super::error::unexpected_script_reply;
 use super::link::Link;
 use super::{keys, size};
-use crate::Timestamp;
 use crate::storage::{Cas, CasStorage, Clock, Loaded, StorageError, Swapped};
+use crate::time::Timestamp;
 
 /// Replaces the value of a key if it equals the first argument, and otherwise returns the value.
 ///

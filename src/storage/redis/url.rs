@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use crate::ConfigError;
+use crate::error::ConfigError;
 use crate::storage::credentials::LoginSource;
 use crate::storage::tls::Tls;
 use crate::storage::url::{self, Address, Authority, Host, Login, Options, Parts, Wrong};

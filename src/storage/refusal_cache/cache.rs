@@ -4,10 +4,13 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use super::entry::CachedRefusal;
+use crate::decision::Decision;
+use crate::key::Key;
+use crate::policy::Policy;
 use crate::storage::counters::Counters;
 use crate::storage::key_table::{Bucket, Table, TableKey};
 use crate::storage::{Clock, StorageRequest};
-use crate::{Decision, Key, Policy, Timestamp};
+use crate::time::Timestamp;
 
 /// The maximum number of refusals per key, of different costs or quotas.
 const MAX_REFUSALS: usize = 4;
@@ -246,9 +249,10 @@ impl Drop for InFlight {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::policy::Op;
+    use crate::quota::Quota;
     use crate::storage::ManualClock;
     use crate::strategy::Status;
-    use crate::{Op, Quota};
 
     /// A hit in flight has an entry in the table, but does not count towards the maximum number of
     /// keys. So its entry must be removed when it ends.

@@ -1,8 +1,9 @@
 //! A cached refusal, and the answers derived from it.
 
+use crate::decision::Decision;
+use crate::policy::{Limit, Policy};
 use crate::strategy::Status;
-use crate::time::micros;
-use crate::{Decision, Limit, Policy, Timestamp};
+use crate::time::{Timestamp, micros};
 
 /// A refusal and the time for which it is valid.
 #[derive(Debug)]

@@ -4,16 +4,17 @@ mod cache;
 mod entry;
 
 use std::fmt;
-use std::pin::Pin;
 use std::sync::Arc;
-use std::task::{Context, Poll};
 use std::time::Duration;
 
-use self::cache::{Cache, InFlight, Lookup};
+use self::cache::{Cache, Lookup};
+use crate::decision::Decision;
+use crate::error::ConfigError;
+use crate::key::Key;
+use crate::policy::{Op, Policy};
 use crate::storage::key_table::assert_max_keys;
-use crate::storage::{Clock, Storage, StorageError, StorageRequest, Summary, SystemClock};
+use crate::storage::{AnyStorage, Clock, Storage, StorageFuture, StorageRequest, Summary, SystemClock};
 use crate::time::micros;
-use crate::{ConfigError, Decision, Key, Op, Policy};
 
 /// Caches refusals, so that refused clients barely touch the storage.
 ///
@@ -75,8 +76,8 @@ use crate::{ConfigError, Decision, Key, Op, Policy};
 ///
 /// Calls fail with the errors of the inner storage. A hit that the cache refuses does not fail.
 #[derive(Clone)]
-pub struct RefusalCache<St> {
-    inner: St,
+pub struct RefusalCache {
+    inner: AnyStorage,
     cache: Arc<Cache>,
 }
 
@@ -86,10 +87,13 @@ const MAX_KEYS: usize = 100_000;
 /// The default of [`RefusalCache::ttl`], in microseconds.
 const TTL: u64 = 1_000_000;
 
-impl<St: Storage> RefusalCache<St> {
+impl RefusalCache {
     /// Creates an empty cache in front of `storage`.
-    pub fn new(storage: St) -> Self {
-        Self { inner: storage, cache: Arc::new(Cache::new(MAX_KEYS, TTL, Arc::new(SystemClock::new()))) }
+    pub fn new(storage: impl Storage) -> Self {
+        Self {
+            inner: AnyStorage::new(storage),
+            cache: Arc::new(Cache::new(MAX_KEYS, TTL, Arc::new(SystemClock::new()))),
+        }
     }
 
     /// Returns a handle to the same storage, with these settings and an empty cache.
@@ -146,7 +150,7 @@ impl<St: Storage> RefusalCache<St> {
     }
 
     /// Returns the inner storage.
-    pub fn inner(&self) -> &St {
+    pub fn get_ref(&self) -> &AnyStorage {
         &self.inner
     }
 
@@ -172,34 +176,38 @@ impl<St: Storage> RefusalCache<St> {
         self.len() == 0
     }
 
-    /// Makes a change in the inner storage, and removes the refusals of the key.
-    fn change(
-        &self,
-        policy: &Policy,
-        key: &Key,
-        change: impl FnOnce(&St) -> St::UpdateFuture,
-    ) -> Change<St::UpdateFuture> {
-        let update = change(&self.inner);
-        Change { update, invalidate: Some(InvalidateOnDrop::new(&self.cache, policy, key)) }
+    /// Removes the refusals of the key now, and again when the change ends or is dropped. Refusals
+    /// that were cached while it was in flight may be older than the change.
+    ///
+    /// Call this after the inner storage has returned the future of the change. The storage may
+    /// have made the change by then, or may make it at any later poll.
+    fn changed<T: Send + 'static>(&self, policy: &Policy, key: &Key, change: StorageFuture<T>) -> StorageFuture<T> {
+        self.cache.invalidate(policy, key);
+        let guard = InvalidateOnDrop { cache: Arc::clone(&self.cache), policy: policy.clone(), key: key.clone() };
+        change.map(move |changed| {
+            drop(guard);
+            changed
+        })
     }
 }
 
-impl<St: Storage> Storage for RefusalCache<St> {
-    type Error = St::Error;
-    type DecideFuture = Answer<St::DecideFuture>;
-    type UpdateFuture = Change<St::UpdateFuture>;
-
-    fn decide(&self, request: StorageRequest<'_>) -> Self::DecideFuture {
+impl Storage for RefusalCache {
+    fn decide(&self, request: StorageRequest<'_>) -> StorageFuture<Decision> {
         if request.op == Op::Peek || request.cost == 0 {
-            return Answer(Progress::Inner(self.inner.decide(request), None));
+            return self.inner.decide(request);
         }
         if request.op == Op::Charge {
-            let decided = self.inner.decide(request);
-            return Answer(Progress::Charge(decided, InvalidateOnDrop::new(&self.cache, request.policy, request.key)));
+            // The waits of the cached refusals become too short.
+            return self.changed(request.policy, request.key, self.inner.decide(request));
         }
         match self.cache.look_up(&request) {
-            Lookup::Hit(decision) => Answer(Progress::Cached(Some(decision))),
-            Lookup::Miss(in_flight) => Answer(Progress::Inner(self.inner.decide(request), Some(in_flight))),
+            Lookup::Hit(decision) => StorageFuture::ok(decision),
+            Lookup::Miss(in_flight) => self.inner.decide(request).map(move |decided| {
+                if let Ok(decision) = &decided {
+                    in_flight.decided(decision);
+                }
+                decided
+            }),
         }
     }
 
@@ -217,36 +225,31 @@ impl<St: Storage> Storage for RefusalCache<St> {
         true
     }
 
-    fn clear(&self, policy: &Policy, key: &Key) -> Self::UpdateFuture {
-        self.change(policy, key, |storage| storage.clear(policy, key))
+    fn clear(&self, policy: &Policy, key: &Key) -> StorageFuture<()> {
+        self.changed(policy, key, self.inner.clear(policy, key))
     }
 
-    fn settle(&self, policy: &Policy, key: &Key, decision: &Decision, actual: u32) -> Self::UpdateFuture {
-        self.change(policy, key, |storage| storage.settle(policy, key, decision, actual))
+    fn settle(&self, policy: &Policy, key: &Key, decision: &Decision, actual: u32) -> StorageFuture<()> {
+        self.changed(policy, key, self.inner.settle(policy, key, decision, actual))
     }
 
-    fn check(&self) -> impl Future<Output = Result<(), StorageError>> + Send + 'static {
+    fn check(&self) -> StorageFuture<()> {
         self.inner.check()
     }
 
     /// Clears the inner storage, and removes all cached refusals, even if the inner storage fails.
-    fn clear_all(&self) -> impl Future<Output = Result<u64, StorageError>> + Send + 'static {
-        let invalidate = InvalidateAllOnDrop(Arc::clone(&self.cache));
+    fn clear_all(&self) -> StorageFuture<u64> {
         let cleared = self.inner.clear_all();
         self.cache.invalidate_all();
-        async move {
-            let cleared = cleared.await;
-            drop(invalidate);
+        let guard = InvalidateAllOnDrop(Arc::clone(&self.cache));
+        cleared.map(move |cleared| {
+            drop(guard);
             cleared
-        }
+        })
     }
 
-    fn clients_to_fill(&self, policy: &Policy) -> Option<u64> {
-        self.inner.clients_to_fill(policy)
-    }
-
-    fn contains_breaker(&self) -> bool {
-        self.inner.contains_breaker()
+    fn wrapped(&self) -> Option<&dyn Storage> {
+        Some(&self.inner)
     }
 
     fn validate(&self, policy: &Policy) -> Result<(), ConfigError> {
@@ -255,7 +258,7 @@ impl<St: Storage> Storage for RefusalCache<St> {
 }
 
 /// Prints the inner storage, the settings and the counts, but no keys and no refusals.
-impl<St: fmt::Debug> fmt::Debug for RefusalCache<St> {
+impl fmt::Debug for RefusalCache {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (hits, misses) = self.cache.counters.counted();
         f.debug_struct("RefusalCache")
@@ -269,99 +272,24 @@ impl<St: fmt::Debug> fmt::Debug for RefusalCache<St> {
     }
 }
 
-/// The future of a decision by a [`RefusalCache`].
-#[derive(Debug)]
-#[must_use = "futures do nothing unless they are polled"]
-pub struct Answer<F>(Progress<F>);
-
-#[derive(Debug)]
-#[allow(clippy::large_enum_variant, reason = "boxing it would cost an allocation per refusal")]
-enum Progress<F> {
-    Cached(Option<Decision>),
-    Inner(F, Option<InFlight>),
-    /// A charge. The cached refusals are removed, because their waits become too short.
-    Charge(F, InvalidateOnDrop),
-}
-
-impl<F, E> Future for Answer<F>
-where
-    F: Future<Output = Result<Decision, E>> + Unpin,
-{
-    type Output = Result<Decision, E>;
-
-    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
-        match &mut self.0 {
-            Progress::Cached(decision) => Poll::Ready(Ok(decision.take().expect("`Answer` polled after completion"))),
-            Progress::Inner(decided, in_flight) => {
-                let answer = std::task::ready!(Pin::new(decided).poll(cx));
-                if let (Some(in_flight), Ok(decision)) = (in_flight.take(), &answer) {
-                    in_flight.decided(decision);
-                }
-                Poll::Ready(answer)
-            }
-            Progress::Charge(decided, invalidate) => {
-                let answer = std::task::ready!(Pin::new(decided).poll(cx));
-                invalidate.now();
-                Poll::Ready(answer)
-            }
-        }
-    }
-}
-
-/// The future of a clear or settlement through a [`RefusalCache`].
-#[derive(Debug)]
-#[must_use = "futures do nothing unless they are polled"]
-pub struct Change<F> {
-    update: F,
-    invalidate: Option<InvalidateOnDrop>,
-}
-
-impl<F: Future + Unpin> Future for Change<F> {
-    type Output = F::Output;
-
-    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<F::Output> {
-        let update = std::task::ready!(Pin::new(&mut self.update).poll(cx));
-        drop(self.invalidate.take());
-        Poll::Ready(update)
-    }
-}
-
-/// Removes a key's refusals when the future of a change completes or is dropped. Refusals that were
-/// cached while the change was in flight may be older than the change.
-#[derive(Debug)]
+/// Removes a key's refusals when it is dropped.
 struct InvalidateOnDrop {
     cache: Arc<Cache>,
     policy: Policy,
     key: Key,
 }
 
-impl InvalidateOnDrop {
-    /// Removes the key's refusals now, and again when the guard is dropped. Call this after the
-    /// inner storage has returned its future. The storage may have made the change by then, or may
-    /// make it at any later poll.
-    fn new(cache: &Arc<Cache>, policy: &Policy, key: &Key) -> Self {
-        cache.invalidate(policy, key);
-        Self { cache: Arc::clone(cache), policy: policy.clone(), key: key.clone() }
-    }
-
-    /// Removes the key's refusals now.
-    fn now(&self) {
+impl Drop for InvalidateOnDrop {
+    fn drop(&mut self) {
         self.cache.invalidate(&self.policy, &self.key);
     }
 }
 
-/// Removes all refusals when the future of a [`clear_all`](Storage::clear_all) completes or is
-/// dropped.
+/// Removes all refusals when it is dropped.
 struct InvalidateAllOnDrop(Arc<Cache>);
 
 impl Drop for InvalidateAllOnDrop {
     fn drop(&mut self) {
         self.0.invalidate_all();
-    }
-}
-
-impl Drop for InvalidateOnDrop {
-    fn drop(&mut self) {
-        self.now();
     }
 }

@@ -1,6 +1,5 @@
 //! The [`Storage`] implementation: sends each call to the worker thread, and waits for the answer.
 
-use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -9,10 +8,12 @@ use tokio::time::{Instant, sleep_until};
 
 use super::job::{Answer, Counted, Job, Work};
 use super::{SqliteStorage, error};
+use crate::decision::Decision;
+use crate::key::Key;
+use crate::policy::{Op, Policy};
 use crate::storage::calls::measured;
 use crate::storage::cas::Command;
-use crate::storage::{Storage, StorageError, StorageErrorKind, StorageRequest, names};
-use crate::{Decision, Key, Op, Policy};
+use crate::storage::{Storage, StorageError, StorageErrorKind, StorageFuture, StorageRequest, names};
 
 /// The label `storage` of the metrics.
 const LABEL: &str = "sqlite";
@@ -20,14 +21,8 @@ const LABEL: &str = "sqlite";
 /// The maximum number of waiting calls.
 const MAX_WAITING: usize = 1_024;
 
-type BoxFuture<T> = Pin<Box<dyn Future<Output = Result<T, StorageError>> + Send>>;
-
 impl Storage for SqliteStorage {
-    type Error = StorageError;
-    type DecideFuture = BoxFuture<Decision>;
-    type UpdateFuture = BoxFuture<()>;
-
-    fn decide(&self, request: StorageRequest<'_>) -> Self::DecideFuture {
+    fn decide(&self, request: StorageRequest<'_>) -> StorageFuture<Decision> {
         let StorageRequest { policy, key, op, cost } = request;
         let (policy, key) = (policy.clone(), self.name(policy, key));
         let work = if op == Op::Peek || cost == 0 {
@@ -38,7 +33,7 @@ impl Storage for SqliteStorage {
         };
         let answer = self.call(work);
         let path = self.shared.path.clone();
-        Box::pin(measured(LABEL, async move {
+        StorageFuture::new(measured(LABEL, async move {
             match answer.await? {
                 Answer::Decided(decision) => Ok(decision),
                 Answer::Done(_) => Err(error::ended(&path)),
@@ -46,34 +41,34 @@ impl Storage for SqliteStorage {
         }))
     }
 
-    fn clear(&self, policy: &Policy, key: &Key) -> Self::UpdateFuture {
+    fn clear(&self, policy: &Policy, key: &Key) -> StorageFuture<()> {
         self.update(Work::Change { policy: policy.clone(), key: self.name(policy, key), command: Command::Clear })
     }
 
-    fn settle(&self, policy: &Policy, key: &Key, decision: &Decision, actual: u32) -> Self::UpdateFuture {
+    fn settle(&self, policy: &Policy, key: &Key, decision: &Decision, actual: u32) -> StorageFuture<()> {
         if !decision.has_spent() || actual == decision.cost() {
-            return Box::pin(async { Ok(()) });
+            return StorageFuture::ok(());
         }
         let command = Command::Settle(Box::new(decision.clone()), actual);
         self.update(Work::Change { policy: policy.clone(), key: self.name(policy, key), command })
     }
 
     /// Checks that the file can be written to.
-    fn check(&self) -> impl Future<Output = Result<(), StorageError>> + Send + 'static {
+    fn check(&self) -> StorageFuture<()> {
         let checked = self.call(Work::Check);
-        async move { checked.await.map(drop) }
+        StorageFuture::new(async move { checked.await.map(drop) })
     }
 
     /// Deletes all keys with the prefix in one transaction.
-    fn clear_all(&self) -> impl Future<Output = Result<u64, StorageError>> + Send + 'static {
+    fn clear_all(&self) -> StorageFuture<u64> {
         let deleted = self.call(Work::DeleteAll { prefix: Arc::clone(&self.prefix) });
         let path = self.shared.path.clone();
-        async move {
+        StorageFuture::new(async move {
             match deleted.await? {
                 Answer::Done(deleted) => Ok(deleted),
                 Answer::Decided(_) => Err(error::ended(&path)),
             }
-        }
+        })
     }
 }
 
@@ -95,9 +90,9 @@ impl SqliteStorage {
         format!("{}:{}", self.prefix, names::of(policy, key)).into()
     }
 
-    fn update(&self, work: Work) -> BoxFuture<()> {
+    fn update(&self, work: Work) -> StorageFuture<()> {
         let answer = self.call(work);
-        Box::pin(measured(LABEL, async move { answer.await.map(drop) }))
+        StorageFuture::new(measured(LABEL, async move { answer.await.map(drop) }))
     }
 
     /// Queues a call at the first poll of the returned future, and waits for its answer.

@@ -10,7 +10,7 @@ use super::Durability;
 use super::create::create;
 use super::error::is_busy;
 use super::reserve::Reserve;
-use crate::Timestamp;
+use crate::time::Timestamp;
 
 /// The table of the states. `gone_at` is the wall clock's time, in microseconds since the epoch, at
 /// which the row can be deleted. It has no index, because every hit would change it.

@@ -8,9 +8,10 @@ use tokio::sync::oneshot;
 use tokio::time::{Instant, timeout_at};
 
 use super::error;
+use crate::decision::Decision;
+use crate::policy::{Op, Policy};
 use crate::storage::cas::Command;
 use crate::storage::{Clock, StorageError};
-use crate::{Decision, Op, Policy};
 
 /// The work of a call.
 #[derive(Debug)]

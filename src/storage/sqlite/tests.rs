@@ -12,9 +12,11 @@ use super::Durability;
 use super::file::File;
 use super::job::{Answer, Counted, Job, Work};
 use super::worker::Worker;
+use crate::policy::Policy;
+use crate::quota::Quota;
 use crate::storage::cas::Command;
 use crate::storage::{StorageError, StorageErrorKind};
-use crate::{FixedWindow, Policy, Quota};
+use crate::strategy::FixedWindow;
 
 /// The database, its log, the memory that its processes share, and the reserve.
 const FILES: [&str; 4] = ["", "-wal", "-shm", "-reserve"];

@@ -4,10 +4,10 @@ use std::collections::HashMap;
 
 use super::file::File;
 use super::job::{Answer, Job, Work};
-use crate::Timestamp;
 use crate::storage::cas::Batch;
 use crate::storage::cas::skew::Skew;
 use crate::storage::{Clock, StorageError};
+use crate::time::Timestamp;
 
 /// The answer to a call. A call fails alone if the text of its key has an unknown version.
 type Reply = Result<Answer, StorageError>;

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use super::Durability;
-use crate::ConfigError;
+use crate::error::ConfigError;
 use crate::storage::url::{Options, decoded};
 
 const EXAMPLES: &str = "write sqlite:limits.db or sqlite:/var/lib/app/limits.db";

@@ -3,7 +3,7 @@
 use std::fmt::Write;
 
 use super::{instant, number};
-use crate::Timestamp;
+use crate::time::Timestamp;
 
 /// The first character of a text. A decimal number follows, which is the version of the format.
 const FORMAT: char = 'v';

@@ -13,7 +13,7 @@ pub(super) use self::client::Tls;
 pub use self::config::TlsConfig;
 #[cfg(not(feature = "_rustls"))]
 pub(super) use self::missing::Tls;
-use crate::ConfigError;
+use crate::error::ConfigError;
 use crate::storage::url::{Options, Wrong};
 
 /// The paths of PEM files in a URL.

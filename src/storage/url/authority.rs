@@ -3,7 +3,7 @@
 use std::net::Ipv6Addr;
 
 use super::{Host, Login, Wrong, decoded};
-use crate::ConfigError;
+use crate::error::ConfigError;
 
 /// The login and the hosts of a URL.
 pub(in crate::storage) struct Authority {

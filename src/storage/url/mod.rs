@@ -15,7 +15,7 @@ use self::authority::may_be_login;
 #[cfg(any(feature = "postgres", feature = "sqlite"))]
 pub(super) use self::options::PREFIX;
 pub(super) use self::options::{Options, checked_prefix};
-use crate::ConfigError;
+use crate::error::ConfigError;
 
 /// The address of one server.
 #[cfg_attr(not(feature = "redis"), allow(dead_code, reason = "not all servers support Unix sockets"))]

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use super::{Wrong, decoded};
-use crate::ConfigError;
+use crate::error::ConfigError;
 use crate::storage::deadline::{self, DEADLINE};
 
 /// The default prefix.

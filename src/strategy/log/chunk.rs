@@ -1,7 +1,7 @@
 use std::ops::Deref;
 
 use super::varint::{self, Reader};
-use crate::Timestamp;
+use crate::time::Timestamp;
 
 /// An instant, and the running total of units including those at this instant.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

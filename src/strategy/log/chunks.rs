@@ -3,7 +3,7 @@ use std::mem;
 
 use super::chunk::{Chunk, Entry};
 use super::varint;
-use crate::Timestamp;
+use crate::time::Timestamp;
 
 // A chunk has a sixteenth of the size of the log, within these bounds. Smaller chunks reduce the
 // memory for the first chunk, which is decoded. Larger chunks reduce the length of the list, which

@@ -3,7 +3,7 @@ use std::mem;
 
 use super::chunk::Entry;
 use super::chunks::Chunks;
-use crate::Timestamp;
+use crate::time::Timestamp;
 
 /// The maximum length of the ring. A longer log is split into a ring and chunks.
 pub(super) const LONGEST_RING: usize = 128;

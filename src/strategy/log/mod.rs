@@ -8,7 +8,7 @@ mod varint;
 use std::mem;
 
 use self::entries::Entries;
-use crate::Timestamp;
+use crate::time::Timestamp;
 
 /// A log of admitted units, the state of a [`MovingWindow`](super::MovingWindow). It has one entry
 /// for each instant at which units were admitted, with the running total.

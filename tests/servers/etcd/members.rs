@@ -7,14 +7,13 @@ use common::policy;
 use common::servers::Etcd;
 use common::time::{EVENTUALLY, Stopwatch};
 use tokio::time::sleep;
-use tower_ratelimit::storage::EtcdStorage;
 use tower_ratelimit::{Key, RateLimiter};
 
 use super::{LONG, PLENTY, entry_points, storage};
 
 /// Makes hits until ten rounds in a row succeed. Returns the number of failures, and the time until
 /// the last one.
-async fn settles(entry_points: &EntryPoints<EtcdStorage>) -> (usize, Duration) {
+async fn settles(entry_points: &EntryPoints) -> (usize, Duration) {
     let (watch, mut failed, mut last, mut good) = (Stopwatch::start(), 0, Duration::ZERO, 0);
     while good < 10 {
         let failures = entry_points.hit().await.iter().filter(|answer| **answer == Answer::Failed).count();

@@ -24,6 +24,6 @@ fn storage(url: &str) -> EtcdStorage {
     EtcdStorage::new(url).unwrap_or_else(|error| panic!("{error}")).deadline(LONG)
 }
 
-fn entry_points(url: &str) -> EntryPoints<EtcdStorage> {
+fn entry_points(url: &str) -> EntryPoints {
     EntryPoints::new(&policy(PLENTY), storage(url).deadline(DEADLINE), || Global)
 }

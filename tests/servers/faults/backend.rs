@@ -15,7 +15,6 @@ use tower_ratelimit::{Policy, Storage};
 /// A storage on one server.
 pub(crate) trait Backend: 'static {
     type Server: FaultyServer;
-    type Storage: Storage<Error = StorageError>;
 
     /// A timeout that is long enough for a hit without faults.
     const TIMEOUT: Duration;
@@ -34,17 +33,23 @@ pub(crate) trait Backend: 'static {
     const KEEPS_COUNTS: bool;
 
     /// Returns a storage on the server behind a port.
-    fn storage(port: u16, timeout: Duration) -> Self::Storage;
+    fn storage(port: u16, timeout: Duration) -> AnyStorage;
 
     /// Returns a policy that admits `limit` units per day.
     fn policy(limit: u32) -> Policy {
         policy(&format!("fixed-window {limit}/day; moving-window {limit}/day"))
     }
 
-    fn ready(storage: &Self::Storage, timeout: Duration) -> impl Future<Output = Result<(), StorageError>> + Send;
+    /// Waits until a storage of [`storage`](Self::storage) is ready.
+    fn ready(storage: &AnyStorage, timeout: Duration) -> impl Future<Output = Result<(), StorageError>> + Send;
 
     /// Drops the caches of the server, for example its scripts.
     fn flush_caches(_: &Self::Server) {}
+}
+
+/// Returns the storage inside of an `AnyStorage`.
+fn concrete<St: Storage>(storage: &AnyStorage) -> &St {
+    storage.downcast_ref().expect("a storage of this backend")
 }
 
 /// A backend whose server sends each reply as one packet, so that a proxy can count replies.
@@ -61,18 +66,17 @@ pub(crate) struct Redis;
 
 impl Backend for Redis {
     type Server = Server;
-    type Storage = RedisStorage;
 
     const TIMEOUT: Duration = Duration::from_millis(100);
     const READS_FIRST: bool = false;
     const KEEPS_COUNTS: bool = false;
 
-    fn storage(port: u16, timeout: Duration) -> RedisStorage {
-        RedisStorage::new(&format!("redis://127.0.0.1:{port}")).unwrap().deadline(timeout)
+    fn storage(port: u16, timeout: Duration) -> AnyStorage {
+        AnyStorage::new(RedisStorage::new(&format!("redis://127.0.0.1:{port}")).unwrap().deadline(timeout))
     }
 
-    async fn ready(storage: &RedisStorage, timeout: Duration) -> Result<(), StorageError> {
-        storage.ready(timeout).await
+    async fn ready(storage: &AnyStorage, timeout: Duration) -> Result<(), StorageError> {
+        concrete::<RedisStorage>(storage).ready(timeout).await
     }
 
     fn flush_caches(server: &Server) {
@@ -93,13 +97,12 @@ pub(crate) struct RedisSwap;
 
 impl Backend for RedisSwap {
     type Server = Server;
-    type Storage = RedisStorage;
 
     const TIMEOUT: Duration = Duration::from_millis(200);
     const READS_FIRST: bool = true;
     const KEEPS_COUNTS: bool = false;
 
-    fn storage(port: u16, timeout: Duration) -> RedisStorage {
+    fn storage(port: u16, timeout: Duration) -> AnyStorage {
         Redis::storage(port, timeout)
     }
 
@@ -107,8 +110,8 @@ impl Backend for RedisSwap {
         foreign(limit)
     }
 
-    async fn ready(storage: &RedisStorage, timeout: Duration) -> Result<(), StorageError> {
-        storage.ready(timeout).await
+    async fn ready(storage: &AnyStorage, timeout: Duration) -> Result<(), StorageError> {
+        Redis::ready(storage, timeout).await
     }
 
     fn flush_caches(server: &Server) {
@@ -128,18 +131,18 @@ pub(crate) struct MemcachedServer;
 
 impl Backend for MemcachedServer {
     type Server = Memcached;
-    type Storage = MemcachedStorage;
 
     const TIMEOUT: Duration = Duration::from_millis(200);
     const READS_FIRST: bool = true;
     const KEEPS_COUNTS: bool = false;
 
-    fn storage(port: u16, timeout: Duration) -> MemcachedStorage {
-        MemcachedStorage::new(&format!("memcached://127.0.0.1:{port}?long-logs=allow")).unwrap().deadline(timeout)
+    fn storage(port: u16, timeout: Duration) -> AnyStorage {
+        let url = format!("memcached://127.0.0.1:{port}?long-logs=allow");
+        AnyStorage::new(MemcachedStorage::new(&url).unwrap().deadline(timeout))
     }
 
-    async fn ready(storage: &MemcachedStorage, timeout: Duration) -> Result<(), StorageError> {
-        storage.ready(timeout).await
+    async fn ready(storage: &AnyStorage, timeout: Duration) -> Result<(), StorageError> {
+        concrete::<MemcachedStorage>(storage).ready(timeout).await
     }
 }
 
@@ -156,19 +159,19 @@ pub(crate) struct EtcdMember;
 
 impl Backend for EtcdMember {
     type Server = Etcd;
-    type Storage = EtcdStorage;
 
     const TIMEOUT: Duration = Duration::from_secs(1);
     const MARGIN: Duration = common::harness::MARGIN;
     const READS_FIRST: bool = true;
     const KEEPS_COUNTS: bool = true;
 
-    fn storage(port: u16, timeout: Duration) -> EtcdStorage {
-        EtcdStorage::new(&format!("etcd://127.0.0.1:{port}?long-logs=allow")).unwrap().deadline(timeout)
+    fn storage(port: u16, timeout: Duration) -> AnyStorage {
+        let url = format!("etcd://127.0.0.1:{port}?long-logs=allow");
+        AnyStorage::new(EtcdStorage::new(&url).unwrap().deadline(timeout))
     }
 
-    async fn ready(storage: &EtcdStorage, timeout: Duration) -> Result<(), StorageError> {
-        storage.ready(timeout).await
+    async fn ready(storage: &AnyStorage, timeout: Duration) -> Result<(), StorageError> {
+        concrete::<EtcdStorage>(storage).ready(timeout).await
     }
 }
 
@@ -177,7 +180,6 @@ pub(crate) struct PostgresServer;
 
 impl Backend for PostgresServer {
     type Server = Postgres;
-    type Storage = PostgresStorage;
 
     const TIMEOUT: Duration = Duration::from_secs(1);
     const MARGIN: Duration = common::harness::MARGIN;
@@ -186,17 +188,17 @@ impl Backend for PostgresServer {
     const READS_FIRST: bool = false;
     const KEEPS_COUNTS: bool = true;
 
-    fn storage(port: u16, timeout: Duration) -> PostgresStorage {
+    fn storage(port: u16, timeout: Duration) -> AnyStorage {
         let url = format!("postgres://postgres@127.0.0.1:{port}/postgres?connections=1&long-logs=allow");
-        PostgresStorage::new(&url).unwrap().deadline(timeout)
+        AnyStorage::new(PostgresStorage::new(&url).unwrap().deadline(timeout))
     }
 
-    async fn ready(storage: &PostgresStorage, timeout: Duration) -> Result<(), StorageError> {
-        storage.ready(timeout).await
+    async fn ready(storage: &AnyStorage, timeout: Duration) -> Result<(), StorageError> {
+        concrete::<PostgresStorage>(storage).ready(timeout).await
     }
 }
 
-/// A backend whose storage is in an [`AnyStorage`].
+/// A backend whose storage has an unknown type.
 pub(crate) struct Erased<B>(PhantomData<B>);
 
 pub(crate) type ErasedRedis = Erased<Redis>;
@@ -206,7 +208,6 @@ pub(crate) type ErasedPostgres = Erased<PostgresServer>;
 
 impl<B: Backend> Backend for Erased<B> {
     type Server = B::Server;
-    type Storage = AnyStorage;
 
     const TIMEOUT: Duration = B::TIMEOUT;
     const MARGIN: Duration = B::MARGIN;
@@ -215,14 +216,14 @@ impl<B: Backend> Backend for Erased<B> {
     const KEEPS_COUNTS: bool = B::KEEPS_COUNTS;
 
     fn storage(port: u16, timeout: Duration) -> AnyStorage {
-        AnyStorage::new(B::storage(port, timeout))
+        B::storage(port, timeout)
     }
 
     fn policy(limit: u32) -> Policy {
         B::policy(limit)
     }
 
-    /// Repeats the check, because an erased storage has no method `ready`.
+    /// Repeats the check, because an [`AnyStorage`] has no method `ready`.
     async fn ready(storage: &AnyStorage, timeout: Duration) -> Result<(), StorageError> {
         let deadline = Instant::now() + timeout;
         // The first check has the timeout of the storage.

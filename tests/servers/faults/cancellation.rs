@@ -27,7 +27,7 @@ async fn dropped_hit_does_not_affect_other_callers<B: Backend>() {
         let dropped = timeout(Duration::from_millis(millis), limiter.hit(&Key::from("dropped"))).await;
         assert!(dropped.is_err() || begun.elapsed() >= delay);
     };
-    let hit = async |key| super::hit::<B>(&limiter, &Key::from(key)).await;
+    let hit = async |key| super::hit(&limiter, &Key::from(key)).await;
     let (begun, mut connections) = (Instant::now(), 0);
     // The first hit is dropped while the storage connects.
     for (round, patience) in (1..).zip([5, 0, 1, 5, 10, 15, 19]) {
@@ -54,7 +54,7 @@ async fn many_dropped_hits_do_not_affect_other_callers<B: Backend>() {
             for round in 0..10 {
                 let dropped = limiter.hit(&Key::from(1_000 + client % 3));
                 let _ = timeout(Duration::from_millis(client % 7), dropped).await;
-                let decision = hit::<B>(&limiter, &Key::from(client)).await;
+                let decision = hit(&limiter, &Key::from(client)).await;
                 assert_eq!(decision.remaining(), 1_000 - round - 1, "client {client}");
             }
         });

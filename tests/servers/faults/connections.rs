@@ -28,7 +28,7 @@ async fn silent_connection_is_replaced_after_three_timeouts<B: Backend>() {
     let server = B::Server::launch();
     let proxy = Proxy::start(server.port());
     let limiter = limiter::<B>(proxy.port(), QUICK);
-    recovers::<B>(&limiter).await;
+    recovers(&limiter).await;
     let before = proxy.connections();
     server.stop();
     let mut tasks = JoinSet::new();
@@ -40,7 +40,7 @@ async fn silent_connection_is_replaced_after_three_timeouts<B: Backend>() {
     assert!(quick_hit::<B>(&limiter, &Key::everybody()).await.is_err());
     assert_eq!(proxy.connections(), before, "concurrent timeouts count as one");
     server.resume();
-    assert!(recovers::<B>(&limiter).await < SECOND);
+    assert!(recovers(&limiter).await < SECOND);
     let before = proxy.connections();
     server.stop();
     let (silent, mut timeouts, mut late) = (Stopwatch::start(), 0, 0);
@@ -57,7 +57,7 @@ async fn silent_connection_is_replaced_after_three_timeouts<B: Backend>() {
     let is_early = timeouts < 4 && silent.excess() < QUICK;
     assert!(!is_early && timeouts <= 4 + late, "the call after three timeouts connects: {timeouts}, {late} late");
     server.resume();
-    recovers::<B>(&limiter).await;
+    recovers(&limiter).await;
     assert_second_connection_is_used(&proxy, before, replaced);
 }
 
@@ -80,7 +80,7 @@ async fn silent_connection_is_replaced_although_callers_stop_waiting_early<B: Ba
     let server = B::Server::launch();
     let proxy = Proxy::start(server.port());
     let limiter = limiter::<B>(proxy.port(), QUICK);
-    recovers::<B>(&limiter).await;
+    recovers(&limiter).await;
     let before = proxy.connections();
     server.stop();
     let silent = Stopwatch::start();
@@ -91,7 +91,7 @@ async fn silent_connection_is_replaced_although_callers_stop_waiting_early<B: Ba
     let replaced = Instant::now();
     assert_three_timeouts(&silent);
     server.resume();
-    recovers::<B>(&limiter).await;
+    recovers(&limiter).await;
     assert_second_connection_is_used(&proxy, before, replaced);
 }
 
@@ -101,7 +101,7 @@ async fn calls_beyond_the_limit_in_flight_are_not_sent<B: Backend>() {
     let server = B::Server::launch();
     let timeout = 2 * SECOND;
     let limiter = limiter::<B>(server.port(), timeout);
-    recovers::<B>(&limiter).await;
+    recovers(&limiter).await;
     server.stop();
     let (watch, mut tasks) = (Stopwatch::start(), JoinSet::new());
     for client in 0..CALLERS {
@@ -133,7 +133,7 @@ async fn many_retrying_callers_on_one_thread_make_progress<B: Backend>() {
     let mut timeout = QUICK;
     loop {
         let watch = Stopwatch::start();
-        let answers = answers_of_retrying_callers::<B>(&limiter::<B>(server.port(), timeout)).await;
+        let answers = answers_of_retrying_callers(&limiter::<B>(server.port(), timeout)).await;
         if answers >= CALLERS {
             return;
         }
@@ -149,8 +149,8 @@ const CALLERS: u64 = 3_000;
 const PATIENCE: Duration = Duration::from_secs(10);
 
 /// Returns the number of answers at the end of [`PATIENCE`], or when there are [`CALLERS`].
-async fn answers_of_retrying_callers<B: Backend>(limiter: &RateLimiter<B::Storage>) -> u64 {
-    recovers::<B>(limiter).await;
+async fn answers_of_retrying_callers(limiter: &RateLimiter) -> u64 {
+    recovers(limiter).await;
     let mut tasks = JoinSet::new();
     let (started, answers) = (Instant::now(), Arc::new(AtomicU64::new(0)));
     for client in 0..CALLERS {
@@ -171,7 +171,7 @@ async fn calls_share_a_connection_and_do_not_wait_for_each_other<B: Backend>() {
     let proxy = Proxy::start(server.port());
     let limiter = limiter::<B>(proxy.port(), LONG);
     // From here on the script is loaded, and the etcd lease exists.
-    let _ = hit::<B>(&limiter, &Key::everybody()).await;
+    let _ = hit(&limiter, &Key::everybody()).await;
     let before = proxy.connections();
     proxy.set(Mode::Delay(QUICK / 5));
     let (watch, mut tasks) = (Stopwatch::start(), JoinSet::new());

@@ -44,7 +44,7 @@ async fn loses_replies<B: Backend>(mode: Mode) {
         }
         proxy.set(Mode::Pass);
         proxy.cut();
-        recovers::<B>(&entry_points.limiter).await;
+        recovers(&entry_points.limiter).await;
         let counted = used(&direct).await - before;
         if B::READS_FIRST {
             assert_eq!(counted, 0, "{mode:?}: the reply to the read was lost");
@@ -91,7 +91,7 @@ async fn every_hit_is_counted_once_while_connections_are_reset<B: Backend>() {
 async fn hits_while_connections_are_reset<B: Backend>(port: u16, rounds: Range<u64>) -> (Key, Hits) {
     let proxy = Proxy::start(port);
     let (limiter, key) = (limiter::<B>(proxy.port(), LONG), Key::from(rounds.start));
-    recovers::<B>(&limiter).await;
+    recovers(&limiter).await;
     let mut hits = Hits::default();
     for round in rounds {
         let is_reset = round % 3 == 0;

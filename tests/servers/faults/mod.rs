@@ -58,7 +58,7 @@ use std::time::Duration;
 use common::harness::{AGAIN, EntryPoints, SECOND, within};
 use common::time::{EVENTUALLY, Stopwatch};
 use tokio::time::sleep;
-use tower_ratelimit::storage::StorageError;
+use tower_ratelimit::storage::{AnyStorage, StorageError};
 use tower_ratelimit::{Decision, Global, Key, RateLimiter};
 
 use self::backend::Backend;
@@ -73,22 +73,22 @@ const LONG: Duration = Duration::from_secs(60);
 const QUICK: Duration = Duration::from_millis(100);
 
 /// Returns two services and a limiter on the server behind a port.
-fn entry_points<B: Backend>(port: u16) -> EntryPoints<B::Storage> {
+fn entry_points<B: Backend>(port: u16) -> EntryPoints {
     EntryPoints::new(&B::policy(PLENTY), B::storage(port, common::harness::DEADLINE), || Global)
 }
 
 /// Returns a limiter on the server behind a port.
-fn limiter<B: Backend>(port: u16, timeout: Duration) -> RateLimiter<B::Storage> {
+fn limiter<B: Backend>(port: u16, timeout: Duration) -> RateLimiter {
     RateLimiter::with_storage(B::policy(PLENTY), B::storage(port, timeout))
 }
 
 /// Makes a hit with a limiter whose timeout is [`QUICK`], and asserts that it completes in time.
-async fn quick_hit<B: Backend>(limiter: &RateLimiter<B::Storage>, key: &Key) -> Result<Decision, StorageError> {
+async fn quick_hit<B: Backend>(limiter: &RateLimiter, key: &Key) -> Result<Decision, StorageError> {
     within(QUICK + B::MARGIN, limiter.hit(key)).await
 }
 
 /// Waits until the storage decides. Returns the elapsed time.
-async fn recovers<B: Backend>(limiter: &RateLimiter<B::Storage>) -> Duration {
+async fn recovers(limiter: &RateLimiter) -> Duration {
     let watch = Stopwatch::start();
     while let Err(error) = limiter.peek(&Key::everybody()).await {
         assert!(watch.wall() < EVENTUALLY, "{error}");
@@ -99,7 +99,7 @@ async fn recovers<B: Backend>(limiter: &RateLimiter<B::Storage>) -> Duration {
 
 /// Makes a hit with a timeout of [`LONG`], and panics if it fails. Repeats it if the machine is so
 /// busy that an attempt to connect takes longer than a second, which counts nothing.
-async fn hit<B: Backend>(limiter: &RateLimiter<B::Storage>, key: &Key) -> Decision {
+async fn hit(limiter: &RateLimiter, key: &Key) -> Decision {
     let watch = Stopwatch::start();
     loop {
         match limiter.hit(key).await {
@@ -118,12 +118,12 @@ fn most_connections(time: Duration) -> usize {
 }
 
 /// Asserts that `ready` fails within [`QUICK`]. Returns the error.
-async fn not_ready<B: Backend>(storage: &B::Storage) -> StorageError {
+async fn not_ready<B: Backend>(storage: &AnyStorage) -> StorageError {
     within(QUICK + B::MARGIN, B::ready(storage, QUICK)).await.unwrap_err()
 }
 
 /// Waits until the storage is ready. Returns the elapsed time.
-async fn ready<B: Backend>(storage: &B::Storage) -> Duration {
+async fn ready<B: Backend>(storage: &AnyStorage) -> Duration {
     let watch = Stopwatch::start();
     B::ready(storage, LONG).await.unwrap();
     watch.elapsed()

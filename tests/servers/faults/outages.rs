@@ -113,7 +113,7 @@ async fn hanging_server_delays_requests_until_the_timeout<B: Backend>() {
 async fn hanging_server_does_not_delay_other_callers<B: Backend>() {
     let server = B::Server::launch();
     let [connected, new] = [(); 2].map(|()| limiter::<B>(server.port(), QUICK));
-    recovers::<B>(&connected).await;
+    recovers(&connected).await;
     server.stop();
     let (a, b, stopped) = (Key::from("a"), Key::from("b"), Instant::now());
     for _ in 0..6 {
@@ -128,7 +128,7 @@ async fn hanging_server_does_not_delay_other_callers<B: Backend>() {
     for limiter in [&connected, &new] {
         let took = ready::<B>(limiter.storage()).await;
         assert!(took < SECOND, "{took:?}");
-        let took = recovers::<B>(limiter).await;
+        let took = recovers(limiter).await;
         assert!(took < SECOND, "{took:?}");
     }
 }
@@ -138,7 +138,7 @@ const WHILE: Duration = Duration::from_millis(300);
 
 /// Asserts that more than `least` calls fail in [`WHILE`]. Returns the elapsed time, which is longer
 /// on a busy machine.
-async fn fails_at_once<B: Backend>(limiter: &RateLimiter<B::Storage>, least: u32) -> Duration {
+async fn fails_at_once<B: Backend>(limiter: &RateLimiter, least: u32) -> Duration {
     let (watch, mut calls) = (Stopwatch::start(), 0);
     while watch.wall() < WHILE || calls <= least {
         let call = Stopwatch::start();
@@ -158,7 +158,7 @@ async fn calls_to_an_unreachable_server_fail_at_once<B: Backend>() {
     server.kill();
     fails_at_once::<B>(&limiter, 100).await;
     server.restart();
-    let took = recovers::<B>(&limiter).await;
+    let took = recovers(&limiter).await;
     assert!(took < SECOND, "{took:?}");
 }
 
@@ -177,7 +177,7 @@ async fn failed_connects_are_retried_with_backoff<B: Backend>() {
     let attempts = proxy.attempts();
     assert!(attempts as u128 <= most, "{attempts} connects in {took:?}");
     server.restart();
-    let took = recovers::<B>(&limiter).await;
+    let took = recovers(&limiter).await;
     assert!(took < SECOND, "{took:?}");
 }
 
@@ -224,6 +224,6 @@ async fn storage_reconnects_although_an_earlier_connect_lost_its_packets<B: Back
         sleep(AGAIN).await;
     }
     proxy.set(Mode::Pass);
-    recovers::<B>(&limiter).await;
+    recovers(&limiter).await;
     packet_loss.assert_below(SECOND + B::LOGIN, "the storage recovers");
 }

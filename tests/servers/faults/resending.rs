@@ -23,7 +23,7 @@ async fn hit_is_never_sent_twice<B: CountsReplies>() {
     for (mode, executed) in
         [(Mode::SwallowReplies, 1), (Mode::CutAtReply, 1), (Mode::Garbage, 1), (Mode::SwallowRequests, 0)]
     {
-        recovers::<B>(&limiter).await;
+        recovers(&limiter).await;
         // From here on the script is loaded.
         while !limiter.hit(&key).await.is_ok_and(|hit| hit.is_admitted()) {}
         let (before, writes) = (used(&direct).await, B::writes(&server));
@@ -38,7 +38,7 @@ async fn hit_is_never_sent_twice<B: CountsReplies>() {
         }
         proxy.set(Mode::Pass);
         proxy.cut();
-        recovers::<B>(&limiter).await;
+        recovers(&limiter).await;
         assert_eq!(u64::from(used(&direct).await - before), executed, "{mode:?}");
     }
 }

@@ -22,7 +22,7 @@ fn storage_outlives_its_runtime<B: Backend>() {
     let limiter = limiter::<B>(server.port(), LONG);
     for _ in 0..3 {
         let watch = Stopwatch::start();
-        assert!(current_thread().block_on(hit::<B>(&limiter, &Key::everybody())).is_admitted());
+        assert!(current_thread().block_on(hit(&limiter, &Key::everybody())).is_admitted());
         watch.assert_below(B::TIMEOUT, "the hit on a new runtime");
     }
     let direct = super::limiter::<B>(server.port(), LONG);

@@ -78,8 +78,9 @@ async fn server_that_dies_or_hangs_fails_only_its_own_keys() {
 #[tokio::test]
 async fn restarted_server_loses_only_its_own_keys() {
     let mut servers = [(); 3].map(|()| Memcached::start(&[]));
-    let limiter = RateLimiter::with_storage(policy("fixed-window 9/day"), storage(&url_of(&servers)));
-    limiter.storage().ready(LONG).await.unwrap();
+    let storage = storage(&url_of(&servers));
+    storage.ready(LONG).await.unwrap();
+    let limiter = RateLimiter::with_storage(policy("fixed-window 9/day"), storage);
     let keys: Vec<Key> = (0..60_u64).map(Key::from).collect();
     for key in &keys {
         assert!(limiter.hit(key).await.unwrap().is_admitted());

@@ -22,7 +22,7 @@ const OBSERVED: Duration = Duration::from_secs(10);
 
 /// Hits 40 times a second, with the default timeout, for several keys.
 struct Traffic {
-    limiter: RateLimiter<PostgresStorage>,
+    limiter: RateLimiter,
     ends: Arc<AtomicBool>,
     task: Option<tokio::task::JoinHandle<Vec<Duration>>>,
 }
@@ -225,7 +225,7 @@ fn creation_of_the_table_that_is_locked_costs_no_further_connections() {
 }
 
 /// Makes hits one after another, and then at the same time. All of them succeed.
-fn check_hits(limiter: &RateLimiter<PostgresStorage>) {
+fn check_hits(limiter: &RateLimiter) {
     RUNTIME.block_on(async {
         for client in 0_u64..100 {
             let _ = limiter.hit(&Key::from(client)).await.unwrap();

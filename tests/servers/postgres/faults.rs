@@ -14,13 +14,13 @@ use super::{LONG, connected, storage};
 
 const QUICK: Duration = Duration::from_millis(300);
 
-fn limiter(storage: PostgresStorage) -> RateLimiter<PostgresStorage> {
+fn limiter(storage: PostgresStorage) -> RateLimiter {
     RateLimiter::with_storage(policy("fixed-window 1000/day"), storage)
 }
 
 /// Makes a hit, and repeats it if the machine is so busy that an attempt to connect takes longer than
 /// a second, which counts nothing.
-fn hit(limiter: &RateLimiter<PostgresStorage>) -> Result<u32, StorageError> {
+fn hit(limiter: &RateLimiter) -> Result<u32, StorageError> {
     let watch = Stopwatch::start();
     loop {
         let hit = RUNTIME.block_on(limiter.hit(&Key::from("k")));
@@ -37,7 +37,8 @@ fn wrong_password_is_a_clear_error_and_the_right_one_recovers() {
     server.ask("CREATE USER app PASSWORD 'secret'; GRANT ALL ON SCHEMA public TO app");
     server.set_access("local all all trust\nhost all all 127.0.0.1/32 scram-sha-256\n");
     let url = |password| format!("postgres://app:{password}@127.0.0.1:{}/postgres", server.port());
-    let wrong = limiter(PostgresStorage::new(&url("wrong")).unwrap().deadline(LONG));
+    let storage = PostgresStorage::new(&url("wrong")).unwrap().deadline(LONG);
+    let wrong = limiter(storage.clone());
     let error = hit(&wrong).unwrap_err();
     assert_eq!(error.kind(), StorageErrorKind::Unreachable);
     let text = format!("{error:#}");
@@ -45,7 +46,7 @@ fn wrong_password_is_a_clear_error_and_the_right_one_recovers() {
     assert!(!error.may_have_counted());
     assert_eq!(hit(&limiter(PostgresStorage::new(&url("secret")).unwrap().deadline(LONG))).unwrap(), 999);
     server.ask("ALTER USER app PASSWORD 'wrong'");
-    RUNTIME.block_on(wrong.storage().ready(LONG)).unwrap();
+    RUNTIME.block_on(storage.ready(LONG)).unwrap();
     assert_eq!(hit(&wrong).unwrap(), 998);
 }
 
@@ -54,12 +55,12 @@ fn dropped_table_is_a_clear_error_and_is_created_again() {
     let server = Postgres::start(&[]);
     // A second connection would create the table when it is opened.
     let one = PostgresStorage::new(&format!("{}?connections=1", server.url())).unwrap().deadline(LONG);
-    let limiter = limiter(one);
+    let limiter = limiter(one.clone());
     assert_eq!(hit(&limiter).unwrap(), 999);
     server.ask("DROP TABLE tower_ratelimit");
     let error = hit(&limiter).unwrap_err();
     assert!(error.to_string().contains("has no table for the states") && !error.may_have_counted(), "{error:?}");
-    RUNTIME.block_on(limiter.storage().ready(LONG)).unwrap();
+    RUNTIME.block_on(one.ready(LONG)).unwrap();
     assert_eq!(hit(&limiter).unwrap(), 999);
 }
 
@@ -67,8 +68,8 @@ fn dropped_table_is_a_clear_error_and_is_created_again() {
 #[test]
 fn locked_row_is_an_error_at_the_deadline_and_counts_nothing() {
     let server = Postgres::start(&[]);
-    let patient = limiter(connected(&server));
-    let limiter = limiter(patient.storage().clone().deadline(QUICK));
+    let storage = connected(&server);
+    let (patient, limiter) = (limiter(storage.clone()), limiter(storage.deadline(QUICK)));
     assert_eq!(hit(&patient).unwrap(), 999);
     std::thread::scope(|scope| {
         scope.spawn(|| server.ask("BEGIN; SELECT * FROM tower_ratelimit FOR UPDATE; SELECT pg_sleep(2); COMMIT"));
@@ -93,11 +94,12 @@ fn locked_row_is_an_error_at_the_deadline_and_counts_nothing() {
 #[test]
 fn serialization_failure_is_retried() {
     let server = Postgres::start(&["default_transaction_isolation=serializable"]);
-    let limiters: Vec<_> = (0..4).map(|_| limiter(storage(&server))).collect();
+    let storages: Vec<_> = (0..4).map(|_| storage(&server)).collect();
     let admitted: usize = RUNTIME.block_on(async {
         let mut tasks = JoinSet::new();
-        for limiter in limiters {
-            limiter.storage().ready(LONG).await.unwrap();
+        for storage in storages {
+            storage.ready(LONG).await.unwrap();
+            let limiter = limiter(storage);
             tasks.spawn(async move {
                 let mut admitted = 0;
                 for _ in 0..30 {

@@ -21,16 +21,17 @@ fn pool(server: &Postgres, size: usize) -> Pool {
     Pool::builder(Manager::new(config, NoTls)).max_size(size).build().unwrap()
 }
 
-fn limiter(pool: Pool) -> RateLimiter<PostgresStorage> {
-    RateLimiter::with_storage(policy("fixed-window 100/day"), PostgresStorage::from_pool(pool).deadline(LONG))
+fn limiter(storage: PostgresStorage) -> RateLimiter {
+    RateLimiter::with_storage(policy("fixed-window 100/day"), storage)
 }
 
 #[test]
 fn storages_on_pools_admit_exactly_the_limit() {
     let server = Postgres::start(&[]);
-    let limiters = [limiter(pool(&server, 4)), limiter(pool(&server, 2))];
+    let storages = [4, 2].map(|size| PostgresStorage::from_pool(pool(&server, size)).deadline(LONG));
     RUNTIME.block_on(async {
-        limiters[0].storage().migrate().await.unwrap();
+        storages[0].migrate().await.unwrap();
+        let limiters = storages.map(limiter);
         let mut tasks = JoinSet::new();
         for task in 0..16 {
             let limiter = limiters[task % 2].clone();
@@ -56,12 +57,12 @@ fn storages_on_pools_admit_exactly_the_limit() {
 fn exhausted_pool_is_an_error_at_the_deadline_and_counts_nothing() {
     let server = Postgres::start(&[]);
     let pool = pool(&server, 1);
-    let limiter = limiter(pool.clone());
+    let storage = PostgresStorage::from_pool(pool.clone()).deadline(LONG);
+    let (limiter, quick) = (limiter(storage.clone()), limiter(storage.clone().deadline(QUICK)));
     RUNTIME.block_on(async {
         let error = limiter.hit(&Key::everybody()).await.unwrap_err();
         assert!(error.to_string().contains("call migrate()"), "{error:?}");
-        limiter.storage().migrate().await.unwrap();
-        let quick = RateLimiter::with_storage(limiter.policy().clone(), limiter.storage().clone().deadline(QUICK));
+        storage.migrate().await.unwrap();
         let taken = pool.get().await.unwrap();
         let watch = Stopwatch::start();
         let error = quick.hit(&Key::everybody()).await.unwrap_err();
@@ -80,9 +81,8 @@ fn connection_that_hangs_is_removed_from_the_pool() {
     let pool = pool(&server, 1);
     let storage = PostgresStorage::from_pool(pool.clone());
     RUNTIME.block_on(storage.migrate()).unwrap();
-    let limiter = RateLimiter::with_storage(policy("fixed-window 100/day"), storage.clone().deadline(QUICK));
+    let (limiter, patient) = (limiter(storage.clone().deadline(QUICK)), limiter(storage.deadline(LONG)));
     RUNTIME.block_on(async {
-        let patient = RateLimiter::with_storage(policy("fixed-window 100/day"), storage.deadline(LONG));
         assert_eq!(patient.hit(&Key::everybody()).await.unwrap().remaining(), 99);
         server.stop();
         assert!(limiter.hit(&Key::everybody()).await.unwrap_err().is_timeout());

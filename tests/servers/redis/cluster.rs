@@ -8,7 +8,6 @@ use common::time::Stopwatch;
 use common::{foreign, policy, with};
 use tokio::task::JoinSet;
 use tokio::time::sleep;
-use tower_ratelimit::storage::RedisStorage;
 use tower_ratelimit::{Header, Key, RateLimiter};
 
 use super::{LONG, PLENTY, not_ready, ready, storage};
@@ -149,11 +148,14 @@ async fn returned_primary_is_not_used_after_the_cluster_has_demoted_it() {
     let policy = policy("fixed-window 20/day; moving-window 20 per 2 days").with_name("p");
     let key = Key::from(&*homes(&cluster, "p")[0]);
     // The hits on the primary that hangs have to fail.
-    let limiter = || RateLimiter::with_storage(policy.clone(), storage(&cluster.url()).deadline(2 * SECOND));
+    let process = || {
+        let storage = storage(&cluster.url()).deadline(2 * SECOND);
+        (RateLimiter::with_storage(policy.clone(), storage.clone()), storage)
+    };
     // The second process is idle during the failover, so its map of the slots is outdated.
-    let (active, idle) = (limiter(), limiter());
-    for limiter in [&active, &idle] {
-        ready(limiter.storage()).await;
+    let (active, idle) = (process(), process());
+    for (limiter, storage) in [&active, &idle] {
+        ready(storage).await;
         for _ in 0..5 {
             assert!(limiter.hit(&key).await.unwrap().is_admitted());
         }
@@ -162,7 +164,7 @@ async fn returned_primary_is_not_used_after_the_cluster_has_demoted_it() {
     cluster.nodes[0].stop();
     let (mut admitted, started) = (10, Instant::now());
     loop {
-        match active.hit(&key).await {
+        match active.0.hit(&key).await {
             Ok(decision) if decision.is_refused() => break,
             Ok(_) => admitted += 1,
             Err(_) => sleep(AGAIN).await,
@@ -172,8 +174,8 @@ async fn returned_primary_is_not_used_after_the_cluster_has_demoted_it() {
     assert_eq!(admitted, 20, "the replica has the counts of its primary");
     cluster.nodes[0].resume();
     wait_until("the old primary is a replica", || cluster.nodes[0].ask(&["ROLE"]).list()[0].to_string() == "slave");
-    for (name, limiter) in [("active", active), ("idle", idle), ("new", limiter())] {
-        limiter.storage().ready(LONG).await.unwrap();
+    for (name, (limiter, storage)) in [("active", active), ("idle", idle), ("new", process())] {
+        storage.ready(LONG).await.unwrap();
         assert!(limiter.hit(&key).await.unwrap().is_refused(), "{name}");
     }
 }
@@ -210,7 +212,7 @@ async fn hits_follow_a_slot_that_moves_to_another_node() {
     let other = RateLimiter::with_storage(limit(), storage.clone().prefix("other"));
     let with_log =
         RateLimiter::with_storage(policy("moving-window 9/day").with_name("p"), storage.clone().prefix("log"));
-    let hit = async |limiter: &RateLimiter<RedisStorage>| limiter.hit(&Key::from("k")).await.unwrap().remaining();
+    let hit = async |limiter: &RateLimiter| limiter.hit(&Key::from("k")).await.unwrap().remaining();
     assert_eq!(hit(&limiter).await, 8);
 
     let key = "rl:{p|t:k}v1";

@@ -9,14 +9,14 @@ use futures_util::future::{join_all, poll_immediate};
 use tokio::runtime::{Builder, Runtime};
 use tokio::task::yield_now;
 use tokio::time::sleep;
-use tower_ratelimit::storage::{RedisStorage, StorageErrorKind, StorageRequest};
-use tower_ratelimit::{Key, Op, Policy, Storage};
+use tower_ratelimit::storage::{RedisStorage, StorageErrorKind, StorageFuture, StorageRequest};
+use tower_ratelimit::{Decision, Key, Op, Policy, Storage};
 
 use super::{LONG, ready, storage};
 
 const CLIENTS: u64 = 64;
 
-type Hit = <RedisStorage as Storage>::DecideFuture;
+type Hit = StorageFuture<Decision>;
 
 fn hit(storage: &RedisStorage, policy: &Policy, client: u64) -> Hit {
     storage.decide(StorageRequest::new(policy, &Key::from(client), Op::Hit, 1))

@@ -37,7 +37,7 @@ fn storage(url: &str) -> RedisStorage {
     RedisStorage::new(url).unwrap_or_else(|error| panic!("{error}")).deadline(LONG)
 }
 
-fn entry_points(url: &str, policy: &Policy) -> EntryPoints<RedisStorage> {
+fn entry_points(url: &str, policy: &Policy) -> EntryPoints {
     EntryPoints::new(policy, storage(url).deadline(DEADLINE), || Global)
 }
 

@@ -79,10 +79,10 @@ async fn fail_over(hangs: bool) {
     let mut all = Sentinels::start();
     let url = all.url();
     let limits = policy(&format!("fixed-window {LIMIT}/day; moving-window {LIMIT} per 2 days"));
-    let new_limiter = || RateLimiter::with_storage(limits.clone(), storage(&url).deadline(DEADLINE));
-    let limiter = new_limiter();
+    let new_storage = || storage(&url).deadline(DEADLINE);
+    let limiter_on = |storage: RedisStorage| RateLimiter::with_storage(limits.clone(), storage);
     let key = |name: &str, number: usize| Key::from(&*format!("{name}{number}"));
-    limiter.storage().ready(LONG).await.unwrap();
+    let limiter = limiter_on(new_storage());
     for number in 0..TASKS {
         let whole = limiter.hit_with_cost(&key("spent", number), LIMIT).await.unwrap();
         assert!(whole.is_admitted());
@@ -161,13 +161,14 @@ async fn fail_over(hangs: bool) {
     }
     // The old primary still considers itself the primary, with the counts from before the failover
     // or none. Neither this process nor a new one uses it.
-    let other = new_limiter();
+    let other = new_storage();
     if hangs {
         all.servers[0].resume();
     } else {
         all.servers[0].restart();
     }
-    other.storage().ready(LONG).await.unwrap();
+    other.ready(LONG).await.unwrap();
+    let other = limiter_on(other);
     for number in 0..TASKS {
         for name in ["spent", "fresh"] {
             for limiter in [&limiter, &other] {
@@ -179,7 +180,7 @@ async fn fail_over(hangs: bool) {
 }
 
 /// Makes a hit, and repeats it if its timeout passed only because the machine is busy.
-async fn decided(limiter: &RateLimiter<RedisStorage>, key: &Key) -> Decision {
+async fn decided(limiter: &RateLimiter, key: &Key) -> Decision {
     loop {
         let watch = Stopwatch::start();
         match timely(limiter.hit(key)).await {
@@ -193,9 +194,9 @@ async fn decided(limiter: &RateLimiter<RedisStorage>, key: &Key) -> Decision {
 #[tokio::test]
 async fn storage_leaves_a_replying_primary_that_the_sentinels_have_replaced() {
     let all = Sentinels::start();
-    let limiter =
-        RateLimiter::with_storage(policy("fixed-window 1000000/day"), storage(&all.url()).deadline(SECOND / 10));
-    ready(limiter.storage()).await;
+    let storage = storage(&all.url()).deadline(SECOND / 10);
+    ready(&storage).await;
+    let limiter = RateLimiter::with_storage(policy("fixed-window 1000000/day"), storage);
     // The old primary rejects the sentinels' commands, but not the storage's.
     all.servers[0].ask(&["ACL", "SETUSER", "default", "-ping"]);
     wait_until("another primary is named", || {

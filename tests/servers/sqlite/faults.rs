@@ -15,7 +15,7 @@ use super::{Folder, open};
 
 const QUICK: Duration = Duration::from_millis(100);
 
-fn limiter(storage: SqliteStorage) -> RateLimiter<SqliteStorage> {
+fn limiter(storage: SqliteStorage) -> RateLimiter {
     RateLimiter::with_storage(policy("fixed-window 1000/day"), storage)
 }
 
@@ -29,8 +29,8 @@ fn lock(folder: &Folder) -> Connection {
 #[test]
 fn lock_of_another_process_is_an_error_at_the_deadline_and_counts_nothing() {
     let folder = Folder::new();
-    let patient = limiter(open(&folder.file()));
-    let limiter = limiter(patient.storage().clone().deadline(QUICK));
+    let storage = open(&folder.file());
+    let (patient, limiter) = (limiter(storage.clone()), limiter(storage.deadline(QUICK)));
     RUNTIME.block_on(async {
         assert_eq!(patient.hit(&Key::everybody()).await.unwrap().remaining(), 999);
         let other = lock(&folder);
@@ -111,7 +111,7 @@ fn dropped_hit_that_was_queued_is_counted() {
 fn hit_outside_of_a_runtime_is_an_error() {
     let folder = Folder::new();
     let limiter = limiter(open(&folder.file()));
-    let error = common::poll(&mut Box::pin(limiter.hit(&Key::everybody())));
+    let error = common::poll(&mut limiter.hit(&Key::everybody()));
     assert!(matches!(error, std::task::Poll::Ready(Err(_))), "{error:?}");
     // Without a runtime, nothing was counted.
     assert_eq!(RUNTIME.block_on(limiter.hit(&Key::everybody())).unwrap().remaining(), 999);

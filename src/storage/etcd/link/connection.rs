@@ -23,7 +23,7 @@ use tower_service::Service;
 use super::super::error::{from_status, has_no_leader, is_auth_disabled};
 use super::super::url::Access;
 use super::super::wire::{Authenticate, Call, Status};
-use crate::BoxError;
+use crate::error::BoxError;
 use crate::storage::net::{CONNECT_WITHIN, socket};
 use crate::storage::url::Host;
 use crate::storage::{StorageError, StorageErrorKind};

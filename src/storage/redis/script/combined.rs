@@ -5,7 +5,7 @@ use std::sync::Arc;
 use redis::{Cmd, cmd};
 
 use super::{Call, Text};
-use crate::Timestamp;
+use crate::time::Timestamp;
 
 /// A call of a script that decides on several hits.
 pub(in super::super) struct Combined<'a> {

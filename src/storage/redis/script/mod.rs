@@ -10,10 +10,12 @@ use redis::{Cmd, cmd};
 
 pub(super) use self::combined::{Combined, Kin};
 use super::{keys, record};
-use crate::policy::Limit;
+use crate::decision::Decision;
+use crate::key::Key;
+use crate::policy::{Limit, Op, Policy};
 use crate::storage::{StorageRequest, names};
 use crate::strategy::Script as StrategyScript;
-use crate::{Decision, Key, Op, Policy, Timestamp};
+use crate::time::Timestamp;
 
 /// The minimum time by which a key outlives its state, in milliseconds.
 pub(super) const GRACE: u32 = 500;

@@ -1,0 +1,308 @@
+//! The contract between limiters and storages. It names no implementation.
+
+use std::any::Any;
+use std::fmt;
+use std::iter::successors;
+use std::sync::Arc;
+
+use super::future::StorageFuture;
+use super::{StorageError, StorageErrorKind};
+use crate::decision::Decision;
+use crate::error::ConfigError;
+use crate::key::Key;
+use crate::policy::{Op, Policy};
+use crate::strategy::Status;
+use crate::time::Timestamp;
+
+/// A request to [`Storage::decide`] or [`Storage::try_admit`]: an operation on the states of a key.
+#[derive(Clone, Copy, Debug)]
+#[non_exhaustive]
+pub struct StorageRequest<'a> {
+    /// The policy whose limits apply.
+    pub policy: &'a Policy,
+    /// The rate limit key.
+    pub key: &'a Key,
+    /// The operation: a hit, a peek or a charge.
+    pub op: Op,
+    /// The number of units to spend. A cost of 0 spends nothing and is always admitted.
+    pub cost: u32,
+}
+
+impl<'a> StorageRequest<'a> {
+    /// Creates a request for the operation `op` on `cost` units of `key`.
+    pub fn new(policy: &'a Policy, key: &'a Key, op: Op, cost: u32) -> Self {
+        Self { policy, key, op, cost }
+    }
+
+    /// Returns a copy that owns its policy and its key, for a future.
+    pub(crate) fn owned(&self) -> OwnedRequest {
+        OwnedRequest { policy: self.policy.clone(), key: self.key.clone(), op: self.op, cost: self.cost }
+    }
+}
+
+/// A [`StorageRequest`] that owns its policy and its key.
+#[derive(Clone, Debug)]
+pub(crate) struct OwnedRequest {
+    pub(crate) policy: Policy,
+    pub(crate) key: Key,
+    pub(crate) op: Op,
+    pub(crate) cost: u32,
+}
+
+impl OwnedRequest {
+    pub(crate) fn borrow(&self) -> StorageRequest<'_> {
+        StorageRequest::new(&self.policy, &self.key, self.op, self.cost)
+    }
+}
+
+/// A decision reduced to the values that response headers report: its time, and the status of one
+/// limit. [`Storage::try_admit`] fills it in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[expect(clippy::exhaustive_structs, reason = "a storage fills in every field")]
+pub struct Summary {
+    /// The time of the decision, by the wall clock.
+    pub at: Timestamp,
+    /// The status that [`Decision::shown`] returns for the same decision.
+    pub limit: Status,
+}
+
+impl Summary {
+    /// Returns the decision if [`Storage::try_admit`] has filled in a refusal. Returns `None` if
+    /// the caller must call [`Storage::decide`].
+    #[inline]
+    pub(crate) fn refusal(&self, request: &StorageRequest<'_>) -> Option<Decision> {
+        match request.policy.limits() {
+            [limit] if !self.limit.is_admitted() && !limit.counts_refusals() => {
+                Some(Decision::of(self.at, request.cost, self.limit))
+            }
+            _ => None,
+        }
+    }
+
+    /// Removes a refusal from the summary, so that the caller calls [`Storage::decide`]. Returns
+    /// `false`, the result of [`Storage::try_admit`] in this case.
+    pub(crate) fn remove_refusal(summary: Option<&mut Self>) -> bool {
+        if let Some(summary) = summary {
+            *summary = Self::default();
+        }
+        false
+    }
+}
+
+impl Default for Summary {
+    #[inline]
+    fn default() -> Self {
+        Self { at: Timestamp::EPOCH, limit: Status::admitted(0, 0, 0) }
+    }
+}
+
+/// Stores the rate limit states of keys, and makes atomic decisions on them.
+///
+/// For a decision, a storage
+///
+/// 1. loads the states of the key,
+/// 2. calls [`Policy::decide`] with the storage's own time,
+/// 3. saves the changed states.
+///
+/// Nothing else may change the states of the key between these steps. The same applies to
+/// [`clear`](Self::clear) and [`settle`](Self::settle).
+///
+/// A state belongs to
+///
+/// - a policy, identified by [`Policy::identity`],
+/// - a key,
+/// - a limit, identified by its digest in [`Policy::limit_digests`].
+///
+/// A digest identifies the position, the strategy and the period of a limit. It may differ between
+/// builds of a program. A storage that outlives the process must therefore store those three
+/// instead of the digest.
+///
+/// A [`StorageFuture`] owns the values that it needs. The limiter and the layer share one storage
+/// in an [`Arc`]. `testing::StorageLaws` (feature `testing`) tests an implementation.
+///
+/// # Examples
+///
+/// ```
+/// use std::collections::HashMap;
+/// use std::sync::{Arc, Mutex};
+/// use tower_ratelimit::storage::{Storage, StorageFuture, StorageRequest};
+/// use tower_ratelimit::strategy::State;
+/// use tower_ratelimit::{Decision, Key, Policy, Timestamp};
+///
+/// /// Keeps all states in a map, and never removes any.
+/// #[derive(Clone, Debug, Default)]
+/// struct MapStorage(Arc<Mutex<HashMap<(String, Key, u32), State>>>);
+///
+/// impl MapStorage {
+///     fn with_states<T>(&self, policy: &Policy, key: &Key, f: impl FnOnce(&mut [State]) -> T) -> T {
+///         let mut map = self.0.lock().unwrap();
+///         let name = |digest: &u32| (policy.identity().to_owned(), key.clone(), *digest);
+///         let names: Vec<_> = policy.limit_digests().iter().map(name).collect();
+///         let mut states: Vec<_> = names.iter().map(|name| map.remove(name).unwrap_or_default()).collect();
+///         let result = f(&mut states);
+///         map.extend(names.into_iter().zip(states));
+///         result
+///     }
+/// }
+///
+/// impl Storage for MapStorage {
+///     fn decide(&self, request: StorageRequest<'_>) -> StorageFuture<Decision> {
+///         let StorageRequest { policy, key, op, cost, .. } = request;
+///         let now = Timestamp::wall_clock();
+///         StorageFuture::ok(self.with_states(policy, key, |states| policy.decide(states, now, op, cost)))
+///     }
+///
+///     fn clear(&self, policy: &Policy, key: &Key) -> StorageFuture<()> {
+///         StorageFuture::ok(self.with_states(policy, key, |states| states.fill(State::Fresh)))
+///     }
+///
+///     fn settle(&self, policy: &Policy, key: &Key, decision: &Decision, actual: u32) -> StorageFuture<()> {
+///         let now = Timestamp::wall_clock();
+///         StorageFuture::ok(self.with_states(policy, key, |states| policy.settle(states, now, decision, actual)))
+///     }
+/// }
+/// ```
+pub trait Storage: Any + fmt::Debug + Send + Sync {
+    /// Decides on a hit or a peek, or charges units, as [`Policy::decide`] does.
+    ///
+    /// A charge is refused only as [storage full](Decision::is_storage_full) or
+    /// [contended](Decision::is_contended). A refused charge has spent nothing.
+    ///
+    /// # Errors
+    ///
+    /// The future returns an error if the storage fails. Its
+    /// [`may_have_counted`](StorageError::may_have_counted) returns `true` if units may have been
+    /// spent.
+    fn decide(&self, request: StorageRequest<'_>) -> StorageFuture<Decision>;
+
+    /// Tries to admit a hit without a future, which is faster than [`decide`](Self::decide). The
+    /// operation of `request` is [`Op::Hit`].
+    ///
+    /// The caller passes `None`, or a default summary, which the storage fills in:
+    ///
+    /// | result | summary | meaning |
+    /// |---|---|---|
+    /// | `true` | the decision | the hit was counted, and does not have to wait |
+    /// | `false` | a refusal by the only limit of the policy | nothing was counted; the caller may refuse the hit without calling `decide` |
+    /// | `false` | anything else, or `None` | nothing was counted; the caller calls `decide` |
+    ///
+    /// Filling in a refusal is optional. A wrapper whose own `decide` must run for each refusal
+    /// resets the summary to its default.
+    ///
+    /// The default implementation returns `false`, and does not change the summary.
+    #[inline]
+    fn try_admit(&self, request: StorageRequest<'_>, summary: Option<&mut Summary>) -> bool {
+        let _ = (request, summary);
+        false
+    }
+
+    /// Removes the states of the key in all limits of the policy.
+    ///
+    /// # Errors
+    ///
+    /// The future returns an error if the storage fails.
+    fn clear(&self, policy: &Policy, key: &Key) -> StorageFuture<()>;
+
+    /// Corrects the cost of a hit to `actual` units, as [`Policy::settle`] does. `decision` is the
+    /// decision on that hit. Does nothing if the decision [has not spent](Decision::has_spent)
+    /// units. Call this method once per hit, because a second call is not detected.
+    ///
+    /// # Errors
+    ///
+    /// The future returns an error if the storage fails.
+    fn settle(&self, policy: &Policy, key: &Key, decision: &Decision, actual: u32) -> StorageFuture<()>;
+
+    /// Checks that the storage is reachable, for example for a health endpoint. Makes one attempt
+    /// and spends nothing.
+    ///
+    /// A wrapper checks its inner storage, and a [breaker](super::Breaker) checks its primary storage. The
+    /// default implementation never fails.
+    ///
+    /// # Errors
+    ///
+    /// The future returns an error if the storage is not reachable.
+    fn check(&self) -> StorageFuture<()> {
+        StorageFuture::ok(())
+    }
+
+    /// Removes all keys of this storage, and returns their number. A shared storage removes all
+    /// keys with its prefix, including the keys of other processes.
+    ///
+    /// Use it in tests and for operations, because it may visit every key. Hits during the call may
+    /// stay counted.
+    ///
+    /// # Errors
+    ///
+    /// The future returns an error if the storage fails. The default implementation, [`Cas`](super::Cas) and
+    /// `MemcachedStorage` always return an error of the kind
+    /// [`Unsupported`](StorageErrorKind::Unsupported).
+    fn clear_all(&self) -> StorageFuture<u64> {
+        let message = "this storage cannot list its keys";
+        StorageFuture::ready(Err(StorageError::new(StorageErrorKind::Unsupported, message)))
+    }
+
+    /// Checks that this storage supports the policy.
+    ///
+    /// A limiter and a layer call this method when they are built, and when their
+    /// [`LivePolicy`](crate::LivePolicy) is set. They do not check a policy that is chosen per
+    /// request. So [`decide`](Self::decide) must handle every policy, and can return an error for
+    /// an unsupported one.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if the storage does not support the policy. For example, its states can
+    /// grow longer than the storage allows, or it is not a single fixed window and the storage
+    /// is [`Leases`](super::Leases). The default implementation never fails.
+    fn validate(&self, policy: &Policy) -> Result<(), ConfigError> {
+        let _ = policy;
+        Ok(())
+    }
+
+    /// Returns the storage that this one wraps, for example to find a memory storage that is too
+    /// small, or a [breaker](super::Breaker) inside of another one.
+    ///
+    /// A wrapper returns its inner storage. The default implementation returns `None`.
+    fn wrapped(&self) -> Option<&dyn Storage> {
+        None
+    }
+}
+
+/// Iterates over a storage and the storages that it wraps, from the outside in.
+pub(crate) fn layers(storage: &dyn Storage) -> impl Iterator<Item = &dyn Storage> {
+    successors(Some(storage), |storage| storage.wrapped())
+}
+
+impl<St: Storage + ?Sized> Storage for Arc<St> {
+    fn decide(&self, request: StorageRequest<'_>) -> StorageFuture<Decision> {
+        (**self).decide(request)
+    }
+
+    #[inline]
+    fn try_admit(&self, request: StorageRequest<'_>, summary: Option<&mut Summary>) -> bool {
+        (**self).try_admit(request, summary)
+    }
+
+    fn clear(&self, policy: &Policy, key: &Key) -> StorageFuture<()> {
+        (**self).clear(policy, key)
+    }
+
+    fn settle(&self, policy: &Policy, key: &Key, decision: &Decision, actual: u32) -> StorageFuture<()> {
+        (**self).settle(policy, key, decision, actual)
+    }
+
+    fn check(&self) -> StorageFuture<()> {
+        (**self).check()
+    }
+
+    fn clear_all(&self) -> StorageFuture<u64> {
+        (**self).clear_all()
+    }
+
+    fn validate(&self, policy: &Policy) -> Result<(), ConfigError> {
+        (**self).validate(policy)
+    }
+
+    fn wrapped(&self) -> Option<&dyn Storage> {
+        (**self).wrapped()
+    }
+}

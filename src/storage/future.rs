@@ -1,0 +1,125 @@
+use std::fmt;
+use std::pin::Pin;
+use std::task::{Context, Poll, Waker};
+
+use super::StorageError;
+
+/// The future of a call to a [`Storage`](super::Storage): a result that is ready, or a boxed future.
+///
+/// A ready future does not allocate.
+///
+/// ```
+/// use tower_ratelimit::storage::StorageFuture;
+///
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> Result<(), tower_ratelimit::storage::StorageError> {
+/// let ready = StorageFuture::ok(3);
+/// let later = StorageFuture::new(async {
+///     tokio::task::yield_now().await;
+///     Ok(4)
+/// });
+/// assert_eq!(ready.await? + later.await?, 7);
+/// # Ok(())
+/// # }
+/// ```
+#[must_use = "futures do nothing unless they are polled"]
+pub struct StorageFuture<T>(Stage<T>);
+
+enum Stage<T> {
+    /// `None` after the result was returned.
+    Ready(Option<Result<T, StorageError>>),
+    Pending(Pin<Box<dyn Future<Output = Result<T, StorageError>> + Send>>),
+}
+
+impl<T> StorageFuture<T> {
+    /// Returns a future that is ready with `value`.
+    #[inline]
+    pub fn ok(value: T) -> Self {
+        Self::ready(Ok(value))
+    }
+
+    /// Returns a future that is ready with `result`.
+    #[inline]
+    pub fn ready(result: Result<T, StorageError>) -> Self {
+        Self(Stage::Ready(Some(result)))
+    }
+
+    /// Boxes `future`. It is not polled before the returned future is.
+    pub fn new(future: impl Future<Output = Result<T, StorageError>> + Send + 'static) -> Self {
+        Self(Stage::Pending(Box::pin(future)))
+    }
+
+    /// Returns the result if the future is ready without being polled.
+    #[inline]
+    pub(crate) fn as_ready(&self) -> Option<Result<&T, &StorageError>> {
+        match &self.0 {
+            Stage::Ready(result) => result.as_ref().map(Result::as_ref),
+            Stage::Pending(_) => None,
+        }
+    }
+
+    /// Polls a boxed future once, so that a result that is available immediately is ready.
+    pub(crate) fn polled_once(self) -> Self {
+        let Stage::Pending(mut future) = self.0 else { return self };
+        match future.as_mut().poll(&mut Context::from_waker(Waker::noop())) {
+            Poll::Ready(result) => Self::ready(result),
+            Poll::Pending => Self(Stage::Pending(future)),
+        }
+    }
+}
+
+impl<T: Send + 'static> StorageFuture<T> {
+    /// Passes the result to `next`: now if it is ready, and otherwise when it is.
+    pub(crate) fn then<U: Send + 'static>(
+        self,
+        next: impl FnOnce(Result<T, StorageError>) -> StorageFuture<U> + Send + 'static,
+    ) -> StorageFuture<U> {
+        match self.0 {
+            Stage::Ready(Some(result)) => next(result),
+            Stage::Ready(None) => returned(),
+            Stage::Pending(future) => StorageFuture::new(async move { next(future.await).await }),
+        }
+    }
+
+    /// Changes the result with `change`: now if it is ready, and otherwise when it is.
+    pub(crate) fn map<U: Send + 'static>(
+        self,
+        change: impl FnOnce(Result<T, StorageError>) -> Result<U, StorageError> + Send + 'static,
+    ) -> StorageFuture<U> {
+        match self.0 {
+            Stage::Ready(Some(result)) => StorageFuture::ready(change(result)),
+            Stage::Ready(None) => returned(),
+            Stage::Pending(future) => StorageFuture::new(async move { change(future.await) }),
+        }
+    }
+}
+
+#[cold]
+fn returned() -> ! {
+    panic!("`StorageFuture` polled after completion")
+}
+
+/// A ready result is not pinned, and the box of a pending future pins it.
+impl<T> Unpin for StorageFuture<T> {}
+
+impl<T> Future for StorageFuture<T> {
+    type Output = Result<T, StorageError>;
+
+    #[inline]
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        match &mut self.0 {
+            Stage::Ready(result) => Poll::Ready(result.take().unwrap_or_else(|| returned())),
+            Stage::Pending(future) => future.as_mut().poll(cx),
+        }
+    }
+}
+
+impl<T> fmt::Debug for StorageFuture<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match &self.0 {
+            Stage::Ready(Some(_)) => "StorageFuture(Ready)",
+            Stage::Ready(None) => "StorageFuture(Returned)",
+            Stage::Pending(_) => "StorageFuture(Pending)",
+        })
+    }
+}
