@@ -69,7 +69,6 @@
 //! | `axum` (default) | [`PeerIp`] reads `ConnectInfo` and `MockConnectInfo`; [`Head::uri`] reads `OriginalUri`; `extract::MatchedPath`; [`Decision`] and [`Charge`] are extractors |
 //! | `quanta` (default) | [`SystemClock`](storage::SystemClock) reads the processor's tick counter, which is faster than the system's clock |
 //! | `tracing` (default) | logs refusals, failures of the storage and [lints](Lint) |
-//! | `coarse-clock` | `storage::CoarseClock`, for processors without a fast tick counter; it lags by up to one timer tick |
 //! | `tonic` | [`PeerIp`] reads the connect info of tonic's server |
 //! | `lookup` | `PolicyLookup`, policies from a database |
 //! | `metrics` | `MetricsObserver`, and metrics of the storages |

@@ -70,8 +70,6 @@ pub use self::breaker::{Breaker, Circuit, CircuitState, Phase};
 #[cfg(feature = "metrics")]
 pub(crate) use self::calls::{IN_FLIGHT, LATENCY};
 pub use self::cas::{Cas, CasStorage, Loaded, Swapped};
-#[cfg(feature = "coarse-clock")]
-pub use self::clock::CoarseClock;
 pub use self::clock::{Clock, ManualClock, SystemClock, TokioClock};
 pub(crate) use self::contract::layers;
 pub use self::contract::{Storage, StorageRequest, Summary};

@@ -5,7 +5,7 @@ use std::slice::from_ref;
 use std::thread::available_parallelism;
 use std::time::Instant;
 
-use tower_ratelimit::{Key, Policy, Quota, RateLimiter, TokenBucket};
+use tower_ratelimit::{Key, LocalLimiter, Policy, Quota, TokenBucket};
 
 use crate::keys::{Orders, address};
 use crate::measure::{interleave_rounds, time, time_on};
@@ -55,12 +55,12 @@ fn by_keys() -> Panel {
 
 fn at_keys(count: u32) -> [f64; 4] {
     let (keys, addresses) = (Orders::new(count, |i| Key::from(address(i))), Orders::new(count, address));
-    let limiter = RateLimiter::new(subject::token_bucket());
+    let limiter = LocalLimiter::new(subject::token_bucket());
     subject::prepare(&limiter, keys.all());
     let governor = subject::governor();
     subject::prepare_governor(&governor, addresses.all());
     let (gcra, quota) = (subject::gcra::<IpAddr>(), subject::gcra_quota());
-    let ours = |hit: fn(&RateLimiter, &Key) -> bool| {
+    let ours = |hit: fn(&LocalLimiter, &Key) -> bool| {
         let mut keys = keys.walk(0);
         time(|| assert!(hit(&limiter, keys.next())))
     };
@@ -88,7 +88,7 @@ fn by_limits() -> Panel {
 fn at_limits(limits: u32) -> [f64; 3] {
     let address = address(0);
     let key = Key::from(address);
-    let limiter = RateLimiter::new(token_buckets(limits));
+    let limiter = LocalLimiter::new(token_buckets(limits));
     subject::prepare(&limiter, from_ref(&key));
     let governors: Vec<_> = (0..limits).map(|_| subject::governor()).collect();
     for governor in &governors {
@@ -109,7 +109,7 @@ fn token_buckets(limits: u32) -> Policy {
 fn by_threads() -> Panel {
     let address = address(0);
     let key = Key::from(address);
-    let [generous, stingy] = [subject::token_bucket(), subject::stingy(TokenBucket::new())].map(RateLimiter::new);
+    let [generous, stingy] = [subject::token_bucket(), subject::stingy(TokenBucket::new())].map(LocalLimiter::new);
     subject::prepare(&generous, from_ref(&key));
     assert!(admits(&stingy, &key));
     let governor = subject::governor();

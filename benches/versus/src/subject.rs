@@ -8,9 +8,8 @@ use governor::DefaultKeyedRateLimiter;
 use governor::clock::{DefaultClock, QuantaInstant};
 use governor::middleware::{RateLimitingMiddleware, StateInformationMiddleware};
 use governor::state::keyed::DefaultKeyedStateStore;
-use tower_ratelimit::storage::CoarseClock;
 use tower_ratelimit::strategy::Strategy;
-use tower_ratelimit::{Key, MemoryStorage, Policy, Quota, RateLimiter, SlidingWindowCounter, TokenBucket};
+use tower_ratelimit::{Key, LocalLimiter, Policy, Quota, SlidingWindowCounter, TokenBucket};
 
 use crate::keys::PeerKey;
 
@@ -93,27 +92,20 @@ fn of(amount: u32) -> NonZeroU32 {
     NonZeroU32::new(amount).expect("not zero")
 }
 
-pub fn with_coarse_clock(policy: Policy) -> RateLimiter {
-    let storage = MemoryStorage::builder().clock(CoarseClock::new()).build().expect("the configuration is valid");
-    RateLimiter::with_storage(policy, storage)
-}
-
 /// Returns `true` if a hit is admitted, like governor's `check_key`.
-pub fn admits(limiter: &RateLimiter, key: &Key) -> bool {
+pub fn admits(limiter: &LocalLimiter, key: &Key) -> bool {
     limiter.admit(key)
 }
 
 /// Makes a decision with all its numbers, and reads the result, because a caller would read it too.
-pub fn decides(limiter: &RateLimiter, key: &Key) -> bool {
-    let Ok(decision) = limiter.hit(key).into_inner();
-    decision.is_admitted()
+pub fn decides(limiter: &LocalLimiter, key: &Key) -> bool {
+    limiter.hit(key).is_admitted()
 }
 
 /// Creates states of all keys.
-pub fn prepare(limiter: &RateLimiter, keys: &[Key]) {
+pub fn prepare(limiter: &LocalLimiter, keys: &[Key]) {
     for key in keys {
-        let Ok(decision) = limiter.hit_with_cost(key, HEAD_START).into_inner();
-        assert!(decision.is_admitted());
+        assert!(limiter.hit_with_cost(key, HEAD_START).is_admitted());
     }
 }
 

@@ -1,5 +1,3 @@
-#[cfg(feature = "coarse-clock")]
-mod coarse;
 #[cfg(feature = "quanta")]
 mod counter;
 #[cfg(not(feature = "quanta"))]
@@ -11,8 +9,6 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-#[cfg(feature = "coarse-clock")]
-pub use self::coarse::CoarseClock;
 #[cfg(feature = "quanta")]
 use self::counter::Ticks;
 #[cfg(not(feature = "quanta"))]

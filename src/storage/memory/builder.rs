@@ -75,8 +75,7 @@ impl MemoryStorageBuilder {
         Self { on_full, ..self }
     }
 
-    /// Sets the clock. Defaults to a [`SystemClock`]. `CoarseClock` (feature `coarse-clock`) is
-    /// less exact, but faster on machines whose processor's tick counter is slow to read.
+    /// Sets the clock, for example in tests. Defaults to a [`SystemClock`].
     pub fn clock(self, clock: impl Clock) -> Self {
         Self { clock: Some(Time::of(clock)), ..self }
     }

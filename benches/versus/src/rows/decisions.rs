@@ -2,7 +2,7 @@
 
 use std::time::Instant;
 
-use tower_ratelimit::{Key, RateLimiter};
+use tower_ratelimit::{Key, LocalLimiter};
 
 use crate::keys::{Orders, PeerKey, THREADS, address, string};
 use crate::measure::{interleave, time_on};
@@ -10,7 +10,6 @@ use crate::subject::{self, Gcra, Governor, SnapshotGovernor, admits, decides};
 use crate::table::{Goal, Table, Unit};
 
 const TOKEN_BUCKET: Goal = Goal::SpeedAtLeast(1.1);
-const COARSE_CLOCK: Goal = Goal::SpeedAtLeast(1.6);
 const SLIDING_WINDOW_COUNTER: Goal = Goal::SpeedAtLeast(1.2);
 const MEAN: Goal = Goal::SpeedAtLeast(1.3);
 
@@ -36,21 +35,19 @@ fn key_set<K: PeerKey>(table: &mut Table, ratios: &mut Vec<f64>, label: &str, co
     let rows = [(1, "1 thread"), (THREADS, "2 threads")].map(|(threads, suffix)| {
         let bucket = format!("TokenBucket, {label}, {suffix}");
         let counter = format!("SlidingWindowCounter, {label}, {suffix}");
-        let coarse = bucket.clone() + ", coarse clock";
-        (threads, [bucket.clone(), coarse, counter, bucket.clone() + ", against axum_gcra", bucket + ", all numbers"])
+        (threads, [bucket.clone(), counter, bucket.clone() + ", against axum_gcra", bucket + ", all numbers"])
     });
     if !table.wants_any(rows.iter().flat_map(|(_, names)| names)) {
         return;
     }
     let subjects = Subjects::new(count, key);
-    for (threads, names @ [of_bucket, of_coarse, of_counter, against_gcra, of_numbers]) in &rows {
+    for (threads, names @ [of_bucket, of_counter, against_gcra, of_numbers]) in &rows {
         if !table.wants_any(names) {
             continue;
         }
-        let [bucket, governor, coarse, counter, gcra, numbers, snapshot_times] = interleave([
+        let [bucket, governor, counter, gcra, numbers, snapshot_times] = interleave([
             &mut || subjects.ours(&subjects.bucket, *threads, admits),
             &mut || subjects.governor(*threads),
-            &mut || subjects.ours(&subjects.coarse, *threads, admits),
             &mut || subjects.ours(&subjects.counter, *threads, admits),
             &mut || subjects.gcra(*threads),
             &mut || subjects.ours(&subjects.bucket, *threads, decides),
@@ -58,7 +55,6 @@ fn key_set<K: PeerKey>(table: &mut Table, ratios: &mut Vec<f64>, label: &str, co
         ]);
         ratios.push(governor.over(&bucket).median());
         table.row(of_bucket, Unit::Nanoseconds, &bucket, ("governor", &governor), TOKEN_BUCKET);
-        table.row(of_coarse, Unit::Nanoseconds, &coarse, ("governor", &governor), COARSE_CLOCK);
         table.row(of_counter, Unit::Nanoseconds, &counter, ("governor", &governor), SLIDING_WINDOW_COUNTER);
         table.row(against_gcra, Unit::Nanoseconds, &bucket, ("axum_gcra", &gcra), Goal::None);
         table.row(of_numbers, Unit::Nanoseconds, &numbers, ("governor's snapshot", &snapshot_times), Goal::None);
@@ -66,17 +62,16 @@ fn key_set<K: PeerKey>(table: &mut Table, ratios: &mut Vec<f64>, label: &str, co
 }
 
 /// A function that hits a limiter, and returns `true` if the hit was admitted.
-trait Admits: Fn(&RateLimiter, &Key) -> bool + Copy + Sync {}
+trait Admits: Fn(&LocalLimiter, &Key) -> bool + Copy + Sync {}
 
-impl<F: Fn(&RateLimiter, &Key) -> bool + Copy + Sync> Admits for F {}
+impl<F: Fn(&LocalLimiter, &Key) -> bool + Copy + Sync> Admits for F {}
 
 /// All limiters, with states of all keys.
 struct Subjects<K: PeerKey> {
     keys: Orders<Key>,
     peer_keys: Orders<K>,
-    bucket: RateLimiter,
-    coarse: RateLimiter,
-    counter: RateLimiter,
+    bucket: LocalLimiter,
+    counter: LocalLimiter,
     governor: Governor<K>,
     governor_with_snapshot: SnapshotGovernor<K>,
     gcra: Gcra<K>,
@@ -87,9 +82,8 @@ impl<K: PeerKey> Subjects<K> {
         let subjects = Self {
             keys: Orders::new(count, |i| key(i).ours()),
             peer_keys: Orders::new(count, key),
-            bucket: RateLimiter::new(subject::token_bucket()),
-            coarse: subject::with_coarse_clock(subject::token_bucket()),
-            counter: RateLimiter::new(subject::sliding_window_counter()),
+            bucket: LocalLimiter::new(subject::token_bucket()),
+            counter: LocalLimiter::new(subject::sliding_window_counter()),
             governor: subject::governor(),
             governor_with_snapshot: subject::governor_with_snapshot(),
             gcra: subject::gcra(),
@@ -97,14 +91,13 @@ impl<K: PeerKey> Subjects<K> {
         subject::prepare_governor(&subjects.governor, subjects.peer_keys.all());
         subject::prepare_governor(&subjects.governor_with_snapshot, subjects.peer_keys.all());
         subject::prepare(&subjects.bucket, subjects.keys.all());
-        subject::prepare(&subjects.coarse, subjects.keys.all());
         for key in subjects.keys.all() {
             assert!(admits(&subjects.counter, key));
         }
         subjects
     }
 
-    fn ours(&self, limiter: &RateLimiter, threads: usize, admits: impl Admits) -> f64 {
+    fn ours(&self, limiter: &LocalLimiter, threads: usize, admits: impl Admits) -> f64 {
         time_on(threads, |thread| {
             let mut keys = self.keys.walk(thread);
             move || assert!(admits(limiter, keys.next()))

@@ -2,7 +2,7 @@
 
 use std::cell::Cell;
 
-use tower_ratelimit::{Key, MemoryStorage, Policy, RateLimiter, SlidingWindowCounter, TokenBucket};
+use tower_ratelimit::{Key, LocalLimiter, MemoryStorage, Policy, SlidingWindowCounter, TokenBucket};
 
 use crate::alloc::Count;
 use crate::keys::{Orders, address};
@@ -27,9 +27,9 @@ pub fn measure(table: &mut Table) {
     cost(table, "Flood, new key that finds no room, TokenBucket", subject::stingy(TokenBucket::new()), false);
 }
 
-fn capped(policy: Policy) -> RateLimiter {
+fn capped(policy: Policy) -> LocalLimiter {
     let storage = MemoryStorage::builder().max_keys(CAP as usize).build().expect("the configuration is valid");
-    RateLimiter::with_storage(policy, storage)
+    LocalLimiter::with_storage(policy, storage)
 }
 
 fn memory(table: &mut Table, name: &str, policy: Policy) {

@@ -1,7 +1,7 @@
 //! The slowest hits while a million keys are added.
 
 use rustix::time::{ClockId, clock_gettime};
-use tower_ratelimit::{Key, Policy, RateLimiter, SlidingWindowCounter, TokenBucket};
+use tower_ratelimit::{Key, LocalLimiter, Policy, SlidingWindowCounter, TokenBucket};
 
 use crate::keys::{Orders, address};
 use crate::measure::Samples;
@@ -29,7 +29,7 @@ pub fn measure(table: &mut Table) {
     let (keys, addresses) = (Orders::new(KEYS, |i| Key::from(address(i))), Orders::new(KEYS, address));
     let governor = fills(addresses.all(), subject::governor, |governor, key| governor.check_key(key).is_ok());
     for (strategy, policy) in strategies {
-        let ours = fills(keys.all(), || RateLimiter::new(Policy::clone(&policy)), admits);
+        let ours = fills(keys.all(), || LocalLimiter::new(Policy::clone(&policy)), admits);
         let [usual, slow, worst] = figures.map(|figure| name(figure, strategy));
         let goal = Goal::AtMost(SLOW as f64 / 1_000.0);
         table.row(&usual, Unit::Microseconds, &ours.usual, ("governor", &governor.usual), goal);

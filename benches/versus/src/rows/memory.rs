@@ -1,6 +1,6 @@
 //! Bytes per key.
 
-use tower_ratelimit::{Policy, RateLimiter, SlidingWindowCounter, TokenBucket};
+use tower_ratelimit::{LocalLimiter, Policy, SlidingWindowCounter, TokenBucket};
 
 use crate::alloc::Count;
 use crate::keys::{Orders, PeerKey, address, string};
@@ -27,7 +27,7 @@ fn key_set<K: PeerKey>(table: &mut Table, label: &str, key: fn(u32) -> K) {
     }
     let (keys, peer_keys) = (Orders::new(KEYS, |i| key(i).ours()), Orders::new(KEYS, key));
     let governor = bytes_per_key(peer_keys.all(), subject::governor, |governor, key| governor.check_key(key).is_ok());
-    let ours = |policy: Policy| bytes_per_key(keys.all(), || RateLimiter::new(policy), admits);
+    let ours = |policy: Policy| bytes_per_key(keys.all(), || LocalLimiter::new(policy), admits);
     let bucket = ours(subject::daily(TokenBucket::new()));
     let counter = ours(subject::daily(SlidingWindowCounter::new()));
     table.row(&names[0], Unit::Bytes, &bucket, ("governor", &governor), Goal::AtMost(40.0));

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use tower_ratelimit::storage::ManualClock;
-use tower_ratelimit::{Key, MemoryStorage, MovingWindow, Policy, Quota, RateLimiter};
+use tower_ratelimit::{Key, LocalLimiter, MemoryStorage, MovingWindow, Policy, Quota};
 
 use crate::alloc::allocations_per_call;
 use crate::keys::{Orders, address};
@@ -23,7 +23,7 @@ fn three_limits(table: &mut Table, name: &str, count: u32) {
         return;
     }
     let (keys, addresses) = (Orders::new(count, |i| Key::from(address(i))), Orders::new(count, address));
-    let limiter = RateLimiter::new(subject::three_token_buckets(u32::MAX));
+    let limiter = LocalLimiter::new(subject::three_token_buckets(u32::MAX));
     subject::prepare(&limiter, keys.all());
     let governors = [(); 3].map(|()| subject::governor());
     for governor in &governors {
@@ -54,7 +54,7 @@ fn moving_window(table: &mut Table) {
         let clock = ManualClock::default();
         let storage = MemoryStorage::builder().clock(clock.clone()).build().expect("the configuration is valid");
         let policy = Policy::new(MovingWindow::new(), Quota::per_minute(limit));
-        let (limiter, key) = (RateLimiter::with_storage(policy, storage), Key::from("alice"));
+        let (limiter, key) = (LocalLimiter::with_storage(policy, storage), Key::from("alice"));
         // The log is full, and the clock advances by the time until the next hit is admitted.
         let pace = Duration::from_secs(60) / limit;
         let hit = move || {
@@ -79,7 +79,7 @@ fn allocations(table: &mut Table) {
         if !table.wants(name) {
             continue;
         }
-        let (limiter, governor) = (RateLimiter::new(policy), subject::governor());
+        let (limiter, governor) = (LocalLimiter::new(policy), subject::governor());
         let (address, key) = (address(0), Key::from(address(0)));
         let ours = Samples::one(allocations_per_call(|| _ = admits(&limiter, &key)));
         let theirs = Samples::one(allocations_per_call(|| _ = governor.check_key(&address)));

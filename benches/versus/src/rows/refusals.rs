@@ -1,6 +1,6 @@
 //! Refusals: on one key from two threads, and compared with admissions.
 
-use tower_ratelimit::{Key, Policy, RateLimiter, SlidingWindowCounter, TokenBucket};
+use tower_ratelimit::{Key, LocalLimiter, Policy, SlidingWindowCounter, TokenBucket};
 
 use crate::keys::{Orders, THREADS, address};
 use crate::measure::{Samples, interleave, time, time_on};
@@ -28,7 +28,7 @@ fn hot_key(table: &mut Table) {
     }
     let address = address(0);
     let key = Key::from(address);
-    let refuses = |limiter: &RateLimiter, threads| time_on(threads, |_| || assert!(!admits(limiter, &key)));
+    let refuses = |limiter: &LocalLimiter, threads| time_on(threads, |_| || assert!(!admits(limiter, &key)));
     let (bucket, counter) = (
         refusing(subject::stingy(TokenBucket::new()), &key),
         refusing(subject::stingy(SlidingWindowCounter::new()), &key),
@@ -58,12 +58,12 @@ fn against_admission(table: &mut Table, name: &str, count: u32, generous: Policy
         return;
     }
     let keys = Orders::new(count, |i| Key::from(address(i)));
-    let [generous, stingy] = [generous, stingy].map(RateLimiter::new);
+    let [generous, stingy] = [generous, stingy].map(LocalLimiter::new);
     subject::prepare(&generous, keys.all());
     for key in keys.all() {
         assert!(admits(&stingy, key));
     }
-    let hit = |limiter: &RateLimiter, expected: bool| {
+    let hit = |limiter: &LocalLimiter, expected: bool| {
         let mut keys = keys.walk(0);
         time(|| assert_eq!(admits(limiter, keys.next()), expected))
     };
@@ -72,8 +72,8 @@ fn against_admission(table: &mut Table, name: &str, count: u32, generous: Policy
 }
 
 /// Returns a limiter that has exhausted the limit of the key.
-fn refusing(policy: Policy, key: &Key) -> RateLimiter {
-    let limiter = RateLimiter::new(policy);
+fn refusing(policy: Policy, key: &Key) -> LocalLimiter {
+    let limiter = LocalLimiter::new(policy);
     assert!(admits(&limiter, key));
     limiter
 }
