@@ -42,7 +42,7 @@ use axum::response::sse::{Event, Sse};
 use axum::routing::get;
 use futures_util::stream::{Stream, unfold};
 use tower_ratelimit::extract::Head;
-use tower_ratelimit::{Charge, ConfigError, Header, Headers, MemoryStorage, Policy, RateLimitLayer};
+use tower_ratelimit::{Charge, ConfigError, Header, Headers, MemoryStorage, OnError, Policy, RateLimitLayer};
 
 /// The answer of the made-up model to every prompt. Each word is a token.
 const ANSWER: &str = "every word of this short answer counts as exactly one single token";
@@ -56,8 +56,10 @@ fn app(storage: &MemoryStorage) -> Result<Router, ConfigError> {
     // Requests and tokens have separate policies. Each response has the fields of both.
     let requests = "token-bucket 60/minute".parse::<Policy>()?.with_name("requests");
     let tokens = "token-bucket 10000/minute burst 20000".parse::<Policy>()?.with_name("tokens");
-    let requests = RateLimitLayer::with_storage(requests, key(), storage.clone()).headers(Headers::ietf());
-    let tokens = RateLimitLayer::with_storage(tokens, key(), storage.clone())
+    let requests =
+        RateLimitLayer::new(requests, key()).storage(storage.clone(), OnError::Refuse).headers(Headers::ietf());
+    let tokens = RateLimitLayer::new(tokens, key())
+        .storage(storage.clone(), OnError::Refuse)
         // The client may choose its estimate, because the end of the stream corrects the cost.
         .cost(|head: &Head<'_>| max_tokens(head.uri()))
         .settle_later()

@@ -85,23 +85,8 @@ impl RateLimitLayer {
     /// | the result of [`policy_by`](crate::policy_by) | chosen by a closure for each request |
     /// | `PolicyLookup` (feature `lookup`) | looked up for each request, for example in a database |
     pub fn new(policy: impl IntoPolicySource, key: impl KeyExtractor) -> Self {
-        Self::with_storage(policy, key, MemoryStorage::new())
-    }
-
-    /// Creates a layer with a memory storage that has other bounds than the defaults, or that
-    /// several layers share.
-    ///
-    /// For a storage that can fail, use [`new`](Self::new) and [`storage`](Self::storage).
-    ///
-    /// ```
-    /// use tower_ratelimit::{MemoryStorage, PeerIp, Quota, RateLimitLayer};
-    ///
-    /// let storage = MemoryStorage::builder().max_keys(50_000).build()?;
-    /// let layer = RateLimitLayer::with_storage(Quota::per_minute(60), PeerIp::new(), storage);
-    /// # Ok::<(), tower_ratelimit::ConfigError>(())
-    /// ```
-    pub fn with_storage(policy: impl IntoPolicySource, key: impl KeyExtractor, storage: MemoryStorage) -> Self {
-        let storage = AnyStorage::from(storage);
+        let storage = MemoryStorage::new().into();
+        // A memory storage supports every policy.
         Self::with(or_panic(policy.into_policy_source().bind(&storage)), key, storage)
     }
 
@@ -124,7 +109,15 @@ impl RateLimitLayer {
 impl<R> RateLimitLayer<R> {
     /// Sets the storage, and what the layer does with a request if the storage, or the look-up of a
     /// policy, fails. Defaults to a new [`MemoryStorage`], which never fails, and to
-    /// [`OnError::Refuse`].
+    /// [`OnError::Refuse`]. Several layers can share a storage: pass clones of it.
+    ///
+    /// ```
+    /// use tower_ratelimit::{MemoryStorage, OnError, PeerIp, Quota, RateLimitLayer};
+    ///
+    /// let storage = MemoryStorage::builder().max_keys(50_000).build()?;
+    /// let layer = RateLimitLayer::new(Quota::per_minute(60), PeerIp::new()).storage(storage, OnError::Refuse);
+    /// # Ok::<(), tower_ratelimit::ConfigError>(())
+    /// ```
     ///
     /// A policy that [`policy_by`](crate::policy_by) or a `PolicyLookup` chooses is not validated
     /// here. If the storage does not support such a policy, its requests are handled as if the

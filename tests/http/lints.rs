@@ -204,7 +204,7 @@ async fn small_storage_lint_is_reported_once_with_the_number_of_clients() {
     ] {
         let storage = MemoryStorage::builder().max_bytes(max_bytes).build().unwrap();
         let linted = LintObserver::default();
-        let with_storage = RateLimitLayer::with_storage(policy(text), Global, storage.clone());
+        let with_storage = RateLimitLayer::new(policy(text), Global).storage(storage.clone(), OnError::Refuse);
         let set_later = RateLimitLayer::new(policy(text), Global).storage(storage, OnError::Refuse);
         for layer in [with_storage, set_later] {
             let layer = layer.observer(linted.clone());

@@ -485,7 +485,7 @@ async fn plain_layer_responds_like_an_observed_layer() {
 #[tokio::test]
 async fn plain_layer_reports_a_full_storage() {
     let storage = MemoryStorage::builder().max_keys(1).build().unwrap();
-    let layer = RateLimitLayer::with_storage(policy("1/day"), Header::new("x-client"), storage);
+    let layer = RateLimitLayer::new(policy("1/day"), Header::new("x-client")).storage(storage, OnError::Refuse);
     let service = layer.layer(Inner::default());
     assert_eq!(status(&service, with("x-client", "a")).await, 200);
     for (client, is_full) in [("a", false), ("b", true)] {

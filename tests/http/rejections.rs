@@ -71,14 +71,15 @@ async fn refusals<R: Rejection<String> + Copy>(rejection: R) -> [Golden; 7] {
         golden(last.unwrap())
     }
     let kept = |policy: Policy| {
-        RateLimitLayer::with_storage(policy, Global, memory_with_manual_clock().0).rejection(rejection)
+        RateLimitLayer::new(policy, Global).storage(memory_with_manual_clock().0, OnError::Refuse).rejection(rejection)
     };
     let two_of_three = Policy::named("free")
         .limit(FixedWindow::new(), Quota::per_second(1))
         .limit(FixedWindow::new(), Quota::per_hour(10))
         .with(Limit::new(MovingWindow::new(), Quota::per_hour(1)).named(r#"say "when" \"#));
     let full = MemoryStorage::builder().max_keys(1).clock(ManualClock::default()).build().unwrap();
-    let by_client = RateLimitLayer::with_storage(policy("fixed-window 1/minute"), Header::new("x-client"), full);
+    let by_client =
+        RateLimitLayer::new(policy("fixed-window 1/minute"), Header::new("x-client")).storage(full, OnError::Refuse);
     let client = |_: &Head<'_>| -> Result<Key, _> { Err(KeyError::client("send \"x-tenant\", 100% of it: é")) };
     let server = |_: &Head<'_>| -> Result<Key, _> { Err(KeyError::server("no table")) };
     let failing = RateLimitLayer::new(Quota::per_hour(1), Global).storage(failing(), OnError::Refuse);
@@ -217,8 +218,10 @@ async fn grpc_refusal_is_200_and_trailers_only() {
 async fn grpc_pushback_is_rounded_up_to_a_millisecond() {
     let (storage, _clock) = memory_with_manual_clock();
     let policy: Policy = "token-bucket 3/second burst 1".parse().unwrap();
-    let service =
-        RateLimitLayer::with_storage(policy, Global, storage).rejection(GrpcRejection::new()).layer(Inner::default());
+    let service = RateLimitLayer::new(policy, Global)
+        .storage(storage, OnError::Refuse)
+        .rejection(GrpcRejection::new())
+        .layer(Inner::default());
     ask(&service, get("/")).await;
     let refused = ask(&service, get("/")).await;
     assert_eq!(

@@ -477,14 +477,15 @@ fn key_refused_by_a_lowered_limit_is_not_evicted() {
 #[tokio::test]
 async fn refusal_through_the_middleware_counts_once() {
     use tower::{Layer, Service, ServiceExt, service_fn};
-    use tower_ratelimit::{Global, RateLimitLayer};
+    use tower_ratelimit::{Global, OnError, RateLimitLayer};
 
     let storage = MemoryStorage::builder().max_keys(1).build().unwrap();
     let others = LocalLimiter::with_storage(policy("fixed-window 1/day"), storage.clone());
     assert!(hit(&others, "k").is_admitted());
     let ok =
         service_fn(async |_: http::Request<()>| Ok::<_, std::convert::Infallible>(http::Response::new(String::new())));
-    let mut service = RateLimitLayer::with_storage(Quota::per_minute(5), Global, storage.clone()).layer(ok);
+    let mut service =
+        RateLimitLayer::new(Quota::per_minute(5), Global).storage(storage.clone(), OnError::Refuse).layer(ok);
     let refused = service.ready().await.unwrap().call(http::Request::new(())).await.unwrap();
     assert_eq!((refused.status().as_u16(), storage.stats().newcomers_refused), (429, 1));
 }
