@@ -8,13 +8,13 @@ use axum::extract::Path;
 use axum::http::StatusCode;
 use axum::routing::post;
 use tower_ratelimit::storage::StorageError;
-use tower_ratelimit::{Decision, PeerIp, Policy, RateLimitLayer, ResponseHead};
+use tower_ratelimit::{Decision, PeerIp, Policy, RateLimitLayer};
 
 fn app() -> Result<Router, tower_ratelimit::ConfigError> {
     let attempts = "moving-window 3 per 15 minutes".parse::<Policy>()?.with_name("login");
     let limit = RateLimitLayer::new(attempts, PeerIp::new())
         // Charges before the handler runs, and refunds unless the response is 401.
-        .charge_when(|response: &ResponseHead<'_>| response.status == StatusCode::UNAUTHORIZED)
+        .charge_when(|response| response.status == StatusCode::UNAUTHORIZED)
         .share_decision();
     // This limiter shares the counts of the layer. Serve its route to operators only.
     let attempts = limit.limiter().expect("the layer has one policy");

@@ -41,7 +41,6 @@ use axum::http::Uri;
 use axum::response::sse::{Event, Sse};
 use axum::routing::get;
 use futures_util::stream::{Stream, unfold};
-use tower_ratelimit::extract::Head;
 use tower_ratelimit::{Charge, ConfigError, Header, Headers, MemoryStorage, OnError, Policy, RateLimitLayer};
 
 /// The answer of the made-up model to every prompt. Each word is a token.
@@ -61,7 +60,7 @@ fn app(storage: &MemoryStorage) -> Result<Router, ConfigError> {
     let tokens = RateLimitLayer::new(tokens, key())
         .storage(storage.clone(), OnError::Refuse)
         // The client may choose its estimate, because the end of the stream corrects the cost.
-        .cost(|head: &Head<'_>| max_tokens(head.uri()))
+        .cost(|head| max_tokens(head.uri()))
         .settle_later()
         .headers(Headers::ietf());
     // The outer layer decides first.

@@ -8,7 +8,6 @@ use axum::response::IntoResponse;
 use axum::routing::get;
 use serde::Deserialize;
 use serde_json::json;
-use tower_ratelimit::extract::Head;
 use tower_ratelimit::{Headers, PeerIp, Policy, RateLimitLayer, RejectReason, policy_by, rejection_by};
 
 #[derive(Deserialize)]
@@ -18,7 +17,7 @@ struct Trial {
 
 pub(crate) fn route() -> Router {
     // An invalid policy limits nothing, and the handler reports the error.
-    let policy = policy_by(|head: &Head<'_>| {
+    let policy = policy_by(|head| {
         Query::<Trial>::try_from_uri(head.uri()).ok().and_then(|trial| trial.policy.parse::<Policy>().ok())
     });
     let limit = RateLimitLayer::new(policy, PeerIp::new())

@@ -21,7 +21,7 @@ use options::{Options, USAGE};
 use policies::{Current, Policies, PoliciesFile};
 use tower_ratelimit::extract::{Head, KeyError};
 use tower_ratelimit::storage::{AnyStorage, Breaker, Leases, RefusalCache};
-use tower_ratelimit::{IntoPolicySource, MemoryStorage, RateLimitLayer, Rejection, ResponseHead, Storage, policy_by};
+use tower_ratelimit::{IntoPolicySource, MemoryStorage, RateLimitLayer, Rejection, Storage, policy_by};
 use tracing_subscriber::filter::{LevelFilter, Targets};
 use tracing_subscriber::layer::SubscriberExt;
 use tracing_subscriber::util::SubscriberInitExt;
@@ -95,20 +95,17 @@ fn layer(
         .headers(options.headers)
         .rejection(options.rejection.rejection());
     if let Some(header) = options.cost_header.clone() {
-        layer = layer.cost(move |head: &Head<'_>| cost(&header, head));
+        layer = layer.cost(move |head| cost(&header, head));
     }
     if let Some(allowed) = options.allow_list().map_err(|error| error.to_string())? {
         layer = layer.skip(allowed);
     }
     if !options.charge.is_empty() {
         let charged = options.charge.clone();
-        layer = layer.charge_when(move |response: &ResponseHead<'_>| {
-            charged.iter().any(|statuses| statuses.contain(response.status))
-        });
+        layer = layer.charge_when(move |response| charged.iter().any(|statuses| statuses.contain(response.status)));
     }
     if let Some(header) = options.settle_header.clone() {
-        layer =
-            layer.settle(move |response: &ResponseHead<'_>| response.headers.get(&header)?.to_str().ok()?.parse().ok());
+        layer = layer.settle(move |response| response.headers.get(&header)?.to_str().ok()?.parse().ok());
     }
     Ok(if options.shadow { layer.shadow() } else { layer })
 }

@@ -21,11 +21,10 @@ use super::SettleError;
 /// ```
 /// use axum::Router;
 /// use axum::routing::post;
-/// use tower_ratelimit::extract::Head;
 /// use tower_ratelimit::{Charge, Global, Policy, RateLimitLayer};
 ///
 /// let tokens: Policy = "token-bucket 10000/minute burst 20000".parse()?;
-/// let limit = RateLimitLayer::new(tokens, Global).cost(|_: &Head<'_>| 500).settle_later();
+/// let limit = RateLimitLayer::new(tokens, Global).cost(|_| 500).settle_later();
 /// let complete = |charge: Charge, prompt: String| async move {
 ///     let used = prompt.len().try_into().unwrap_or(u32::MAX);
 ///     // Fails only if another handle has settled the charge, or if the request cost nothing.

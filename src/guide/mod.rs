@@ -66,7 +66,7 @@
 //! use tower_ratelimit::{Decision, Global, Quota, RateLimitLayer, ResponseHead};
 //!
 //! let outer = RateLimitLayer::new(Quota::per_hour(1_000), Global)
-//!     .charge_when(|response: &ResponseHead<'_>| response.extensions.get().is_none_or(Decision::is_admitted));
+//!     .charge_when(|response| response.extensions.get().is_none_or(Decision::is_admitted));
 //! ```
 //!
 //! Put a CORS layer outside of the rate limit. Then preflight requests are answered before they are

@@ -19,11 +19,10 @@ impl<R> RateLimitLayer<R> {
     /// | a [`KeyError`](crate::extract::KeyError) | the layer responds with the status of the error |
     ///
     /// ```
-    /// use tower_ratelimit::extract::Head;
     /// use tower_ratelimit::{PeerIp, Quota, RateLimitLayer};
     ///
     /// let layer = RateLimitLayer::new(Quota::per_minute(100), PeerIp::new())
-    ///     .cost(|head: &Head<'_>| if head.uri().path().starts_with("/search") { 10 } else { 1 });
+    ///     .cost(|head| if head.uri().path().starts_with("/search") { 10 } else { 1 });
     /// ```
     pub fn cost<F, T>(self, cost: F) -> Self
     where
@@ -39,11 +38,11 @@ impl<R> RateLimitLayer<R> {
     ///
     /// ```
     /// use http::StatusCode;
-    /// use tower_ratelimit::{PeerIp, Policy, RateLimitLayer, ResponseHead};
+    /// use tower_ratelimit::{PeerIp, Policy, RateLimitLayer};
     ///
     /// let policy: Policy = "moving-window 5/minute".parse()?;
     /// let failed_logins = RateLimitLayer::new(policy, PeerIp::new())
-    ///     .charge_when(|response: &ResponseHead<'_>| response.status == StatusCode::UNAUTHORIZED);
+    ///     .charge_when(|response| response.status == StatusCode::UNAUTHORIZED);
     /// # Ok::<(), tower_ratelimit::ConfigError>(())
     /// ```
     ///
@@ -60,7 +59,7 @@ impl<R> RateLimitLayer<R> {
     where
         F: Fn(&ResponseHead<'_>) -> bool + Send + Sync + 'static,
     {
-        self.settle(move |response: &ResponseHead<'_>| if charge(response) { None } else { Some(0) })
+        self.settle(move |response| if charge(response) { None } else { Some(0) })
     }
 
     /// Corrects the cost of each request to the units that `actual` returns for the head of its
@@ -68,10 +67,10 @@ impl<R> RateLimitLayer<R> {
     /// to the estimated cost for all requests.
     ///
     /// ```
-    /// use tower_ratelimit::{PeerIp, Quota, RateLimitLayer, ResponseHead};
+    /// use tower_ratelimit::{PeerIp, Quota, RateLimitLayer};
     ///
     /// let layer = RateLimitLayer::new(Quota::per_minute(1_000), PeerIp::new())
-    ///     .settle(|response: &ResponseHead<'_>| response.headers.get("x-query-cost")?.to_str().ok()?.parse().ok());
+    ///     .settle(|response| response.headers.get("x-query-cost")?.to_str().ok()?.parse().ok());
     /// ```
     ///
     /// The estimated cost is spent before the inner service is called. When the head of the

@@ -183,7 +183,7 @@ async fn pushback_beyond_its_bound_is_never_and_the_retry_info_is_kept() {
 
 #[tokio::test]
 async fn details_contain_no_retry_info_if_a_retry_cannot_succeed() {
-    let layer = RateLimitLayer::new(policy("fixed-window 2/day"), Global).cost(|_: &Head<'_>| 3);
+    let layer = RateLimitLayer::new(policy("fixed-window 2/day"), Global).cost(|_| 3);
     let refused = client(layer.rejection(GrpcRejection::new())).await.check(question()).await.unwrap_err();
     assert_eq!(refused.metadata().get("grpc-retry-pushback-ms").unwrap(), "-1");
     assert!(refused.get_details_retry_info().is_none() && refused.get_details_quota_failure().is_some());

@@ -132,7 +132,7 @@ async fn preflights_are_skipped_around_a_cors_layer() {
 async fn skipped_requests_do_not_reach_the_key_extractor_or_the_cost() {
     let never = |_: &Head<'_>| -> Key { panic!("the key was requested") };
     let layer = RateLimitLayer::new(policy("1/day"), never).storage(failing(), OnError::Refuse);
-    let layer = layer.cost(|_: &Head<'_>| -> u32 { panic!("the cost was requested") });
+    let layer = layer.cost(|_| -> u32 { panic!("the cost was requested") });
     let service = layer
         .skip(|head: &Head<'_>| head.uri().path() == "/health")
         .skip(|head: &Head<'_>| head.uri().path() == "/ready")

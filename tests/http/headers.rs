@@ -8,7 +8,6 @@ use http::{HeaderMap, Response};
 use proptest::prelude::*;
 use sfv::{BareItem, List, ListEntry, Parser};
 use tower::{Layer, ServiceExt};
-use tower_ratelimit::extract::Head;
 use tower_ratelimit::storage::{Clock, ManualClock, TokioClock};
 use tower_ratelimit::strategy::Strategy;
 use tower_ratelimit::{
@@ -110,7 +109,7 @@ async fn window_in_ietf_fields_is_the_refill_time_of_the_capacity() {
 #[tokio::test]
 async fn reset_is_zero_for_a_full_quota() {
     let (storage, _clock) = memory_with_manual_clock();
-    let layer = layer(free(), &storage, Headers::ietf().and(Headers::draft6())).cost(|_: &Head<'_>| 0);
+    let layer = layer(free(), &storage, Headers::ietf().and(Headers::draft6())).cost(|_| 0);
     assert_eq!(
         fields(&ask(&layer.layer(Inner::default()), get("/")).await),
         "ratelimit-limit: 10\nratelimit-policy: \"free\";q=10;w=1\nratelimit-remaining: 10\n\
@@ -403,7 +402,7 @@ proptest! {
         let (storage, _clock) = memory_with_manual_clock();
         let service = layer(policy.clone(), &storage, Headers::ietf().and(Headers::x_rate_limit()))
             .share_decision()
-            .cost(move |_: &Head<'_>| cost)
+            .cost(move |_| cost)
             .layer(Inner::default());
         let response = tokio::runtime::Builder::new_current_thread().build().unwrap()
             .block_on(service.oneshot(get("/"))).unwrap();

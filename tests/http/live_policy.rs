@@ -8,7 +8,7 @@ use tower::Layer;
 use tower_ratelimit::extract::Head;
 use tower_ratelimit::{
     Event, Global, Header, Headers, Lint, LivePolicy, MemoryStorage, Observer, OnError, Policy, RateLimitLayer,
-    ResponseHead, policy_by,
+    policy_by,
 };
 
 fn api(text: &str) -> Policy {
@@ -49,7 +49,7 @@ async fn request_uses_one_policy_to_its_end() {
     let layer = RateLimitLayer::new(live.clone(), Global)
         .storage(storage, OnError::Refuse)
         .headers(Headers::x_rate_limit().and(Headers::ietf()))
-        .charge_when(|_: &ResponseHead<'_>| false)
+        .charge_when(|_| false)
         .observer(move |event: &Event<'_>| {
             events.lock().unwrap().push((event.outcome(), event.policy.limits()[0].capacity()));
         });
@@ -124,9 +124,8 @@ impl Observer for LintObserver {
 async fn new_policy_is_linted_once() {
     let live = LivePolicy::new(api("5/day"));
     let linted = LintObserver::default();
-    let layer = RateLimitLayer::new(live.clone(), Header::new("x-client"))
-        .charge_when(|_: &ResponseHead<'_>| true)
-        .observer(linted.clone());
+    let layer =
+        RateLimitLayer::new(live.clone(), Header::new("x-client")).charge_when(|_| true).observer(linted.clone());
     let service = layer.layer(Inner::default());
     // More requests than are inspected after the start.
     for _ in 0..1_100 {

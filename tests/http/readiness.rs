@@ -110,7 +110,7 @@ async fn slow_storage_gives_the_same_responses_as_a_fast_one() {
         };
         let text = "fixed-window 4/minute; token-bucket 2/second";
         let layer = RateLimitLayer::new(policy(text), key).storage(storage(memory), OnError::Refuse);
-        let layer = layer.cost(|head: &Head<'_>| head.uri().query().map_or(1, |cost| cost.parse().unwrap()));
+        let layer = layer.cost(|head| head.uri().query().map_or(1, |cost| cost.parse().unwrap()));
         let service = layer.layer(Probe::new());
         let mut answers = Vec::new();
         for path in ["/", "/", "/", "/?0", "/?2", "/missing", "/?1", "/broken", "/free", "/?9", "/", "/"] {

@@ -87,7 +87,7 @@ async fn refusals<R: Rejection<String> + Copy>(rejection: R) -> [Golden; 7] {
         last(kept(policy("fixed-window 1 per 10 seconds").with_name("free")), [get("/"), get("/")]).await,
         last(kept(two_of_three), [get("/"), get("/")]).await,
         last(by_client.rejection(rejection), ["alice", "bob"].map(|name| with("x-client", name))).await,
-        last(kept(policy("fixed-window 2/minute")).cost(|_: &Head<'_>| 3), [get("/")]).await,
+        last(kept(policy("fixed-window 2/minute")).cost(|_| 3), [get("/")]).await,
         last(failing.rejection(rejection), [get("/")]).await,
         last(RateLimitLayer::new(Quota::per_hour(1), client).rejection(rejection), [get("/")]).await,
         last(RateLimitLayer::new(Quota::per_hour(1), server).rejection(rejection), [get("/")]).await,

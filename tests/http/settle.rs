@@ -121,7 +121,7 @@ async fn every_family_of_fields_reports_the_debt() {
     let service = RateLimitLayer::new(policy("fixed-window 100/minute").with_name("tokens"), Global)
         .storage(storage, OnError::Refuse)
         .headers(headers)
-        .settle(|response: &ResponseHead<'_>| Some(u32::from(response.status.as_u16())))
+        .settle(|response| Some(u32::from(response.status.as_u16())))
         .layer(AnswersWithStatus);
     let response = ask(&service, get("/401")).await;
     let field = |name: &str| response.headers()[name].to_str().unwrap().to_owned();
@@ -234,7 +234,7 @@ async fn each_stacked_layer_has_its_own_charge() {
     let named = |name: &str| {
         RateLimitLayer::new(policy("token-bucket 100/hour").with_name(name), Global)
             .storage(storage.clone(), OnError::Refuse)
-            .cost(|_: &Head<'_>| 10)
+            .cost(|_| 10)
             .settle_later()
     };
     let plain = RateLimitLayer::new(policy("60/minute").with_name("requests"), Global);
@@ -269,7 +269,7 @@ async fn shadow_limits_are_settled_too() {
                 assert_eq!(take(&outcomes).len(), 2, "both hits are decided, slow: {is_slow}");
                 taken.lock().unwrap().take().unwrap().settle(5).unwrap();
             } else {
-                ask(&layer.settle(|_: &ResponseHead<'_>| Some(5)).layer(Inner::default()), get("/20")).await;
+                ask(&layer.settle(|_| Some(5)).layer(Inner::default()), get("/20")).await;
             }
             yields().await;
             let mut settled = take(&outcomes);
@@ -402,7 +402,7 @@ async fn free_request_has_nothing_to_settle() {
 }
 
 fn never_settled(storage: &MemoryStorage) -> RateLimitLayer {
-    layer(POLICY, storage.clone()).settle(|_: &ResponseHead<'_>| panic!("a free request is not settled"))
+    layer(POLICY, storage.clone()).settle(|_| panic!("a free request is not settled"))
 }
 
 #[tokio::test]
@@ -464,7 +464,7 @@ fn charge_settles_in_a_thread_without_a_runtime() {
 async fn last_settle_option_replaces_the_others() {
     let (storage, _clock) = memory_with_manual_clock();
     let never = |_: &ResponseHead<'_>| false;
-    let service = layer(POLICY, storage).settle_later().charge_when(never).settle(|_: &ResponseHead<'_>| Some(30));
+    let service = layer(POLICY, storage).settle_later().charge_when(never).settle(|_| Some(30));
     let inner = service_fn(|request: Request<()>| {
         assert!(request.extensions().get::<Charge>().is_none());
         ready(Ok::<_, Infallible>(Response::new(String::new())))
@@ -485,7 +485,7 @@ async fn handlers_extract_the_charge() {
         (status, axum::body::to_bytes(response.into_body(), 100).await.unwrap())
     };
     let layer = || RateLimitLayer::new(policy("9/minute"), Global);
-    let settling = app().layer(layer().cost(|_: &Head<'_>| 3).settle_later());
+    let settling = app().layer(layer().cost(|_| 3).settle_later());
     assert_eq!(body(&settling, "/must").await, (200, "Ok(())".into()));
     assert_eq!(body(&settling, "/may").await, (200, "true".into()));
     for unlimited in [

@@ -14,8 +14,7 @@ use tower::{Layer, Service, ServiceExt, service_fn};
 use tower_ratelimit::extract::{Head, KeyError};
 use tower_ratelimit::storage::ManualClock;
 use tower_ratelimit::{
-    Decision, Event, Global, Header, Headers, Key, MemoryStorage, OnError, Policy, RateLimitLayer, RateLimiter,
-    ResponseHead, Storage,
+    Decision, Event, Global, Header, Headers, Key, MemoryStorage, OnError, Policy, RateLimitLayer, RateLimiter, Storage,
 };
 
 type Outcomes = Arc<Mutex<Vec<String>>>;
@@ -121,8 +120,7 @@ async fn shadow_layer_does_not_wait_for_its_storage() {
 async fn shadow_layer_charges_by_the_response() {
     async fn check(storage: impl Storage) -> Vec<String> {
         let (layer, outcomes) = observed(policy("fixed-window 2/minute"), storage);
-        let service =
-            layer.shadow().charge_when(|response: &ResponseHead<'_>| response.status == 401).layer(AnswersWithStatus);
+        let service = layer.shadow().charge_when(|response| response.status == 401).layer(AnswersWithStatus);
         for path in ["/200", "/200", "/200", "/401", "/401", "/200"] {
             assert_eq!(status(&service, get(path)).await, path[1..].parse::<u16>().unwrap());
             yields().await;
@@ -189,7 +187,7 @@ async fn shadow_limit_is_refunded_with_the_others() {
     let (storage, _clock) = memory_with_manual_clock();
     let text = policy("fixed-window 9/minute; shadow fixed-window 5/minute");
     let layer = RateLimitLayer::new(text.clone(), Global).storage(storage.clone(), OnError::Refuse);
-    let service = layer.charge_when(|_: &ResponseHead<'_>| false).layer(Inner::default());
+    let service = layer.charge_when(|_| false).layer(Inner::default());
     for _ in 0..7 {
         assert_eq!(status(&service, get("/")).await, 200);
     }
@@ -252,7 +250,7 @@ async fn shadow_limit_evicts_no_key() {
 async fn refund_in_a_full_storage_reports_the_remaining_units() {
     let storage = MemoryStorage::builder().max_keys(1).clock(ManualClock::default()).build().unwrap();
     let layer = RateLimitLayer::new(policy("fixed-window 5/day; shadow fixed-window 1/day"), Global);
-    let layer = layer.storage(storage, OnError::Refuse).charge_when(|_: &ResponseHead<'_>| false);
+    let layer = layer.storage(storage, OnError::Refuse).charge_when(|_| false);
     let service = layer.layer(Inner::default());
     for _ in 0..3 {
         assert_eq!(numbers(&ask(&service, get("/")).await).map(|[limit, left, _]| [limit, left]), Some([5, 5]));

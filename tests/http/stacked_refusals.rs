@@ -7,9 +7,7 @@ use http::Response;
 use http::header::{HeaderValue, RETRY_AFTER};
 use tower::Layer;
 use tower_ratelimit::extract::Head;
-use tower_ratelimit::{
-    Decision, Global, GrpcRejection, Headers, Key, OnError, RateLimitLayer, RejectReason, ResponseHead, Storage,
-};
+use tower_ratelimit::{Decision, Global, GrpcRejection, Headers, Key, OnError, RateLimitLayer, RejectReason, Storage};
 
 fn layer(text: &str, storage: &(impl Storage + Clone)) -> RateLimitLayer {
     RateLimitLayer::new(policy(text), Global).storage(storage.clone(), OnError::Refuse)
@@ -79,8 +77,8 @@ async fn inner_refusal_reports_the_wait_of_the_request_cost_of_a_layer_that_sett
             let (storage, _clock) = memory_with_manual_clock();
             let outer = layer("fixed-window 10/minute", &storage)
                 .headers(headers)
-                .cost(|_: &Head<'_>| 4)
-                .settle(move |response: &ResponseHead<'_>| actual.filter(|_| response.status == 429));
+                .cost(|_| 4)
+                .settle(move |response| actual.filter(|_| response.status == 429));
             let service = outer.layer(layer("fixed-window 1/second", &storage).layer(Inner::default()));
             assert_eq!(ask(&service, get("/")).await.status(), 200);
             // Two units of the outer layer remain, one after a charge, or six after a refund.
@@ -98,7 +96,7 @@ async fn inner_refusal_reports_the_wait_of_the_request_cost_of_a_layer_that_sett
 async fn missing_retry_after_or_date_of_an_inner_refusal_is_unchanged() {
     for value in [None, Some("Sun, 22 Nov 2026 06:31:00 GMT")] {
         let (storage, _clock) = memory_with_manual_clock();
-        let inner = layer("fixed-window 1/minute", &storage).cost(|_: &Head<'_>| 2);
+        let inner = layer("fixed-window 1/minute", &storage).cost(|_| 2);
         let dated = tower::util::MapResponseLayer::new(move |mut response: Response<String>| {
             if let Some(value) = value {
                 response.headers_mut().insert(RETRY_AFTER, HeaderValue::from_static(value));
@@ -118,7 +116,7 @@ async fn outer_layer_can_refund_inner_refusals() {
     async fn check(outer_storage: impl Storage + Clone, wait: u64) {
         let (storage, _clock) = memory_with_manual_clock();
         let outer = layer("fixed-window 2/hour", &outer_storage)
-            .charge_when(|response: &ResponseHead<'_>| response.extensions.get().is_none_or(Decision::is_admitted));
+            .charge_when(|response| response.extensions.get().is_none_or(Decision::is_admitted));
         let limiter = outer.limiter().unwrap();
         let service = outer.layer(layer("fixed-window 1/minute", &storage).layer(Inner::default()));
         assert_eq!(ask(&service, get("/")).await.status(), 200);

@@ -139,7 +139,7 @@ async fn inner_refusal_keeps_its_own_numbers() {
 #[tokio::test]
 async fn inner_refusal_keeps_its_own_numbers_if_the_outer_layer_has_fewer_units() {
     let (storage, _clock) = memory_with_manual_clock();
-    let dear = layer("fixed-window 3 per 10 seconds", &storage).cost(|_: &Head<'_>| 2);
+    let dear = layer("fixed-window 3 per 10 seconds", &storage).cost(|_| 2);
     let service = layer("fixed-window 2/minute", &storage).layer(dear.layer(Inner::default()));
     assert_eq!(numbers(&ask(&service, get("/")).await), Some([3, 1, T0 + 10]));
     let refused = ask(&service, get("/")).await;

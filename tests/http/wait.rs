@@ -16,8 +16,8 @@ use tower::{Layer, Service, ServiceExt};
 use tower_ratelimit::extract::Head;
 use tower_ratelimit::storage::{AnyStorage, TokioClock};
 use tower_ratelimit::{
-    Decision, Event, EventKind, Global, Headers, Key, LivePolicy, MemoryStorage, OnError, RateLimitLayer, ResponseHead,
-    Storage, policy_by,
+    Decision, Event, EventKind, Global, Headers, Key, LivePolicy, MemoryStorage, OnError, RateLimitLayer, Storage,
+    policy_by,
 };
 
 use crate::probe::Probe;
@@ -94,7 +94,7 @@ async fn request_that_would_wait_too_long_is_refused_at_once() {
 
     let costly = RateLimitLayer::new(policy("fixed-window 1/second"), Global)
         .storage(memory(), OnError::Refuse)
-        .cost(|_: &Head<'_>| 2_u32)
+        .cost(|_| 2_u32)
         .wait(Duration::MAX, usize::MAX);
     let response = ask(&costly.layer(inner), get("/")).await;
     assert_eq!((response.status().as_u16(), retry_after(&response)), (429, None));
@@ -334,7 +334,7 @@ async fn waiting_request_follows_a_live_policy_but_keeps_a_chosen_one() {
     let (raised, old) = (api("fixed-window 5 per 10 seconds"), api("fixed-window 1 per 10 seconds"));
     let live = LivePolicy::new(old.clone());
     let follows = RateLimitLayer::new(live.clone(), Global).storage(memory(), OnError::Refuse).wait(12 * SECOND, 10);
-    let keeps = RateLimitLayer::new(policy_by(move |_: &Head<'_>| old.clone()), Global)
+    let keeps = RateLimitLayer::new(policy_by(move |_| old.clone()), Global)
         .storage(memory(), OnError::Refuse)
         .wait(12 * SECOND, 10);
     for (layer, limit) in [(follows, 5), (keeps, 1)] {
@@ -402,7 +402,7 @@ async fn observer_gets_one_event_when_the_wait_is_over() {
 #[tokio::test(start_paused = true)]
 async fn request_that_waited_is_settled_by_its_response() {
     let layer = layer("fixed-window 1 per 10 seconds", memory())
-        .charge_when(|response: &ResponseHead<'_>| response.status == StatusCode::UNAUTHORIZED);
+        .charge_when(|response| response.status == StatusCode::UNAUTHORIZED);
     let service = layer.layer(common::AnswersWithStatus);
     assert_eq!(status(&service, get("/401")).await, 401);
     assert_eq!(start(&service, "/200").await.await.unwrap().status(), 200);
