@@ -6,7 +6,7 @@ use std::net::SocketAddr;
 use axum::Router;
 use axum::http::Method;
 use axum::routing::get;
-use tower_ratelimit::extract::{AllowList, Head};
+use tower_ratelimit::extract::AllowList;
 use tower_ratelimit::{ClientIp, ConfigError, Quota, RateLimitLayer};
 
 fn app() -> Result<Router, ConfigError> {
@@ -16,8 +16,8 @@ fn app() -> Result<Router, ConfigError> {
     let monitoring = AllowList::by(client.clone()).limit("192.0.2.7").allow("192.0.2.0/24");
     Ok(Router::new().route("/", get(|| async { "hello\n" })).layer(
         RateLimitLayer::new(Quota::per_minute(2), client)
-            .skip(monitoring)
-            .skip(|head: &Head<'_>| head.method == Method::OPTIONS || head.uri().path() == "/health"),
+            .allow_list(monitoring)
+            .skip(|head| head.method == Method::OPTIONS || head.uri().path() == "/health"),
     ))
 }
 

@@ -134,7 +134,7 @@ pub use self::lint::Lint;
 #[cfg(feature = "lookup")]
 pub use self::lookup::{IntoId, LookupError, PolicyLookup, Tenant};
 pub use self::middleware::OnError;
-pub use self::middleware::{ChosenPolicy, IntoCost, IntoPolicySource, PolicySource, ResponseHead, Skip, policy_by};
+pub use self::middleware::{ChosenPolicy, IntoCost, IntoPolicySource, PolicySource, ResponseHead, policy_by};
 #[cfg(feature = "metrics")]
 pub use self::observe::MetricsObserver;
 pub use self::observe::{Event, EventKind, Observer};

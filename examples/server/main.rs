@@ -98,7 +98,7 @@ fn layer(
         layer = layer.cost(move |head| cost(&header, head));
     }
     if let Some(allowed) = options.allow_list().map_err(|error| error.to_string())? {
-        layer = layer.skip(allowed);
+        layer = layer.allow_list(allowed);
     }
     if !options.charge.is_empty() {
         let charged = options.charge.clone();

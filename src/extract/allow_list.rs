@@ -52,7 +52,7 @@ impl AddressSource for ClientIp {
 }
 
 /// A list of networks whose clients are exempt from the limit. An argument of
-/// [`RateLimitLayer::skip`](crate::RateLimitLayer::skip).
+/// [`RateLimitLayer::allow_list`](crate::RateLimitLayer::allow_list).
 ///
 /// [`allow`](Self::allow) and [`limit`](Self::limit) add rules. The rules are tried in the order in
 /// which they were added. The first rule whose network contains the client's address decides. If no

@@ -27,7 +27,8 @@
 //!
 //! A [`RateLimitLayer`] handles a request in this order:
 //!
-//! 1. [`skip`](crate::RateLimitLayer::skip) selects the requests that pass without any other step.
+//! 1. [`skip`](crate::RateLimitLayer::skip) and [`allow_list`](crate::RateLimitLayer::allow_list)
+//!    select the requests that pass without any other step.
 //! 2. The policy is chosen, or read from a [`LivePolicy`](crate::LivePolicy). If
 //!    [`policy_by`](crate::policy_by) returns `None`, the request passes. If a `PolicyLookup` has no
 //!    cached result, the request waits for the look-up here.

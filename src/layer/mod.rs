@@ -10,11 +10,11 @@ use std::sync::Arc;
 use tower_layer::Layer;
 
 use crate::error::{ConfigError, or_panic};
-use crate::extract::KeyExtractor;
+use crate::extract::{AllowList, Head, KeyExtractor};
 use crate::headers::Headers;
 use crate::limiter::LocalLimiter;
 use crate::middleware::config::{LayerConfig, OnError};
-use crate::middleware::options::{IntoPolicySource, PolicySource, Skip};
+use crate::middleware::options::{IntoPolicySource, PolicySource};
 use crate::middleware::state::LayerState;
 use crate::observe::Observer;
 use crate::rejection::TextRejection;
@@ -174,24 +174,39 @@ impl<R> RateLimitLayer<R> {
 
 /// Requests that are not limited.
 impl<R> RateLimitLayer<R> {
-    /// Skips the requests that `skip` selects. A skipped request goes to the inner service. It is
-    /// not counted and not reported to the observer, and its response gets no header fields.
+    /// Skips the requests for which `skip` returns `true`. A skipped request goes to the inner
+    /// service. It is not counted and not reported to the observer, and its response gets no header
+    /// fields.
     ///
-    /// `skip` is a closure that takes the [`Head`](crate::extract::Head) and returns a `bool`, or an
-    /// [`AllowList`](crate::extract::AllowList) of networks. Each call of this method adds a
-    /// condition. A request is skipped if at least one condition selects it. Defaults to none.
+    /// Each call of this method adds a condition. A request is skipped if at least one of them, or
+    /// an [allow list](Self::allow_list), selects it. Defaults to none.
     ///
     /// ```
     /// use http::Method;
-    /// use tower_ratelimit::extract::{AllowList, Head};
     /// use tower_ratelimit::{PeerIp, Quota, RateLimitLayer};
     ///
     /// let layer = RateLimitLayer::new(Quota::per_minute(60), PeerIp::new())
-    ///     .skip(|head: &Head<'_>| head.uri().path() == "/health" || head.method == Method::OPTIONS)
-    ///     .skip(AllowList::by(PeerIp::new()).limit("10.9.0.0/16").allow("10.0.0.0/8"));
+    ///     .skip(|head| head.uri().path() == "/health" || head.method == Method::OPTIONS);
     /// ```
-    pub fn skip(self, skip: impl Skip) -> Self {
+    pub fn skip<F>(self, skip: F) -> Self
+    where
+        F: Fn(&Head<'_>) -> bool + Send + Sync + 'static,
+    {
         self.with_config(|config| config.skip.push(Arc::new(skip)))
+    }
+
+    /// Skips the requests of the clients in `list`, like [`skip`](Self::skip). Each call of this
+    /// method adds a list. Defaults to none.
+    ///
+    /// ```
+    /// use tower_ratelimit::extract::AllowList;
+    /// use tower_ratelimit::{PeerIp, Quota, RateLimitLayer};
+    ///
+    /// let layer = RateLimitLayer::new(Quota::per_minute(60), PeerIp::new())
+    ///     .allow_list(AllowList::by(PeerIp::new()).limit("10.9.0.0/16").allow("10.0.0.0/8"));
+    /// ```
+    pub fn allow_list(self, list: AllowList) -> Self {
+        self.with_config(|config| config.allow_lists.push(list))
     }
 }
 

@@ -2,10 +2,10 @@
 
 use std::sync::Arc;
 
-use crate::extract::{Head, KeyExtractor};
+use crate::extract::{AllowList, Head, KeyExtractor};
 use crate::headers::Headers;
 use crate::lint::Lint;
-use crate::middleware::options::{CostFn, PolicySource, Settling, Skip};
+use crate::middleware::options::{CostFn, PolicySource, Settling, SkipFn};
 use crate::middleware::waiting_room::WaitBounds;
 use crate::observe::Reporter;
 use crate::policy::SharedPolicy;
@@ -32,7 +32,8 @@ pub enum OnError {
 
 #[derive(Clone)]
 pub(crate) struct LayerConfig {
-    pub(crate) skip: Vec<Arc<dyn Skip>>,
+    pub(crate) skip: Vec<Arc<SkipFn>>,
+    pub(crate) allow_lists: Vec<AllowList>,
     pub(crate) policies: PolicySource,
     pub(crate) key: Arc<dyn KeyExtractor>,
     pub(crate) cost: Option<Arc<CostFn>>,
@@ -57,6 +58,7 @@ impl LayerConfig {
             skip: Vec::new(),
             policies,
             key,
+            allow_lists: Vec::new(),
             cost: None,
             settling: None,
             on_error: OnError::Refuse,
@@ -79,23 +81,23 @@ impl LayerConfig {
             || self.headers.writes_other_fields()
             || self.shares_decision
             || self.reporter.observer.is_some();
-        let has_options =
-            self.wants_decisions || self.shadow || self.wait.is_some() || !self.skip.is_empty() || self.cost.is_some();
+        let can_skip = !self.skip.is_empty() || !self.allow_lists.is_empty();
+        let has_options = self.wants_decisions || self.shadow || self.wait.is_some() || can_skip || self.cost.is_some();
         self.plain = self.policies.shared().filter(|policy| !has_options && policy.can_be_plain()).cloned();
         self
     }
 
-    /// Returns `true` if one of the layer's [skips](Skip) selects the request.
+    /// Returns `true` if a `skip` or an allow list selects the request.
     #[inline]
     pub(crate) fn skips(&self, head: &Head<'_>) -> bool {
-        self.skip.iter().any(|skip| skip.skips(head))
+        self.skip.iter().any(|skip| skip(head)) || self.allow_lists.iter().any(|list| list.allows(head))
     }
 
-    /// Returns the lints of the skips and of the extractor. See [`KeyExtractor::lints`]. Omits
+    /// Returns the lints of the allow lists and of the extractor. See [`KeyExtractor::lints`]. Omits
     /// [`Lint::ForwardedPeer`] if the extractor reads a forwarding field.
     pub(crate) fn lints(&self, head: Option<&Head<'_>>) -> impl Iterator<Item = Lint> {
         let is_forwarded_peer = |lint: &Lint| *lint == Lint::ForwardedPeer && self.key.reads_forwarding();
-        let skips = self.skip.iter().flat_map(move |skip| skip.lints(head));
-        skips.chain(self.key.lints(head)).filter(move |lint| !is_forwarded_peer(lint))
+        let lists = self.allow_lists.iter().flat_map(move |list| list.lints(head));
+        lists.chain(self.key.lints(head)).filter(move |lint| !is_forwarded_peer(lint))
     }
 }

@@ -20,4 +20,4 @@ mod wait;
 pub(crate) mod waiting_room;
 
 pub use self::config::OnError;
-pub use self::options::{ChosenPolicy, IntoCost, IntoPolicySource, PolicySource, ResponseHead, Skip, policy_by};
+pub use self::options::{ChosenPolicy, IntoCost, IntoPolicySource, PolicySource, ResponseHead, policy_by};

@@ -8,9 +8,8 @@ use std::sync::Arc;
 use http::{Extensions, HeaderMap, Response, StatusCode, Version};
 
 use crate::error::ConfigError;
-use crate::extract::{AllowList, Head, KeyError};
+use crate::extract::{Head, KeyError};
 use crate::limiter::bound;
-use crate::lint::Lint;
 #[cfg(feature = "lookup")]
 use crate::lookup::{Lookup, PolicyLookup};
 use crate::policy::{IntoPolicy, Policy, SharedPolicy};
@@ -226,64 +225,8 @@ impl IntoCost for Result<u32, KeyError> {
     }
 }
 
-/// Selects requests that are not limited. See
-/// [`RateLimitLayer::skip`](crate::RateLimitLayer::skip).
-///
-/// Implemented for [`AllowList`], for closures that take a [`&Head`](Head) and return a `bool`, and
-/// for `Box<dyn Skip>` and `Arc`.
-pub trait Skip: Send + Sync + 'static {
-    /// Returns `true` if the request is not limited.
-    fn skips(&self, head: &Head<'_>) -> bool;
-
-    /// Returns probable mistakes in the configuration. Defaults to none.
-    ///
-    /// With `None`, returns the mistakes that are visible without a request. With the head of a
-    /// request, returns the mistakes that this request reveals. The middleware calls it once with
-    /// `None`, and with each of the first 1,024 requests that are limited.
-    fn lints(&self, head: Option<&Head<'_>>) -> Vec<Lint> {
-        let _ = head;
-        Vec::new()
-    }
-}
-
-impl<T: Skip + ?Sized> Skip for Arc<T> {
-    fn skips(&self, head: &Head<'_>) -> bool {
-        (**self).skips(head)
-    }
-
-    fn lints(&self, head: Option<&Head<'_>>) -> Vec<Lint> {
-        (**self).lints(head)
-    }
-}
-
-impl Skip for Box<dyn Skip> {
-    fn skips(&self, head: &Head<'_>) -> bool {
-        (**self).skips(head)
-    }
-
-    fn lints(&self, head: Option<&Head<'_>>) -> Vec<Lint> {
-        (**self).lints(head)
-    }
-}
-
-impl<F> Skip for F
-where
-    F: Fn(&Head<'_>) -> bool + Send + Sync + 'static,
-{
-    fn skips(&self, head: &Head<'_>) -> bool {
-        self(head)
-    }
-}
-
-impl Skip for AllowList {
-    fn skips(&self, head: &Head<'_>) -> bool {
-        self.allows(head)
-    }
-
-    fn lints(&self, head: Option<&Head<'_>>) -> Vec<Lint> {
-        Self::lints(self, head)
-    }
-}
+/// Returns `true` for a request that is not limited.
+pub(crate) type SkipFn = dyn Fn(&Head<'_>) -> bool + Send + Sync;
 
 /// A borrowed response without its body: the argument of the closures of
 /// [`RateLimitLayer::charge_when`](crate::RateLimitLayer::charge_when) and

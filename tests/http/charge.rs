@@ -202,9 +202,7 @@ async fn free_and_unlimited_requests_refund_nothing() {
     for _ in 0..5 {
         assert_eq!(remaining(&ask(&service, get("/200")).await), Some(2));
     }
-    let skipping = layer("fixed-window 3/minute", storage.clone())
-        .skip(|_: &tower_ratelimit::extract::Head<'_>| true)
-        .layer(AnswersWithStatus);
+    let skipping = layer("fixed-window 3/minute", storage.clone()).skip(|_| true).layer(AnswersWithStatus);
     for _ in 0..5 {
         assert_eq!(numbers(&ask(&skipping, get("/200")).await), None);
     }

@@ -212,7 +212,7 @@ async fn layers_in_nested_routers_see_the_whole_path() {
         let layer = RateLimitLayer::new(policy("fixed-window 10/day"), Path);
         layer
             .cost(|head| if head.uri().path() == "/a/dear" { 7 } else { 1 })
-            .skip(|head: &Head<'_>| head.uri().path() == "/b/free" && head.routed_uri().path() == "/free")
+            .skip(|head| head.uri().path() == "/b/free" && head.routed_uri().path() == "/free")
     };
     let routes = || Router::new().route("/{*rest}", on_get(|| async {}));
     let inner = routes().layer(limited());

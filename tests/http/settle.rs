@@ -490,7 +490,7 @@ async fn handlers_extract_the_charge() {
     assert_eq!(body(&settling, "/may").await, (200, "true".into()));
     for unlimited in [
         app().layer(layer()),
-        app().layer(layer().settle_later().skip(|_: &Head<'_>| true)),
+        app().layer(layer().settle_later().skip(|_| true)),
         app().layer(layer().settle_later().storage(failing(), OnError::Admit)),
     ] {
         assert_eq!(body(&unlimited, "/may").await, (200, "false".into()));
