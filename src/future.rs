@@ -46,13 +46,13 @@ pin_project! {
         S: Service<Request<B>>,
     {
         #[pin]
-        state: State<S, B, R>,
+        state: ResponseState<S, B, R>,
     }
 }
 
 pin_project! {
     #[project = StateProj]
-    enum State<S, B, R>
+    enum ResponseState<S, B, R>
     where
         S: Service<Request<B>>,
     {
@@ -65,7 +65,7 @@ pin_project! {
             response: Option<S::Response>,
         },
         Waiting {
-            waiting: Pin<Box<Waiting<S, B, R>>>,
+            waiting: Pin<Box<WaitingRequest<S, B, R>>>,
         },
         // Never constructed without the feature `lookup`.
         Finding {
@@ -79,11 +79,11 @@ where
     S: Service<Request<B>>,
 {
     pub(crate) fn calling(inner: S::Future, plan: ResponsePlan) -> Self {
-        Self { state: State::Calling { inner, plan } }
+        Self { state: ResponseState::Calling { inner, plan } }
     }
 
     pub(crate) fn refused(response: S::Response) -> Self {
-        Self { state: State::Refused { response: Some(response) } }
+        Self { state: ResponseState::Refused { response: Some(response) } }
     }
 
     #[cfg(feature = "lookup")]
@@ -96,11 +96,11 @@ where
     where
         S: Clone,
     {
-        Self { state: State::Finding { finding: Box::new(Finding::new(ready, request, shared, tenant)) } }
+        Self { state: ResponseState::Finding { finding: Box::new(Finding::new(ready, request, shared, tenant)) } }
     }
 
-    pub(crate) fn waiting(waiting: Waiting<S, B, R>) -> Self {
-        Self { state: State::Waiting { waiting: Box::pin(waiting) } }
+    pub(crate) fn waiting(waiting: WaitingRequest<S, B, R>) -> Self {
+        Self { state: ResponseState::Waiting { waiting: Box::pin(waiting) } }
     }
 }
 
@@ -170,7 +170,7 @@ where
 pin_project! {
     /// A request that waits for the storage, then for its turn to be admitted, and then for the
     /// delay of a leaky bucket.
-    pub(crate) struct Waiting<S, B, R>
+    pub(crate) struct WaitingRequest<S, B, R>
     {
         shared: Arc<LayerState<R>>,
         // While the storage decides first, the service is the one that was polled ready. While the
@@ -194,7 +194,7 @@ enum Next {
     Forward(ResponsePlan),
 }
 
-impl<S, B, R> Waiting<S, B, R> {
+impl<S, B, R> WaitingRequest<S, B, R> {
     pub(crate) fn new(
         ready: S,
         request: Request<B>,
@@ -253,7 +253,9 @@ impl<S, B, R> Waiting<S, B, R> {
             match action {
                 Action::Forward(plan) if matches!(this.deciding, Deciding::First(_)) => break plan,
                 Action::Forward(plan) => *this.next = Some(Next::Forward(plan)),
-                Action::Respond(response) => return Poll::Ready(Ok(State::Refused { response: Some(response) })),
+                Action::Respond(response) => {
+                    return Poll::Ready(Ok(ResponseState::Refused { response: Some(response) }));
+                }
                 Action::Wait(Pause::Delay(decision)) => {
                     let delay = decision.delay();
                     this.slot.delayed = Some(decision);
@@ -272,11 +274,11 @@ impl<S, B, R> Waiting<S, B, R> {
             }
         };
         let (mut ready, request) = this.call.take().expect("checked above");
-        Poll::Ready(Ok(State::Calling { inner: ready.call(request), plan }))
+        Poll::Ready(Ok(ResponseState::Calling { inner: ready.call(request), plan }))
     }
 }
 
-type AfterWaiting<S, B, R> = Result<State<S, B, R>, <S as Service<Request<B>>>::Error>;
+type AfterWaiting<S, B, R> = Result<ResponseState<S, B, R>, <S as Service<Request<B>>>::Error>;
 
 /// Returns a clone to keep during a wait. The caller drops the ready service, because it may hold a
 /// permit or a slot that another request needs.

@@ -8,7 +8,7 @@ use std::task::{Context, Poll};
 use http::{Request, Response};
 use tower_service::Service;
 
-use crate::future::{ResponseFuture, Waiting};
+use crate::future::{ResponseFuture, WaitingRequest};
 use crate::middleware::admission::{Action, Hold};
 use crate::middleware::state::LayerState;
 use crate::rejection::{Rejection, TextRejection};
@@ -98,7 +98,7 @@ where
                 let next = self.inner.clone();
                 let ready = mem::replace(&mut self.inner, next);
                 let shared = Arc::clone(&self.shared);
-                ResponseFuture::waiting(Waiting::new(ready, request, shared, deciding, slot))
+                ResponseFuture::waiting(WaitingRequest::new(ready, request, shared, deciding, slot))
             }
         }
     }

@@ -6,7 +6,7 @@ use std::task::{Context, Poll, ready};
 use http::{Request, Response};
 use tower_service::Service;
 
-use super::{AfterWaiting, State, Waiting, unready};
+use super::{AfterWaiting, ResponseState, WaitingRequest, unready};
 use crate::lookup;
 use crate::middleware::admission::{Action, Hold};
 use crate::middleware::state::LayerState;
@@ -45,15 +45,15 @@ impl<S, B, R> Finding<S, B, R> {
         let (mut service, mut request) = self.call.take().expect("checked above");
         let found = self.found.take().expect("set above");
         Poll::Ready(Ok(match self.shared.admit_found(found, &mut request) {
-            Action::Forward(plan) => State::Calling { inner: service.call(request), plan },
-            Action::Respond(response) => State::Refused { response: Some(response) },
+            Action::Forward(plan) => ResponseState::Calling { inner: service.call(request), plan },
+            Action::Respond(response) => ResponseState::Refused { response: Some(response) },
             Action::Wait(Hold::Queue(slot, deciding)) => {
-                let waiting = Waiting::new(service, request, Arc::clone(&self.shared), deciding, slot);
-                State::Waiting { waiting: Box::pin(waiting) }
+                let waiting = WaitingRequest::new(service, request, Arc::clone(&self.shared), deciding, slot);
+                ResponseState::Waiting { waiting: Box::pin(waiting) }
             }
             Action::Wait(Hold::Lookup(tenant)) => {
                 let finding = Self::new(&service, request, Arc::clone(&self.shared), tenant);
-                State::Finding { finding: Box::new(finding) }
+                ResponseState::Finding { finding: Box::new(finding) }
             }
         }))
     }

@@ -63,10 +63,10 @@ pub(crate) struct PendingCharge {
     cost: u32,
     /// The runtime of the request. The charge may be settled in a thread outside of it.
     runtime: Option<Handle>,
-    state: Mutex<State>,
+    state: Mutex<ChargeState>,
 }
 
-enum State {
+enum ChargeState {
     Open(Hits),
     Settled {
         actual: u32,
@@ -78,10 +78,10 @@ enum State {
 impl PendingCharge {
     pub(crate) fn new(policy: Policy, cost: u32, hits: Hits) -> Arc<Self> {
         let runtime = Handle::try_current().ok();
-        Arc::new(Self { policy, cost, runtime, state: Mutex::new(State::Open(hits)) })
+        Arc::new(Self { policy, cost, runtime, state: Mutex::new(ChargeState::Open(hits)) })
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn state(&self) -> MutexGuard<'_, ChargeState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -90,8 +90,8 @@ impl PendingCharge {
     fn put_back(&self, shadow_check: ShadowCheck) {
         let mut state = self.state();
         match &mut *state {
-            State::Open(hits) => hits.shadow_checks.push(shadow_check),
-            &mut State::Settled { actual, .. } => {
+            ChargeState::Open(hits) => hits.shadow_checks.push(shadow_check),
+            &mut ChargeState::Settled { actual, .. } => {
                 drop(state);
                 shadow_check.settle(Some(actual));
             }
@@ -113,10 +113,10 @@ impl OpenCharge for PendingCharge {
         }
         let hits = {
             let mut state = self.state();
-            if matches!(*state, State::Settled { .. }) {
+            if matches!(*state, ChargeState::Settled { .. }) {
                 return Err(SettleError::AlreadySettled);
             }
-            let State::Open(hits) = mem::replace(&mut *state, State::Settled { actual, hit: None }) else {
+            let ChargeState::Open(hits) = mem::replace(&mut *state, ChargeState::Settled { actual, hit: None }) else {
                 unreachable!("checked above")
             };
             hits
@@ -124,7 +124,7 @@ impl OpenCharge for PendingCharge {
         // The lock is not held, because the storage may take long, and the observer may use the
         // charge.
         let settled = self.in_runtime(|| hits.settle(Some(actual)));
-        *self.state() = State::Settled { actual, hit: settled };
+        *self.state() = ChargeState::Settled { actual, hit: settled };
         Ok(())
     }
 
@@ -140,9 +140,9 @@ impl OpenCharge for PendingCharge {
 /// A charge that nothing has settled keeps its estimated cost.
 impl Drop for PendingCharge {
     fn drop(&mut self) {
-        let closed = State::Settled { actual: self.cost, hit: None };
+        let closed = ChargeState::Settled { actual: self.cost, hit: None };
         let state = mem::replace(self.state.get_mut().unwrap_or_else(PoisonError::into_inner), closed);
-        if let State::Open(hits) = state {
+        if let ChargeState::Open(hits) = state {
             self.in_runtime(|| hits.keep());
         }
     }
@@ -164,8 +164,8 @@ impl ChargeOfResponse {
     /// Takes out the shadow checks that are not decided yet.
     fn undecided(&self) -> Vec<ShadowCheck> {
         match &mut *self.0.state() {
-            State::Open(hits) => hits.shadow_checks.extract_if(.., |check| check.is_undecided()).collect(),
-            State::Settled { .. } => Vec::new(),
+            ChargeState::Open(hits) => hits.shadow_checks.extract_if(.., |check| check.is_undecided()).collect(),
+            ChargeState::Settled { .. } => Vec::new(),
         }
     }
 
@@ -173,8 +173,8 @@ impl ChargeOfResponse {
     /// settled yet, if it has no hit on the policy (cost 0 or shadow mode), or at a second call.
     pub(crate) fn settled(&self) -> Option<SettledHit> {
         match &mut *self.0.state() {
-            State::Open(_) => None,
-            State::Settled { hit, .. } => hit.take(),
+            ChargeState::Open(_) => None,
+            ChargeState::Settled { hit, .. } => hit.take(),
         }
     }
 }

@@ -18,12 +18,12 @@ const TURN_GRACE: Duration = Duration::from_millis(200);
 /// The queue of the waiting hits of a policy and key. It gives them turns to ask the storage, in
 /// the order of their tickets.
 #[derive(Default)]
-pub(super) struct Queue(Mutex<State>);
+pub(super) struct Queue(Mutex<QueueState>);
 
-struct State {
+struct QueueState {
     last_ticket: u64,
     /// The hits that wait for a turn, by their tickets.
-    waiting: BTreeMap<u64, Waiting>,
+    waiting: BTreeMap<u64, WaitingHit>,
     /// The number of hits that may have a turn at the same time.
     turns: usize,
     /// The hits that have a turn, and the instants at which they are due. `None` while a storage
@@ -35,7 +35,7 @@ struct State {
     refusal: Option<Refusal>,
 }
 
-struct Waiting {
+struct WaitingHit {
     cost: u32,
     waker: Waker,
     /// The instant at which a turn was offered, or else at which the hit looks for hits ahead of it
@@ -66,7 +66,7 @@ impl Queue {
         let free = state.free_turns();
         if state.waiting.range(..ticket).take(free).count() == free {
             let next_check = state.next_check(now);
-            let waiting = Waiting { cost, waker: cx.waker().clone(), due: next_check };
+            let waiting = WaitingHit { cost, waker: cx.waker().clone(), due: next_check };
             state.waiting.insert(ticket, waiting);
             if passes {
                 wake(state, now);
@@ -93,7 +93,7 @@ impl Queue {
         let mut state = self.lock();
         state.refusal = Some(refusal.clone());
         // Waits again, so that no later hit takes the turn before the next poll of this one.
-        let waiting = Waiting { cost: refusal.cost(), waker: Waker::noop().clone(), due: now };
+        let waiting = WaitingHit { cost: refusal.cost(), waker: Waker::noop().clone(), due: now };
         state.waiting.insert(ticket, waiting);
         state.holders.remove(&ticket);
         (state.turns, state.is_failing) = (1, false);
@@ -144,19 +144,19 @@ impl Queue {
         self.lock().refusal.as_ref().and_then(|last| last.end_for(cost))
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
+    fn lock(&self) -> MutexGuard<'_, QueueState> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl Default for State {
+impl Default for QueueState {
     fn default() -> Self {
         let (waiting, holders) = (BTreeMap::new(), BTreeMap::new());
         Self { last_ticket: 0, waiting, turns: 1, holders, is_failing: false, refusal: None }
     }
 }
 
-impl State {
+impl QueueState {
     fn free_turns(&self) -> usize {
         self.turns.saturating_sub(self.holders.len())
     }
@@ -197,7 +197,7 @@ fn is_overdue(due: Instant, now: Instant) -> bool {
 }
 
 /// Wakes the hits that can take a turn, after the lock is released.
-fn wake(mut state: MutexGuard<'_, State>, now: Instant) {
+fn wake(mut state: MutexGuard<'_, QueueState>, now: Instant) {
     let free = state.free_turns();
     let offered = state.waiting.values_mut().take(free).map(|next| {
         next.due = next.due.min(now);

@@ -22,7 +22,7 @@ const RETRY_AFTER: u64 = 20_000;
 const MAX_LOST_SWAPS: u32 = 24;
 
 /// The result of a job. Only hits and charges have a decision.
-pub(super) type Answer = Result<Option<Decision>, StorageError>;
+pub(super) type JobResult = Result<Option<Decision>, StorageError>;
 
 #[derive(Clone, Debug)]
 pub(in crate::storage) enum Command {
@@ -46,17 +46,17 @@ pub(super) struct Job {
     /// The number of lost swaps.
     lost: u32,
     progress: Arc<Progress>,
-    reply: oneshot::Sender<Answer>,
+    reply: oneshot::Sender<JobResult>,
 }
 
 /// The caller's side of a call. The job is executed even if this is dropped.
 #[derive(Debug)]
-pub(super) struct Waiting {
+pub(super) struct JobWaiter {
     policy: Policy,
     command: Command,
     deadline: Instant,
     progress: Arc<Progress>,
-    reply: oneshot::Receiver<Answer>,
+    reply: oneshot::Receiver<JobResult>,
 }
 
 /// The progress of a job, shared by both sides.
@@ -81,10 +81,10 @@ impl Progress {
 
 impl Job {
     /// Creates both sides of a call that times out after `timeout`.
-    pub(super) fn new(policy: &Policy, command: Command, timeout: Duration) -> (Self, Waiting) {
+    pub(super) fn new(policy: &Policy, command: Command, timeout: Duration) -> (Self, JobWaiter) {
         let (sender, reply) = oneshot::channel();
         let (deadline, progress) = (Instant::now() + timeout, Arc::new(Progress::default()));
-        let waiting = Waiting {
+        let waiting = JobWaiter {
             policy: policy.clone(),
             command: command.clone(),
             deadline,
@@ -147,16 +147,16 @@ impl Job {
 
     /// Sends the answer to the caller, if it still waits. A caller that left after its job was sent
     /// has already returned an error for which `may_have_counted` is `true`.
-    pub(super) fn answer(self, answer: Answer) {
+    pub(super) fn answer(self, answer: JobResult) {
         // The caller checks for an answer under the same lock before it leaves.
         let _stage = self.progress.lock();
         let _ = self.reply.send(answer);
     }
 }
 
-impl Waiting {
+impl JobWaiter {
     /// Waits for the answer until the deadline.
-    pub(super) async fn answer(mut self) -> Answer {
+    pub(super) async fn answer(mut self) -> JobResult {
         match timeout_at(self.deadline, &mut self.reply).await {
             Ok(answer) => answer.unwrap_or_else(|_| Err(error::cancelled())),
             Err(_) => self.leave(),
@@ -164,7 +164,7 @@ impl Waiting {
     }
 
     /// Stops waiting at the deadline.
-    fn leave(mut self) -> Answer {
+    fn leave(mut self) -> JobResult {
         let mut stage = self.progress.lock();
         if let Ok(answer) = self.reply.try_recv() {
             return answer;
@@ -177,7 +177,7 @@ impl Waiting {
 /// Returns the answer to a job that ends without a result: at its deadline, or after too many lost
 /// swaps. If a sent swap may have stored it, the answer is an error, because a refusal would mean
 /// that nothing was spent.
-fn unfinished_answer(policy: &Policy, command: &Command, stage: &Stage) -> Answer {
+fn unfinished_answer(policy: &Policy, command: &Command, stage: &Stage) -> JobResult {
     match (stage.contended, command) {
         _ if stage.sent => Err(error::late(true)),
         (Some(at), Command::Hit(cost) | Command::Charge(cost)) => {

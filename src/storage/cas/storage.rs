@@ -7,7 +7,7 @@ use std::time::Duration;
 use tokio::runtime::Handle;
 use tokio::time::timeout;
 
-use super::job::{Answer, Command, Job};
+use super::job::{Command, Job, JobResult};
 use super::shared::{CasShared, Time};
 use super::skew::{self, MAX_SKEW, Skew};
 use super::worker::Worker;
@@ -168,7 +168,7 @@ impl<S: CasStorage> Cas<S> {
     }
 
     /// Executes a command. The job is queued at the first poll.
-    fn execute(&self, policy: &Policy, key: &Key, command: Command) -> impl Future<Output = Answer> + Send + use<S> {
+    fn execute(&self, policy: &Policy, key: &Key, command: Command) -> impl Future<Output = JobResult> + Send + use<S> {
         let (shared, policy, name, timeout) =
             (Arc::clone(&self.shared), policy.clone(), names::of(policy, key), self.deadline);
         async move {

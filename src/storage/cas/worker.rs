@@ -7,7 +7,7 @@ use std::time::Duration;
 use tokio::time::{Instant, sleep, timeout};
 
 use super::batch::Batch;
-use super::job::{Answer, Job};
+use super::job::{Job, JobResult};
 use super::queues::Place;
 use super::shared::CasShared;
 use super::{CasStorage, Loaded, Swapped, error, pause};
@@ -114,7 +114,7 @@ impl<S: CasStorage> Worker<S> {
         is_recalled: bool,
     ) -> Result<(), (Vec<Job>, Option<Loaded<S::Version>>)> {
         let mut batch = Batch::new(self.shared.view(&self.place.1, loaded));
-        let mut pending: Vec<(Job, Answer)> = Vec::with_capacity(jobs.len());
+        let mut pending: Vec<(Job, JobResult)> = Vec::with_capacity(jobs.len());
         for job in jobs.into_iter().filter(Job::begin) {
             let answer = batch.execute(&job.policy, &job.command);
             if is_recalled || batch.is_changed() {
@@ -153,7 +153,7 @@ impl<S: CasStorage> Worker<S> {
 
     async fn swap(
         &mut self,
-        pending: &[(Job, Answer)],
+        pending: &[(Job, JobResult)],
         loaded: &Loaded<S::Version>,
         text: &str,
         keep: Duration,
@@ -193,7 +193,7 @@ impl<S: CasStorage> Worker<S> {
         jobs.into_iter().filter_map(|job| job.retain(self.trip, self.blocked)).collect()
     }
 
-    fn send_all(answers: impl IntoIterator<Item = (Job, Answer)>) {
+    fn send_all(answers: impl IntoIterator<Item = (Job, JobResult)>) {
         for (job, answer) in answers {
             job.answer(answer);
         }

@@ -16,7 +16,7 @@ use tokio::time::Instant;
 use self::lease::Leases;
 use self::link::Members;
 use self::store::Store;
-use self::url::Target;
+use self::url::EtcdUrl;
 use crate::error::{ConfigError, or_panic};
 use crate::storage::net::until_ready;
 use crate::storage::url::checked_prefix;
@@ -106,7 +106,7 @@ impl EtcdStorage {
     /// if a certificate or the private key cannot be loaded. The error quotes the URL without its
     /// login and its options.
     pub fn new(url: &str) -> Result<Self, ConfigError> {
-        let Target { members, access, prefix, deadline, long_logs, max_skew } = Target::parse(url)?;
+        let EtcdUrl { members, access, prefix, deadline, long_logs, max_skew } = EtcdUrl::parse(url)?;
         let (members, leases) = (Members::new(members, access), Arc::new(Leases::new()));
         let store = Store { members, leases, prefix: names::prefix(&prefix), deadline };
         let cas = Cas::new(store.clone()).metrics_label(LABEL).deadline(deadline).max_skew(max_skew);

@@ -9,7 +9,7 @@ use crate::storage::url::{self, Authority, Host, Options, Parts, Wrong};
 
 /// The settings of a URL.
 #[derive(Clone, Debug)]
-pub(super) struct Target {
+pub(super) struct EtcdUrl {
     /// At least one member.
     pub(super) members: Vec<Host>,
     pub(super) access: Access,
@@ -32,7 +32,7 @@ const PORT: u16 = 2_379;
 /// The protocol for ALPN, which etcd requires with TLS.
 const HTTP2: Option<&'static [u8]> = Some(b"h2");
 
-impl Target {
+impl EtcdUrl {
     pub(super) fn parse(url: &str) -> Result<Self, ConfigError> {
         url::read(url, EXAMPLES, Self::read)
     }

@@ -24,17 +24,17 @@ pub(super) enum Command {
 
 /// The reply to a job. `None` means that a change is done, or that the caller must send its hit to
 /// the storage itself.
-pub(super) type Answer = Result<Option<Reply>, StorageError>;
+pub(super) type LeaseResult = Result<Option<Reply>, StorageError>;
 
 /// The job of one caller.
 pub(super) struct Job {
     pub(super) policy: Policy,
     pub(super) command: Command,
-    reply: oneshot::Sender<Answer>,
+    reply: oneshot::Sender<LeaseResult>,
 }
 
 impl Job {
-    pub(super) fn new(policy: &Policy, command: Command) -> (Self, oneshot::Receiver<Answer>) {
+    pub(super) fn new(policy: &Policy, command: Command) -> (Self, oneshot::Receiver<LeaseResult>) {
         let (reply, answer) = oneshot::channel();
         (Self { policy: policy.clone(), command, reply }, answer)
     }
@@ -55,7 +55,7 @@ impl Job {
 
     /// Sends the reply. The caller of this method must not hold a lock of the lease table: if the
     /// receiver is gone, dropping the reply refunds its units, which takes such a lock.
-    pub(super) fn send(self, answer: Answer) {
+    pub(super) fn send(self, answer: LeaseResult) {
         drop(self.reply.send(answer));
     }
 }

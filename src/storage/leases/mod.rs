@@ -18,7 +18,7 @@ use tokio::sync::oneshot;
 
 use self::charge::Taken;
 use self::entry::LeaseEntry;
-use self::job::{Answer, Command};
+use self::job::{Command, LeaseResult};
 use self::lease::Charged;
 use self::route::Route;
 use self::shared::{InvalidateOnDrop, LeaseTable};
@@ -345,7 +345,7 @@ impl Storage for Leases {
 }
 
 /// Returns the future of a change that the key's worker makes.
-fn done(answer: oneshot::Receiver<Answer>) -> StorageFuture<()> {
+fn done(answer: oneshot::Receiver<LeaseResult>) -> StorageFuture<()> {
     StorageFuture::new(async { answer.await.map_err(|_| cancelled())?.map(drop) })
 }
 

@@ -8,7 +8,7 @@ use tokio::runtime::Handle;
 use tokio::sync::oneshot;
 
 use super::entry::{LeaseEntry, NoRoom, WorkerState, make_room};
-use super::job::{Answer, Command, Job, TakeBack};
+use super::job::{Command, Job, LeaseResult, TakeBack};
 use super::lease::{Lease, window};
 use super::shared::LeaseTable;
 use super::worker::LeaseWorker;
@@ -23,7 +23,7 @@ pub(super) enum Route {
     /// The request was decided locally.
     Local(Decision),
     /// The key's worker replies.
-    Wait(oneshot::Receiver<Answer>),
+    Wait(oneshot::Receiver<LeaseResult>),
     /// The caller sends the request to the storage.
     Inner,
 }

@@ -22,7 +22,7 @@ const MAX_BATCH: usize = 64;
 /// The task is aborted when the connection is dropped. Otherwise a server that hangs would keep the
 /// task alive.
 #[derive(Debug)]
-pub(super) struct Connection {
+pub(super) struct MemcachedConnection {
     requests: mpsc::UnboundedSender<Pending>,
     driver: AbortHandle,
     /// The reason why the connection ended.
@@ -44,7 +44,7 @@ struct Pending {
     reply: oneshot::Sender<Reply>,
 }
 
-impl Connection {
+impl MemcachedConnection {
     /// Spawns the background task on the current runtime.
     pub(super) fn new(stream: impl AsyncRead + AsyncWrite + Send + 'static) -> Self {
         let (requests, pending) = mpsc::unbounded_channel();
@@ -73,7 +73,7 @@ impl Connection {
     }
 }
 
-impl Drop for Connection {
+impl Drop for MemcachedConnection {
     fn drop(&mut self) {
         self.driver.abort();
     }
@@ -143,7 +143,7 @@ mod tests {
     #[tokio::test]
     async fn connection_ends_after_a_reply_that_does_not_match_its_request() {
         let (here, mut there) = tokio::io::duplex(1_024);
-        let connection = Connection::new(here);
+        let connection = MemcachedConnection::new(here);
         let requests = ["a", "b", "c"].map(meta::get);
         let server = async {
             there.read_exact(&mut vec![0; requests.concat().len()]).await.unwrap();

@@ -9,7 +9,7 @@ use std::time::Duration;
 use tokio::net::UnixStream;
 use tokio::time::{Instant, timeout, timeout_at};
 
-use super::connection::{Connection, Unanswered};
+use super::connection::{MemcachedConnection, Unanswered};
 use super::meta::{NOOP, Reply, STATS};
 use super::server_time::ServerTime;
 use crate::error::BoxError;
@@ -29,7 +29,7 @@ struct Inner {
 
 /// An open connection.
 pub(super) struct Open {
-    connection: Connection,
+    connection: MemcachedConnection,
     calls: Calls,
     /// The number of this connection. It is unique in this process.
     pub(super) number: u64,
@@ -155,9 +155,9 @@ async fn connect(address: Address, time: Arc<ServerTime>) -> Result<Open, Storag
     static NUMBER: AtomicU64 = AtomicU64::new(0);
     let connected = async {
         let connection = match &address {
-            Address::Tcp(host) => Connection::new(socket::open((&*host.name, host.port)).await?),
+            Address::Tcp(host) => MemcachedConnection::new(socket::open((&*host.name, host.port)).await?),
             #[cfg(unix)]
-            Address::Unix(path) => Connection::new(UnixStream::connect(path).await?),
+            Address::Unix(path) => MemcachedConnection::new(UnixStream::connect(path).await?),
             #[cfg(not(unix))]
             Address::Unix(_) => return Err(std::io::Error::from(std::io::ErrorKind::Unsupported).into()),
         };
@@ -177,7 +177,7 @@ async fn connect(address: Address, time: Arc<ServerTime>) -> Result<Open, Storag
 }
 
 /// Requests the server's time. Also succeeds if the server reports no time, as some proxies do.
-async fn learn(connection: &Connection, time: &ServerTime) -> Result<(), String> {
+async fn learn(connection: &MemcachedConnection, time: &ServerTime) -> Result<(), String> {
     let requested_at = time.machine();
     match connection.send(STATS.to_vec()).await {
         Ok(Reply::Stats { time: Some(seconds) }) => time.learn(requested_at, seconds),

@@ -6,7 +6,7 @@ use tokio::time::Instant;
 
 use super::client::Client;
 use super::server_time::MachineClock;
-use super::url::Target;
+use super::url::MemcachedUrl;
 use crate::decision::Decision;
 use crate::error::{ConfigError, or_panic};
 use crate::key::Key;
@@ -86,7 +86,7 @@ impl MemcachedStorage {
     ///
     /// Returns an error if the URL cannot be parsed.
     pub fn new(url: &str) -> Result<Self, ConfigError> {
-        let Target { servers, prefix, deadline, long_logs, max_skew } = Target::parse(url)?;
+        let MemcachedUrl { servers, prefix, deadline, long_logs, max_skew } = MemcachedUrl::parse(url)?;
         let machine: Arc<dyn Clock> = Arc::new(MachineClock);
         let client = Client::new(servers, &prefix, deadline, &machine);
         let cas = Cas::new(client.clone()).metrics_label(LABEL).max_skew(max_skew).long_logs(long_logs);

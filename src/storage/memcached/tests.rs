@@ -11,7 +11,7 @@ use tokio::task::AbortHandle;
 
 use super::client::{Client, Version};
 use super::server_time::MachineClock;
-use super::url::Target;
+use super::url::MemcachedUrl;
 use crate::storage::{CasStorage, Clock, StorageError, Swapped};
 use crate::time::Timestamp;
 
@@ -49,7 +49,7 @@ impl FakeServer {
                 accepting.0.lock().unwrap().connections.push(serving.abort_handle());
             }
         });
-        let Target { servers, prefix, deadline, .. } = Target::parse(&url).unwrap();
+        let MemcachedUrl { servers, prefix, deadline, .. } = MemcachedUrl::parse(&url).unwrap();
         let machine: Arc<dyn Clock> = Arc::new(MachineClock);
         (server, Client::new(servers, &prefix, deadline, &machine))
     }

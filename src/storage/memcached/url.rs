@@ -7,7 +7,7 @@ use crate::storage::url::{self, Address, Authority, Options, Parts, Wrong};
 
 /// The parsed URL.
 #[derive(Debug)]
-pub(super) struct Target {
+pub(super) struct MemcachedUrl {
     /// The servers, at least one.
     pub(super) servers: Vec<Address>,
     pub(super) prefix: Box<str>,
@@ -22,7 +22,7 @@ const EXAMPLES: &str =
 
 const PORT: u16 = 11_211;
 
-impl Target {
+impl MemcachedUrl {
     pub(super) fn parse(url: &str) -> Result<Self, ConfigError> {
         url::read(url, EXAMPLES, Self::read)
     }

@@ -33,7 +33,7 @@ pub(in crate::storage) struct Reconnecting<T> {
     /// The server's address, for error messages.
     name: Box<str>,
     pub(super) waiting: Waiters,
-    state: Mutex<State<T>>,
+    state: Mutex<ConnectionState<T>>,
 }
 
 /// A value that can become unusable, such as a closed connection.
@@ -46,7 +46,7 @@ pub(in crate::storage) trait Usable {
     fn close(&self) {}
 }
 
-struct State<T> {
+struct ConnectionState<T> {
     value: Option<Arc<T>>,
     /// The last attempt, if it is still running.
     attempt: Option<Running>,
@@ -78,7 +78,7 @@ pub(super) enum Found<T> {
 impl<T: Usable + Send + Sync + 'static> Reconnecting<T> {
     pub(in crate::storage) fn new(name: &str) -> Arc<Self> {
         let (not_before, backoff) = (Instant::now(), MIN_BACKOFF);
-        let state = State { value: None, attempt: None, attempts: 0, failure: None, not_before, backoff };
+        let state = ConnectionState { value: None, attempt: None, attempts: 0, failure: None, not_before, backoff };
         Arc::new(Self { name: name.into(), waiting: Waiters::default(), state: Mutex::new(state) })
     }
 
@@ -136,7 +136,7 @@ impl<T: Usable + Send + Sync + 'static> Reconnecting<T> {
     }
 
     /// Starts an attempt in a background task.
-    fn attempt<F>(self: &Arc<Self>, mut state: MutexGuard<'_, State<T>>, make: F) -> Running
+    fn attempt<F>(self: &Arc<Self>, mut state: MutexGuard<'_, ConnectionState<T>>, make: F) -> Running
     where
         F: Future<Output = Result<T, StorageError>> + Send + 'static,
     {
@@ -184,7 +184,7 @@ impl<T: Usable + Send + Sync + 'static> Reconnecting<T> {
 }
 
 impl<T> Reconnecting<T> {
-    fn lock(&self) -> MutexGuard<'_, State<T>> {
+    fn lock(&self) -> MutexGuard<'_, ConnectionState<T>> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -9,7 +9,7 @@ use tokio::runtime::Handle;
 use tokio::time::{Instant, sleep, timeout_at};
 use tokio_postgres::{Error, Row};
 
-use super::connection::Connection;
+use super::connection::PostgresConnection;
 use super::error::is_cancelled;
 use super::query::Query;
 use crate::storage::net::Connected;
@@ -32,7 +32,7 @@ pub(super) fn cancel_at(deadline: Instant) -> Instant {
 pub(super) struct Sent(Option<Pin<Box<dyn Future<Output = Executed> + Send>>>);
 
 impl Sent {
-    pub(super) fn new(connection: Arc<Connection>, query: Query, deadline: Instant) -> Self {
+    pub(super) fn new(connection: Arc<PostgresConnection>, query: Query, deadline: Instant) -> Self {
         let patience = deadline.saturating_duration_since(Instant::now()) / 20;
         Self(Some(Box::pin(execute(connection, query, cancel_at(deadline), patience))))
     }
@@ -59,7 +59,12 @@ impl Drop for Sent {
     }
 }
 
-async fn execute(connection: Arc<Connection>, query: Query, cancel_at: Instant, patience: Duration) -> Executed {
+async fn execute(
+    connection: Arc<PostgresConnection>,
+    query: Query,
+    cancel_at: Instant,
+    patience: Duration,
+) -> Executed {
     let result = execute_once(&connection, &query, cancel_at, patience).await;
     if result.as_ref().is_err_and(is_cancelled) && Instant::now() < cancel_at {
         // The cancel request was for an earlier statement on the connection.
@@ -71,7 +76,12 @@ async fn execute(connection: Arc<Connection>, query: Query, cancel_at: Instant, 
 /// Executes a statement. From `cancel_at` on, sends cancel requests whenever the connection has had no
 /// reply for `patience`. A busy server that replies to other statements is not blocked, and cancel
 /// requests would only add to its work.
-async fn execute_once(connection: &Connection, query: &Query, cancel_at: Instant, patience: Duration) -> Executed {
+async fn execute_once(
+    connection: &PostgresConnection,
+    query: &Query,
+    cancel_at: Instant,
+    patience: Duration,
+) -> Executed {
     let mut executed = pin!(connection.execute(query));
     if let Ok(result) = timeout_at(cancel_at, &mut executed).await {
         return result;

@@ -33,7 +33,7 @@ const CANCEL_AFTER: Duration = Duration::from_millis(50);
 const MAX_CANCEL_AFTER: Duration = Duration::from_secs(1);
 
 /// An open connection. A background task does its I/O.
-pub(super) struct Connection {
+pub(super) struct PostgresConnection {
     pub(super) client: Client,
     pub(super) canceller: Arc<Canceller>,
     calls: Calls,
@@ -64,7 +64,7 @@ pub(super) struct Settings {
     pub(super) slots: Arc<Slots>,
 }
 
-impl Connection {
+impl PostgresConnection {
     /// Connects to the first server that accepts the connection. Creates the table if it is missing
     /// and [`migrates`](Settings::migrates) is set.
     pub(super) async fn open(settings: Settings) -> Result<Self, StorageError> {
@@ -205,7 +205,7 @@ impl Connection {
     }
 }
 
-impl Usable for Connection {
+impl Usable for PostgresConnection {
     fn is_usable(&self) -> bool {
         !self.client.is_closed()
     }
@@ -215,13 +215,13 @@ impl Usable for Connection {
     }
 }
 
-impl Connected for Connection {
+impl Connected for PostgresConnection {
     fn calls(&self) -> &Calls {
         &self.calls
     }
 }
 
-impl Drop for Connection {
+impl Drop for PostgresConnection {
     fn drop(&mut self) {
         self.close();
     }

@@ -8,7 +8,7 @@ use tokio::time::{Instant, timeout_at};
 use tokio_postgres::Row;
 
 use super::call::Sent;
-use super::connection::{Connection, Settings};
+use super::connection::{PostgresConnection, Settings};
 use super::error;
 use super::pool::{Lender, POOL};
 use super::query::Query;
@@ -22,7 +22,7 @@ use crate::storage::tls::Tls;
 /// A handle to the connections. Clones share them.
 #[derive(Clone)]
 pub(super) enum Link {
-    Own { settings: Settings, connections: Arc<[Arc<Reconnecting<Connection>>]>, next: Arc<AtomicUsize> },
+    Own { settings: Settings, connections: Arc<[Arc<Reconnecting<PostgresConnection>>]>, next: Arc<AtomicUsize> },
     Pool { pool: Lender, table: Table },
 }
 
@@ -109,7 +109,7 @@ impl Link {
 
     async fn query_own(
         settings: &Settings,
-        connections: &[Arc<Reconnecting<Connection>>],
+        connections: &[Arc<Reconnecting<PostgresConnection>>],
         first: usize,
         query: Query,
         deadline: Instant,
@@ -136,12 +136,13 @@ impl Link {
     /// the last free connection of the server.
     async fn connection<'a>(
         settings: &Settings,
-        connections: &'a [Arc<Reconnecting<Connection>>],
+        connections: &'a [Arc<Reconnecting<PostgresConnection>>],
         first: usize,
         deadline: Instant,
-    ) -> Result<(&'a Reconnecting<Connection>, Arc<Connection>), StorageError> {
-        let open = || Connection::open(settings.clone());
-        let is_open = |connection: &'a Arc<Reconnecting<Connection>>| Some((&**connection, connection.value()?));
+    ) -> Result<(&'a Reconnecting<PostgresConnection>, Arc<PostgresConnection>), StorageError> {
+        let open = || PostgresConnection::open(settings.clone());
+        let is_open =
+            |connection: &'a Arc<Reconnecting<PostgresConnection>>| Some((&**connection, connection.value()?));
         if let Some(found) = is_open(&connections[first]) {
             return Ok(found);
         }
@@ -162,7 +163,7 @@ impl Link {
         let sql = self.table().migration();
         match self {
             Self::Own { settings, .. } => {
-                let connection = Connection::open(Settings { migrates: false, ..settings.clone() }).await?;
+                let connection = PostgresConnection::open(Settings { migrates: false, ..settings.clone() }).await?;
                 let executed = connection.client.batch_execute(&sql).await;
                 executed.map_err(|error| error::of_statement(self.server(), error))
             }

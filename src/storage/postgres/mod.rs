@@ -30,7 +30,7 @@ use self::pool::Lender;
 use self::store::Store;
 use self::sweep::Sweep;
 use self::table::Table;
-use self::url::Target;
+use self::url::PostgresUrl;
 use crate::error::{ConfigError, or_panic};
 #[cfg(feature = "testing")]
 use crate::storage::Clock;
@@ -206,8 +206,8 @@ impl PostgresStorage {
     /// that is not enabled, or if a certificate or the private key cannot be loaded. The error
     /// quotes the URL without its login and its options.
     pub fn new(url: &str) -> Result<Self, ConfigError> {
-        let Target { config, tls, server, table, connections, migrates, prefix, deadline, long_logs, max_skew } =
-            Target::parse(url)?;
+        let PostgresUrl { config, tls, server, table, connections, migrates, prefix, deadline, long_logs, max_skew } =
+            PostgresUrl::parse(url)?;
         let (config, slots) = (Arc::new(config), Arc::default());
         let settings = Settings { config, tls, server: server.into(), table, migrates, slots };
         Ok(Self::over(Link::own(settings, connections), &prefix, deadline, long_logs, max_skew))

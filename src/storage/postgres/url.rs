@@ -21,7 +21,7 @@ const CONNECTIONS: usize = 4;
 
 /// The settings of a URL.
 #[derive(Clone, Debug)]
-pub(super) struct Target {
+pub(super) struct PostgresUrl {
     pub(super) config: Config,
     pub(super) tls: Option<Tls>,
     /// The hosts, for messages.
@@ -35,7 +35,7 @@ pub(super) struct Target {
     pub(super) max_skew: Duration,
 }
 
-impl Target {
+impl PostgresUrl {
     pub(super) fn parse(url: &str) -> Result<Self, ConfigError> {
         url::read(url, EXAMPLES, Self::read)
     }

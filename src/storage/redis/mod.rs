@@ -27,7 +27,7 @@ use self::combine::Combiner;
 use self::link::Link;
 use self::script::Scripts;
 use self::swap::SwapStore;
-use self::url::{Access, Servers, Target};
+use self::url::{Access, RedisUrl, Servers};
 use crate::error::{ConfigError, or_panic};
 use crate::storage::net::until_ready;
 use crate::storage::url::checked_prefix;
@@ -120,7 +120,7 @@ impl RedisStorage {
     ///   without them.
     /// - A certificate or the private key cannot be loaded.
     pub fn new(url: &str) -> Result<Self, ConfigError> {
-        let Target { servers, access, prefix, deadline, combine } = Target::parse(url)?;
+        let RedisUrl { servers, access, prefix, deadline, combine } = RedisUrl::parse(url)?;
         let (link, target) = (Link::new(servers.clone(), &access), Arc::new((servers, access)));
         let (scripts, prefix) = (Scripts::default(), Arc::from(prefix));
         let cas = swap::cas(&link, &prefix, deadline, None);

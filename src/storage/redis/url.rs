@@ -9,7 +9,7 @@ use crate::storage::url::{self, Address, Authority, Host, Login, Options, Parts,
 
 /// The settings in a URL.
 #[derive(Clone, Debug)]
-pub(super) struct Target {
+pub(super) struct RedisUrl {
     pub(super) servers: Servers,
     /// The access to the servers that keep the counters. Sentinels have a login of their own.
     pub(super) access: Access,
@@ -53,7 +53,7 @@ enum Kind {
     Sentinel,
 }
 
-impl Target {
+impl RedisUrl {
     pub(super) fn parse(url: &str) -> Result<Self, ConfigError> {
         url::read(url, EXAMPLES, Self::read)
     }

@@ -99,9 +99,9 @@ impl CachedRefusal {
         self.answers_to(cost).all(|answer| answer.is_exact)
     }
 
-    fn answers_to(&self, cost: u32) -> impl ExactSizeIterator<Item = Answer> {
+    fn answers_to(&self, cost: u32) -> impl ExactSizeIterator<Item = CachedAnswer> {
         let limits = self.policy.limits().iter().zip(self.decision.limits());
-        limits.map(move |(limit, status)| Answer::to(cost, limit, status, self.cost()))
+        limits.map(move |(limit, status)| CachedAnswer::to(cost, limit, status, self.cost()))
     }
 
     /// Returns the refusal of a hit of this cost. The entry must [answer](Self::answers) it.
@@ -113,13 +113,13 @@ impl CachedRefusal {
 }
 
 /// The answer of one limit to a cost, derived from its answer to another cost.
-struct Answer {
+struct CachedAnswer {
     status: Status,
     /// `false` if the wait in `status` is a lower bound.
     is_exact: bool,
 }
 
-impl Answer {
+impl CachedAnswer {
     /// Derives the answer to `cost` from `status`, the answer to a hit of the cost `known_cost`.
     fn to(cost: u32, limit: &Limit, status: &Status, known_cost: u32) -> Self {
         if cost == known_cost {

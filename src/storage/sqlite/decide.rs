@@ -6,7 +6,7 @@ use std::time::Duration;
 use tokio::runtime::Handle;
 use tokio::time::{Instant, sleep_until};
 
-use super::job::{Answer, Counted, Job, Work};
+use super::job::{Counted, Job, Work, WorkResult};
 use super::{SqliteStorage, error};
 use crate::decision::Decision;
 use crate::key::Key;
@@ -35,8 +35,8 @@ impl Storage for SqliteStorage {
         let path = self.shared.path.clone();
         StorageFuture::new(measured(LABEL, async move {
             match answer.await? {
-                Answer::Decided(decision) => Ok(decision),
-                Answer::Done(_) => Err(error::ended(&path)),
+                WorkResult::Decided(decision) => Ok(decision),
+                WorkResult::Done(_) => Err(error::ended(&path)),
             }
         }))
     }
@@ -65,8 +65,8 @@ impl Storage for SqliteStorage {
         let path = self.shared.path.clone();
         StorageFuture::new(async move {
             match deleted.await? {
-                Answer::Done(deleted) => Ok(deleted),
-                Answer::Decided(_) => Err(error::ended(&path)),
+                WorkResult::Done(deleted) => Ok(deleted),
+                WorkResult::Decided(_) => Err(error::ended(&path)),
             }
         })
     }
@@ -96,7 +96,7 @@ impl SqliteStorage {
     }
 
     /// Queues a call at the first poll of the returned future, and waits for its answer.
-    fn call(&self, work: Work) -> impl Future<Output = Result<Answer, StorageError>> + Send + use<> {
+    fn call(&self, work: Work) -> impl Future<Output = Result<WorkResult, StorageError>> + Send + use<> {
         let (shared, clock, timeout) = (Arc::clone(&self.shared), self.clock.clone(), self.deadline);
         async move {
             if Handle::try_current().is_err() {

@@ -28,7 +28,7 @@ pub(super) enum Work {
 
 /// The result of a call.
 #[derive(Debug)]
-pub(super) enum Answer {
+pub(super) enum WorkResult {
     Decided(Decision),
     /// The number of deleted keys, or 0 for a call that deletes none.
     Done(u64),
@@ -41,15 +41,15 @@ pub(super) struct Job {
     /// Replaces the wall clock in tests.
     pub(super) clock: Option<Arc<dyn Clock>>,
     stage: Arc<Mutex<Stage>>,
-    reply: oneshot::Sender<Result<Answer, StorageError>>,
+    reply: oneshot::Sender<Result<WorkResult, StorageError>>,
     _counted: Counted,
 }
 
 /// The caller's side of a call. The job is executed even if this is dropped.
 #[derive(Debug)]
-pub(super) struct Waiting {
+pub(super) struct WorkWaiter {
     stage: Arc<Mutex<Stage>>,
-    reply: oneshot::Receiver<Result<Answer, StorageError>>,
+    reply: oneshot::Receiver<Result<WorkResult, StorageError>>,
 }
 
 #[derive(Debug, Default)]
@@ -80,10 +80,10 @@ impl Drop for Counted {
 
 impl Job {
     /// Creates both sides of a call.
-    pub(super) fn new(work: Work, clock: Option<Arc<dyn Clock>>, counted: Counted) -> (Self, Waiting) {
+    pub(super) fn new(work: Work, clock: Option<Arc<dyn Clock>>, counted: Counted) -> (Self, WorkWaiter) {
         let (sender, reply) = oneshot::channel();
         let stage = Arc::default();
-        let waiting = Waiting { stage: Arc::clone(&stage), reply };
+        let waiting = WorkWaiter { stage: Arc::clone(&stage), reply };
         (Self { work, clock, stage, reply: sender, _counted: counted }, waiting)
     }
 
@@ -110,16 +110,16 @@ impl Job {
     }
 
     /// Sends the answer to the caller.
-    pub(super) fn answer(self, answer: Result<Answer, StorageError>) {
+    pub(super) fn answer(self, answer: Result<WorkResult, StorageError>) {
         // At its deadline, the caller checks for an answer under the same lock.
         let _stage = lock(&self.stage);
         let _ = self.reply.send(answer);
     }
 }
 
-impl Waiting {
+impl WorkWaiter {
     /// Waits for the answer until the deadline.
-    pub(super) async fn answer(mut self, deadline: Instant, path: &Path) -> Result<Answer, StorageError> {
+    pub(super) async fn answer(mut self, deadline: Instant, path: &Path) -> Result<WorkResult, StorageError> {
         match timeout_at(deadline, &mut self.reply).await {
             Ok(answer) => answer.unwrap_or_else(|_| Err(error::ended(path))),
             Err(_) => self.leave(path),
@@ -127,7 +127,7 @@ impl Waiting {
     }
 
     /// Ends the wait at the deadline. Returns the answer if it has just arrived.
-    fn leave(mut self, path: &Path) -> Result<Answer, StorageError> {
+    fn leave(mut self, path: &Path) -> Result<WorkResult, StorageError> {
         let mut stage = lock(&self.stage);
         if let Ok(answer) = self.reply.try_recv() {
             return answer;

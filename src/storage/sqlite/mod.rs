@@ -21,7 +21,7 @@ use std::time::Duration;
 use self::error::rolled_back;
 use self::file::File;
 use self::job::Job;
-use self::url::Target;
+use self::url::SqliteUrl;
 use self::worker::Worker;
 use crate::error::{ConfigError, chain, or_panic};
 use crate::storage::deadline::DEADLINE;
@@ -171,7 +171,7 @@ impl SqliteStorage {
     ///
     /// Returns an error if the URL cannot be parsed, or for the reasons of [`open`](Self::open).
     pub fn new(url: &str) -> Result<Self, ConfigError> {
-        let Target { path, prefix, deadline, durability } = Target::parse(url)?;
+        let SqliteUrl { path, prefix, deadline, durability } = SqliteUrl::parse(url)?;
         Self::with(path, &prefix, deadline, durability)
     }
 

@@ -10,7 +10,7 @@ use tokio::time::Instant;
 
 use super::Durability;
 use super::file::File;
-use super::job::{Answer, Counted, Job, Work};
+use super::job::{Counted, Job, Work, WorkResult};
 use super::worker::Worker;
 use crate::policy::Policy;
 use crate::quota::Quota;
@@ -34,7 +34,7 @@ async fn full_disk_is_an_error_and_counts_nothing_until_rows_expire() {
     let worker = Worker::with_file(path.clone(), file);
     let worker = thread::spawn(move || worker.run(&received));
     let policy = Policy::new(FixedWindow::new(), Quota::per_day(1_000));
-    let hit = async |client: u32| -> Result<Answer, StorageError> {
+    let hit = async |client: u32| -> Result<WorkResult, StorageError> {
         let key = format!("{client}{}", "x".repeat(150)).into();
         let work = Work::Change { policy: policy.clone(), key, command: Command::Hit(1) };
         let (job, waiting) = Job::new(work, None, Counted::new(&Arc::default(), 1).unwrap());
@@ -56,7 +56,7 @@ async fn full_disk_is_an_error_and_counts_nothing_until_rows_expire() {
     assert!(error.to_string().contains("free some space") && !error.may_have_counted(), "{error:?}");
     assert!(hit(admitted).await.is_err());
     // Hits that need no space are counted.
-    let Answer::Decided(decision) = hit(0).await.unwrap() else { panic!() };
+    let WorkResult::Decided(decision) = hit(0).await.unwrap() else { panic!() };
     assert_eq!(decision.remaining(), 998);
 
     // The last half of the rows expires. No row is near the beginning of the table, where the first
@@ -68,7 +68,7 @@ async fn full_disk_is_an_error_and_counts_nothing_until_rows_expire() {
     let mut failed = 0;
     let decision = loop {
         match hit(admitted).await {
-            Ok(Answer::Decided(decision)) => break decision,
+            Ok(WorkResult::Decided(decision)) => break decision,
             other => assert!(other.is_err()),
         }
         failed += 1;

@@ -3,14 +3,14 @@
 use std::collections::HashMap;
 
 use super::file::File;
-use super::job::{Answer, Job, Work};
+use super::job::{Job, Work, WorkResult};
 use crate::storage::cas::Batch;
 use crate::storage::cas::skew::Skew;
 use crate::storage::{Clock, StorageError};
 use crate::time::Timestamp;
 
 /// The answer to a call. A call fails alone if the text of its key has an unknown version.
-type Reply = Result<Answer, StorageError>;
+type Reply = Result<WorkResult, StorageError>;
 
 /// Executes the calls and returns their answers, in the same order. The state of each key is loaded
 /// once, and stored once if it has changed.
@@ -27,8 +27,8 @@ pub(super) fn execute(file: &mut File, skew: &Skew, jobs: &[Job]) -> rusqlite::R
                 });
                 keys[position].1.push(index);
             }
-            Work::Check => answers[index] = Some(Ok(Answer::Done(0))),
-            Work::DeleteAll { prefix } => answers[index] = Some(Ok(Answer::Done(file.delete_all(prefix)?))),
+            Work::Check => answers[index] = Some(Ok(WorkResult::Done(0))),
+            Work::DeleteAll { prefix } => answers[index] = Some(Ok(WorkResult::Done(file.delete_all(prefix)?))),
         }
     }
     let mut written = 0;
@@ -39,7 +39,7 @@ pub(super) fn execute(file: &mut File, skew: &Skew, jobs: &[Job]) -> rusqlite::R
     if written > 0 {
         file.sweep(written)?;
     }
-    Ok(answers.into_iter().map(|answer| answer.unwrap_or(Ok(Answer::Done(0)))).collect())
+    Ok(answers.into_iter().map(|answer| answer.unwrap_or(Ok(WorkResult::Done(0)))).collect())
 }
 
 /// Executes the calls on one key. If they have changed its states, returns the number of calls that
@@ -58,13 +58,13 @@ fn execute_key<'a>(
         answers[index] = match &job.work {
             // A peek is concurrent with the hits of the same transaction, so it may ignore them.
             Work::Peek { policy, op, cost, .. } => {
-                Some(skew.peek(key, &loaded, now()).peek(policy, *op, *cost).map(Answer::Decided))
+                Some(skew.peek(key, &loaded, now()).peek(policy, *op, *cost).map(WorkResult::Decided))
             }
             Work::Change { policy, command, .. } => {
                 changes += 1;
                 let batch = batch.get_or_insert_with(|| Batch::new(skew.view(key, &loaded, now())));
                 let executed = batch.execute(policy, command);
-                Some(executed.map(|decision| decision.map_or(Answer::Done(0), Answer::Decided)))
+                Some(executed.map(|decision| decision.map_or(WorkResult::Done(0), WorkResult::Decided)))
             }
             Work::Check | Work::DeleteAll { .. } => None,
         };

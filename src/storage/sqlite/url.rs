@@ -11,14 +11,14 @@ const EXAMPLES: &str = "write sqlite:limits.db or sqlite:/var/lib/app/limits.db"
 
 /// The settings of a URL.
 #[derive(Debug)]
-pub(super) struct Target {
+pub(super) struct SqliteUrl {
     pub(super) path: PathBuf,
     pub(super) prefix: Box<str>,
     pub(super) deadline: Duration,
     pub(super) durability: Durability,
 }
 
-impl Target {
+impl SqliteUrl {
     pub(super) fn parse(url: &str) -> Result<Self, ConfigError> {
         let (before, query) = url.split_once('?').unwrap_or((url, ""));
         let wrong = |why: String| ConfigError::new(format!("cannot read the URL {before:?}: {why}"));

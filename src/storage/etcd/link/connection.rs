@@ -38,7 +38,7 @@ const KEEP_ALIVE_TIMEOUT: Duration = Duration::from_secs(2);
 /// A connection, and the task that does its I/O.
 ///
 /// Dropping it aborts the task. A member that does not reply would otherwise keep the task alive.
-pub(super) struct Connection {
+pub(super) struct EtcdConnection {
     member: Box<str>,
     origin: Uri,
     requests: Requests,
@@ -47,7 +47,7 @@ pub(super) struct Connection {
     token: Option<MetadataValue<Ascii>>,
 }
 
-impl Connection {
+impl EtcdConnection {
     /// Connects to `host` and logs in. Without a login, it waits for the response to a status call,
     /// because an accepted connection does not prove that the member works.
     pub(super) async fn open(host: &Host, access: &Access) -> Result<Self, StorageError> {
@@ -151,7 +151,7 @@ impl Connection {
     }
 }
 
-impl Drop for Connection {
+impl Drop for EtcdConnection {
     fn drop(&mut self) {
         self.driver.abort();
     }

@@ -8,7 +8,7 @@ use tokio::time::{Instant, timeout_at};
 use super::super::error::{is_unauthenticated, is_unsent};
 use super::super::url::Access;
 use super::super::wire::Call;
-use super::connection::Connection;
+use super::connection::EtcdConnection;
 use crate::storage::net::{Calls, Connected, Reconnecting, Usable};
 use crate::storage::url::Host;
 use crate::storage::{StorageError, StorageErrorKind};
@@ -22,7 +22,7 @@ pub(super) struct Member {
 
 /// An open connection.
 struct OpenConnection {
-    connection: Connection,
+    connection: EtcdConnection,
     calls: Calls,
 }
 
@@ -108,7 +108,7 @@ impl Member {
         let connect = || {
             let (host, access) = (self.host.clone(), Arc::clone(&self.access));
             async move {
-                let connection = Connection::open(&host, &access).await?;
+                let connection = EtcdConnection::open(&host, &access).await?;
                 Ok(OpenConnection { connection, calls: Calls::default() })
             }
         };

@@ -21,12 +21,12 @@ use crate::storage::url::{Address, Login};
 ///
 /// Dropping it aborts the task. A server that does not reply would otherwise keep the task alive.
 #[derive(Debug)]
-pub(super) struct Connection {
+pub(super) struct RedisConnection {
     commands: MultiplexedConnection,
     driver: AbortHandle,
 }
 
-impl Connection {
+impl RedisConnection {
     /// Connects to `address`, sends `hello`, and returns the connection and the reply.
     ///
     /// The reply proves that the server can run commands. A server that only accepts the connection
@@ -97,7 +97,7 @@ impl Connection {
     }
 }
 
-impl Drop for Connection {
+impl Drop for RedisConnection {
     fn drop(&mut self) {
         self.driver.abort();
     }

@@ -10,7 +10,7 @@ use tokio::time::{Instant, timeout_at};
 
 use super::super::error::{from_redis, is_permission_denied, needs_new_connection};
 use super::super::url::Access;
-use super::connect::Connection;
+use super::connect::RedisConnection;
 use crate::storage::net::{Call, Calls, Connected, Reconnecting, Usable};
 use crate::storage::url::Address;
 use crate::storage::{StorageError, StorageErrorKind};
@@ -27,7 +27,7 @@ struct NodeInner {
 /// Finds a server. The [`fmt::Display`] form names the server in error messages.
 pub(super) trait Route: fmt::Display + Send + Sync + 'static {
     /// Opens a connection to the server. Returns it with the server's address.
-    fn connect(self: Arc<Self>) -> BoxFuture<Result<(Connection, Address), StorageError>>;
+    fn connect(self: Arc<Self>) -> BoxFuture<Result<(RedisConnection, Address), StorageError>>;
 
     /// Returns `true` if the caller must now check with [`has_moved`](Self::has_moved).
     fn take_check(&self) -> bool {
@@ -49,9 +49,9 @@ struct Fixed {
 }
 
 impl Route for Fixed {
-    fn connect(self: Arc<Self>) -> BoxFuture<Result<(Connection, Address), StorageError>> {
+    fn connect(self: Arc<Self>) -> BoxFuture<Result<(RedisConnection, Address), StorageError>> {
         Box::pin(async move {
-            let (connection, _) = Connection::open(&self.address, &self.access, &redis::cmd("PING")).await?;
+            let (connection, _) = RedisConnection::open(&self.address, &self.access, &redis::cmd("PING")).await?;
             Ok((connection, self.address.clone()))
         })
     }
@@ -65,13 +65,13 @@ impl fmt::Display for Fixed {
 
 /// An open connection.
 pub(super) struct OpenConnection {
-    connection: Connection,
+    connection: RedisConnection,
     address: Address,
     calls: Calls,
 }
 
 impl OpenConnection {
-    fn new(connection: Connection, address: Address) -> Self {
+    fn new(connection: RedisConnection, address: Address) -> Self {
         Self { connection, address, calls: Calls::default() }
     }
 }

@@ -9,7 +9,7 @@ use redis::{Value, cmd};
 use tokio::time::Instant;
 
 use super::super::url::Access;
-use super::connect::Connection;
+use super::connect::RedisConnection;
 use super::node::{BoxFuture, Node, Route};
 use crate::storage::StorageError;
 use crate::storage::credentials::LoginSource;
@@ -65,10 +65,10 @@ impl Sentinels {
 
 impl Route for Sentinels {
     /// Connects to the server that the sentinels report. Checks with `ROLE` that it is a primary.
-    fn connect(self: Arc<Self>) -> BoxFuture<Result<(Connection, Address), StorageError>> {
+    fn connect(self: Arc<Self>) -> BoxFuture<Result<(RedisConnection, Address), StorageError>> {
         Box::pin(async move {
             let address = Address::Tcp(self.primary().await?);
-            let (connection, role) = Connection::open(&address, &self.access, &cmd("ROLE")).await?;
+            let (connection, role) = RedisConnection::open(&address, &self.access, &cmd("ROLE")).await?;
             if !matches!(&role, Value::Array(parts) if parts.first().and_then(text) == Some("master")) {
                 let why = format!("the sentinels report {address}, which is not a primary according to ROLE");
                 return Err(StorageError::unreachable(&self.to_string(), why));

@@ -10,14 +10,14 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::time::Instant;
 
 use super::super::error::is_script_missing;
-use super::super::url::Target;
+use super::super::url::RedisUrl;
 use super::Link;
 
 /// Starts a server that replies to `PING`, and to other commands with the given replies. Returns a
 /// link to it.
 async fn link_to(replies: &'static [(&str, &str)]) -> Link {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-    let target = Target::parse(&format!("redis://{}", listener.local_addr().unwrap())).unwrap();
+    let target = RedisUrl::parse(&format!("redis://{}", listener.local_addr().unwrap())).unwrap();
     tokio::spawn(async move {
         while let Ok((stream, _)) = listener.accept().await {
             tokio::spawn(serve(stream, replies));
