@@ -132,7 +132,7 @@ fn simulate(nodes: u32, slice: u32, load: Load, demand: u32) -> Outcome {
 }
 
 fn admits(node: &Leases, policy: &Policy) -> bool {
-    let mut decided = node.decide(StorageRequest::new(policy, &Key::everybody(), Op::Hit, 1));
+    let mut decided = node.decide(StorageRequest::new(policy, &Key::global(), Op::Hit, 1));
     match Pin::new(&mut decided).poll(&mut Context::from_waker(Waker::noop())) {
         Poll::Ready(Ok(decision)) => decision.is_admitted(),
         _ => panic!("the memory storage never waits"),

@@ -64,7 +64,7 @@ async fn authenticate(mut request: Request, next: Next) -> Result<Response, Stat
 }
 
 fn api(Limits { limiter, .. }: &Limits) -> Router {
-    let by_user = Extension::by(|user: &User| Key::from(user.0));
+    let by_user = Extension::new(|user: &User| Key::from(user.0));
     let limit = RateLimitLayer::new(limiter.policy(), by_user).storage(limiter.storage().clone(), OnError::Admit);
     Router::new().route("/", get(|| async { "hello\n" })).layer(limit).layer(from_fn(authenticate))
 }
@@ -132,7 +132,7 @@ async fn storage(State(Limits { circuit, cache, .. }): State<Limits>) -> String 
         format!("decisions_by_fallback {}", circuit.by_fallback),
         format!("decisions_by_none {}", circuit.by_none),
         format!("cached_refusals {}", cache.len()),
-        format!("cache_hits {}", cache.hits()),
+        format!("cache_hits {}", cache.local_decisions()),
         format!("cache_misses {}", cache.misses()),
     ];
     lines.extend(circuit.probe_in.map(|wait| format!("probe_in_seconds {}", wait.as_secs_f64())));

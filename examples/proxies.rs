@@ -13,7 +13,7 @@ fn app() -> Result<Router, ConfigError> {
     // The networks of the load balancers. Other peers could write anything into `X-Forwarded-For`.
     let client = ClientIp::behind(["10.0.0.0/8", "fd00::/8"])?;
     // The first rule that matches the address decides.
-    let monitoring = AllowList::by(client.clone()).limit("192.0.2.7").allow("192.0.2.0/24");
+    let monitoring = AllowList::new(client.clone()).except("192.0.2.7").allow("192.0.2.0/24");
     Ok(Router::new().route("/", get(|| async { "hello\n" })).layer(
         RateLimitLayer::new(Quota::per_minute(2), client)
             .allow_list(monitoring)

@@ -54,7 +54,7 @@ fn app() -> Router {
         let has_paid = head.extensions.get::<User>().is_some_and(|user| user.has_paid);
         Some(if has_paid { paid.clone() } else { free.clone() })
     };
-    let by_user = Extension::by(|user: &User| Key::from(user.id)).or(PeerIp::new());
+    let by_user = Extension::new(|user: &User| Key::from(user.id)).or(PeerIp::new());
     Router::new()
         .route("/", get(|| async { "hello" }))
         .route("/health", get(|| async { "well" }))

@@ -48,7 +48,7 @@ enum Kind {
 impl Key {
     /// Returns the key that all clients share, for a limit of the whole service. The extractor
     /// [`Global`](crate::Global) returns it for each request.
-    pub fn everybody() -> Self {
+    pub fn global() -> Self {
         Self::short(Kind::Everybody, [])
     }
 
@@ -216,7 +216,7 @@ impl Hash for Key {
 /// | IPv6 address | `6:2001:db8::` |
 /// | number | `n:42` |
 /// | joined key | `&:(t:alice,4:1.2.3.4)` |
-/// | [`Key::everybody`] | `*` |
+/// | [`Key::global`] | `*` |
 impl fmt::Display for Key {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         display(self.as_bytes(), f)

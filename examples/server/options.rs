@@ -27,7 +27,7 @@ An axum server with rate limits. /status/CODE responds with that status, every o
                          postgres://USER@HOST/DATABASE or sqlite:PATH; all but memory need a feature of
                          cargo run: --features redis, memcached, etcd, postgres or sqlite
 --on-error ACTION        admits (admit, the default) or refuses (refuse) requests while the storage fails
---deadline TIME          timeout of the storage (default 100ms)
+--timeout TIME          timeout of the storage (default 100ms)
 --fallback memory        decides in memory with a part of each quota while the storage fails; needs --replicas
 --replicas N             number of servers that share the storage; the fallback admits 1/N of each quota
 --deny-cache             caches refusals locally for up to one second
@@ -74,7 +74,7 @@ pub(crate) struct Options {
     pub(crate) shadow: bool,
 }
 
-const FLAGS: &str = "--listen, --policy, --route, --policies, --tier-header, --storage, --on-error, --deadline, --fallback, --replicas, --deny-cache, --lease, --key, --trust, --client-ip-header, --allow, --cost-header, \
+const FLAGS: &str = "--listen, --policy, --route, --policies, --tier-header, --storage, --on-error, --timeout, --fallback, --replicas, --deny-cache, --lease, --key, --trust, --client-ip-header, --allow, --cost-header, \
                      --charge-status, --settle-header, --headers, --rejection, --shadow";
 
 impl Options {
@@ -123,7 +123,7 @@ impl Options {
             let value = parser.value().and_then(ValueExt::string).map_err(|error| error.to_string())?;
             match &*flag {
                 "--storage" => storage = value,
-                "--deadline" => deadline = Some(value),
+                "--timeout" => deadline = Some(value),
                 "--fallback" => fallback = Some(value),
                 _ => {
                     let set = options.set(&flag, value, &mut limits, &mut headers);
@@ -297,8 +297,8 @@ impl Options {
             return Ok(None);
         }
         let list = match self.client_ip()? {
-            Some(client) => AllowList::by(client),
-            None => AllowList::by(PeerIp::new()),
+            Some(client) => AllowList::new(client),
+            None => AllowList::new(PeerIp::new()),
         };
         self.allow.iter().try_fold(list, |list, network| list.try_allow(network)).map(Some)
     }
@@ -405,7 +405,7 @@ fn any_storage(url: &str, deadline: Option<&str>) -> Result<AnyStorage, String> 
         // The memory storage has no timeout.
         Some(deadline) if !url.starts_with("memory:") => {
             let separator = if url.contains('?') { '&' } else { '?' };
-            parse("--deadline", &format!("{url}{separator}deadline={deadline}"))
+            parse("--timeout", &format!("{url}{separator}timeout={deadline}"))
         }
         _ => Ok(storage),
     }

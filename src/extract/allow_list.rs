@@ -54,7 +54,7 @@ impl AddressSource for ClientIp {
 /// A list of networks whose clients are exempt from the limit. An argument of
 /// [`RateLimitLayer::allow_list`](crate::RateLimitLayer::allow_list).
 ///
-/// [`allow`](Self::allow) and [`limit`](Self::limit) add rules. The rules are tried in the order in
+/// [`allow`](Self::allow) and [`except`](Self::except) add rules. The rules are tried in the order in
 /// which they were added. The first rule whose network contains the client's address decides. If no
 /// rule matches, or if the address is missing, the client is limited.
 ///
@@ -63,7 +63,7 @@ impl AddressSource for ClientIp {
 /// use tower_ratelimit::PeerIp;
 /// use tower_ratelimit::extract::{AllowList, Head};
 ///
-/// let list = AllowList::by(PeerIp::new()).limit("10.1.0.0/16").allow("10.0.0.0/8");
+/// let list = AllowList::new(PeerIp::new()).except("10.1.0.0/16").allow("10.0.0.0/8");
 /// let allows = |peer: &str| {
 ///     let mut request = http::Request::get("/").body(()).unwrap();
 ///     request.extensions_mut().insert(peer.parse::<SocketAddr>().unwrap());
@@ -93,7 +93,7 @@ struct Rule {
 impl AllowList {
     /// Creates a list without rules, which exempts no client from the limit. `source` extracts the
     /// client's address.
-    pub fn by(source: impl AddressSource) -> Self {
+    pub fn new(source: impl AddressSource) -> Self {
         Self { source: Arc::new(source), rules: Vec::new() }
     }
 
@@ -138,19 +138,19 @@ impl AllowList {
     ///
     /// # Panics
     ///
-    /// Panics if the network is invalid. [`try_limit`](Self::try_limit) returns an error instead.
+    /// Panics if the network is invalid. [`try_except`](Self::try_except) returns an error instead.
     #[must_use]
     #[track_caller]
-    pub fn limit(self, network: &str) -> Self {
-        or_panic(self.try_limit(network))
+    pub fn except(self, network: &str) -> Self {
+        or_panic(self.try_except(network))
     }
 
-    /// Like [`limit`](Self::limit), but returns an error instead of panicking.
+    /// Like [`except`](Self::except), but returns an error instead of panicking.
     ///
     /// # Errors
     ///
     /// Returns an error if the network is invalid.
-    pub fn try_limit(self, network: &str) -> Result<Self, ConfigError> {
+    pub fn try_except(self, network: &str) -> Result<Self, ConfigError> {
         self.rule(network, false)
     }
 

@@ -2,7 +2,7 @@ use super::{Head, KeyError, KeyExtractor};
 use crate::key::Key;
 
 /// The return value of a closure that extracts a key: one that is a [`KeyExtractor`], or that of
-/// [`Extension::by`](super::Extension::by).
+/// [`Extension::new`](super::Extension::new).
 ///
 /// | type | meaning |
 /// |---|---|

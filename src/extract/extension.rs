@@ -26,7 +26,7 @@ type KeyFn<T> = dyn Fn(&T) -> Result<Option<Key>, KeyError> + Send + Sync;
 ///     id: u64,
 /// }
 ///
-/// let by_user = Extension::by(|user: &User| Key::from(user.id));
+/// let by_user = Extension::new(|user: &User| Key::from(user.id));
 /// // Requests without a user are limited by their address.
 /// let layer = RateLimitLayer::new(Quota::per_minute(60), by_user.or(PeerIp::new()));
 /// ```
@@ -43,7 +43,7 @@ impl<T: Send + Sync + 'static> Extension<T> {
     /// The closure returns a [`Key`], an `Option<Key>` (`None` means that the request is not
     /// limited), or a `Result` of one of them with [`KeyError`]. It is not called if the extension
     /// is missing.
-    pub fn by<F, K>(key: F) -> Self
+    pub fn new<F, K>(key: F) -> Self
     where
         F: Fn(&T) -> K + Send + Sync + 'static,
         K: IntoKey,

@@ -46,7 +46,7 @@ use crate::key::Key;
 ///     id: u64,
 /// }
 ///
-/// let by_user = Extension::by(|user: &User| Key::from(user.id)).or(PeerIp::new());
+/// let by_user = Extension::new(|user: &User| Key::from(user.id)).or(PeerIp::new());
 /// let layer = RateLimitLayer::new(Quota::per_minute(60), by_user);
 /// ```
 #[derive(Clone)]

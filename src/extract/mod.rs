@@ -55,7 +55,7 @@ pub use self::route::{Global, Method, Path};
 /// }
 ///
 /// // The user, or the address if the request has no user.
-/// let by_client = Extension::by(|user: &User| Key::from(user.id)).or(PeerIp::new());
+/// let by_client = Extension::new(|user: &User| Key::from(user.id)).or(PeerIp::new());
 ///
 /// // A quota for each client on each host. Health checks are not limited.
 /// let by_client_and_host = by_client.and(|head: &Head<'_>| match head.uri().path() {

@@ -1,14 +1,14 @@
 use super::{Head, KeyError, KeyExtractor};
 use crate::key::Key;
 
-/// Uses one key for all requests, [`Key::everybody`], to limit the whole service.
+/// Uses one key for all requests, [`Key::global`], to limit the whole service.
 #[derive(Clone, Copy, Debug, Default)]
 #[expect(clippy::exhaustive_structs, reason = "callers write its name as a value")]
 pub struct Global;
 
 impl KeyExtractor for Global {
     fn extract(&self, _: &Head<'_>) -> Result<Option<Key>, KeyError> {
-        Ok(Some(Key::everybody()))
+        Ok(Some(Key::global()))
     }
 }
 
@@ -48,7 +48,7 @@ impl KeyExtractor for Method {
 ///
 /// Add the layer to the router after the routes, with `Router::layer` or `Router::route_layer`. A
 /// layer around the whole router does not see the route, because axum has not matched it yet.
-/// Requests without a matched route share one key, [`Key::everybody`].
+/// Requests without a matched route share one key, [`Key::global`].
 #[cfg(feature = "axum")]
 #[derive(Clone, Copy, Debug, Default)]
 #[expect(clippy::exhaustive_structs, reason = "callers write its name as a value")]
@@ -58,6 +58,6 @@ pub struct MatchedPath;
 impl KeyExtractor for MatchedPath {
     fn extract(&self, head: &Head<'_>) -> Result<Option<Key>, KeyError> {
         let route = head.extensions.get::<axum::extract::MatchedPath>();
-        Ok(Some(route.map_or_else(Key::everybody, |route| Key::from(route.as_str()))))
+        Ok(Some(route.map_or_else(Key::global, |route| Key::from(route.as_str()))))
     }
 }

@@ -203,7 +203,7 @@ impl<R> RateLimitLayer<R> {
     /// use tower_ratelimit::{PeerIp, Quota, RateLimitLayer};
     ///
     /// let layer = RateLimitLayer::new(Quota::per_minute(60), PeerIp::new())
-    ///     .allow_list(AllowList::by(PeerIp::new()).limit("10.9.0.0/16").allow("10.0.0.0/8"));
+    ///     .allow_list(AllowList::new(PeerIp::new()).except("10.9.0.0/16").allow("10.0.0.0/8"));
     /// ```
     pub fn allow_list(self, list: AllowList) -> Self {
         self.with_config(|config| config.allow_lists.push(list))

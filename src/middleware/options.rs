@@ -191,7 +191,7 @@ impl fmt::Debug for PolicySource {
 ///     let has_paid = head.extensions.get::<User>().is_some_and(|user| user.has_paid);
 ///     if has_paid { paid.clone() } else { free.clone() }
 /// };
-/// let layer = RateLimitLayer::new(policy_by(tier), Extension::by(|user: &User| Key::from(user.id)));
+/// let layer = RateLimitLayer::new(policy_by(tier), Extension::new(|user: &User| Key::from(user.id)));
 /// ```
 pub fn policy_by<F, T>(choose: F) -> PolicySource
 where

@@ -193,13 +193,13 @@ impl StorageError {
 
     /// Creates the error of a call that timed out before it was sent.
     pub(super) fn not_connected(server: &str) -> Self {
-        let message = format!("no connection to {server} within the deadline");
+        let message = format!("no connection to {server} within the timeout");
         Self::new(StorageErrorKind::Timeout, message).uncounted()
     }
 
     /// Creates the error of a call that timed out after it was sent.
     pub(super) fn timed_out(server: &str) -> Self {
-        Self::new(StorageErrorKind::Timeout, format!("{server} did not answer within the deadline"))
+        Self::new(StorageErrorKind::Timeout, format!("{server} did not answer within the timeout"))
     }
 
     pub(super) fn connection_lost(server: &str, source: impl Into<BoxError>) -> Self {

@@ -84,7 +84,7 @@ fn many_keys() -> Vec<Key> {
     keys.extend([1, 0xfe, 0xff, 1 << 32, (1 << 32) + 1, u64::MAX].map(Key::from));
     keys.extend([&long, &longer].map(|long| Key::from(format!("{long}y"))));
     keys.extend([
-        Key::everybody(),
+        Key::global(),
         Key::from(std::net::Ipv4Addr::new(1, 2, 3, 4)),
         Key::from(std::net::Ipv4Addr::new(1, 2, 3, 254)),
         Key::from(std::net::Ipv4Addr::new(1, 2, 3, 255)),

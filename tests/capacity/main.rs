@@ -59,7 +59,7 @@ async fn fill(storage: &AnyStorage, policy: &Policy, clients: u64) {
 }
 
 fn any(url: &str) -> AnyStorage {
-    let timeout = if url.contains('?') { "&deadline=10s" } else { "?deadline=10s" };
+    let timeout = if url.contains('?') { "&timeout=10s" } else { "?timeout=10s" };
     format!("{url}{timeout}").parse().unwrap()
 }
 

@@ -120,7 +120,7 @@ impl EntryPoints {
 
     /// Makes one hit at each entry point, all for the shared key.
     pub async fn hit(&self) -> [Answer; 3] {
-        self.hit_as(&Key::everybody(), || get("/")).await
+        self.hit_as(&Key::global(), || get("/")).await
     }
 
     /// Asserts that all entry points report a failure of the storage, twice.
@@ -171,7 +171,7 @@ impl EntryPoints {
 
 /// Returns the spent units of the shared key.
 pub async fn used(limiter: &RateLimiter) -> u32 {
-    let peeked = limiter.peek(&Key::everybody()).await.unwrap();
+    let peeked = limiter.peek(&Key::global()).await.unwrap();
     let capacity = limiter.policy().limits().iter().map(tower_ratelimit::Limit::capacity).min().unwrap();
     capacity - peeked.remaining()
 }

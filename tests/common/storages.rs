@@ -33,12 +33,12 @@ pub fn start_hit(storage: &impl Storage, policy: &Policy, key: &Key, cost: u32) 
 
 /// Hits a limiter with the shared key. Panics if the storage fails.
 pub async fn spend(limiter: &RateLimiter, cost: u32) -> Decision {
-    unwrap_decision(limiter.hit_with_cost(&Key::everybody(), cost).await)
+    unwrap_decision(limiter.hit_with_cost(&Key::global(), cost).await)
 }
 
 /// Returns the spent units of the shared key, for a policy with one limit.
 pub fn counted(memory: &MemoryStorage, policy: &Policy) -> u32 {
-    let peek = LocalLimiter::with_storage(policy.clone(), memory.clone()).peek(&Key::everybody());
+    let peek = LocalLimiter::with_storage(policy.clone(), memory.clone()).peek(&Key::global());
     peek.capacity() - peek.remaining()
 }
 

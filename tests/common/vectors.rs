@@ -83,19 +83,19 @@ impl ReplayTarget {
         let kind = match url {
             "memory://" => Kind::Memory,
             #[cfg(feature = "servers")]
-            _ if url.starts_with("etcd") => Kind::Etcd(EtcdStorage::new(url)?.deadline(TIMEOUT).allow_long_logs()),
+            _ if url.starts_with("etcd") => Kind::Etcd(EtcdStorage::new(url)?.timeout(TIMEOUT).allow_long_logs()),
             #[cfg(feature = "servers")]
             _ if url.starts_with("memcached") => {
-                Kind::Memcached(MemcachedStorage::new(url)?.deadline(TIMEOUT).allow_long_logs())
+                Kind::Memcached(MemcachedStorage::new(url)?.timeout(TIMEOUT).allow_long_logs())
             }
             #[cfg(feature = "servers")]
             _ if url.starts_with("postgres") => {
-                Kind::Postgres(PostgresStorage::new(url)?.deadline(TIMEOUT).allow_long_logs())
+                Kind::Postgres(PostgresStorage::new(url)?.timeout(TIMEOUT).allow_long_logs())
             }
             #[cfg(feature = "servers")]
-            _ if url.starts_with("sqlite") => Kind::Sqlite(SqliteStorage::new(url)?.deadline(TIMEOUT)),
+            _ if url.starts_with("sqlite") => Kind::Sqlite(SqliteStorage::new(url)?.timeout(TIMEOUT)),
             #[cfg(feature = "servers")]
-            _ => Kind::Redis(RedisStorage::new(url)?.deadline(TIMEOUT)),
+            _ => Kind::Redis(RedisStorage::new(url)?.timeout(TIMEOUT)),
             #[cfg(not(feature = "servers"))]
             _ => return Err(format!("cannot replay on {url:?}: add --features servers, or use memory://").into()),
         };

@@ -14,7 +14,7 @@ fn main() {
         Response::builder().status(refused.status()).body(Body::empty()).unwrap()
     }));
     let by_method = policy_by(|head| (head.method == "POST").then(|| Quota::per_second(5)));
-    let outer = RateLimitLayer::new(by_method, key_by(|_| Key::everybody()));
+    let outer = RateLimitLayer::new(by_method, key_by(|_| Key::global()));
     let layers = ServiceBuilder::new()
         .layer(outer)
         .layer(limit)

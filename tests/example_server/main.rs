@@ -363,7 +363,7 @@ fn help_lists_the_flags() {
         "--deny-cache",
         "--storage",
         "--on-error",
-        "--deadline",
+        "--timeout",
         "--fallback",
         "--replicas",
         "--key",
@@ -436,7 +436,7 @@ fn invalid_flags_of_shared_storages_are_rejected_with_one_clear_line() {
         (&["--storage", "redis://"], "redis://"),
         (&["--storage", "memcached://"], "memcached://"),
         (&["--storage", "etcd://"], "etcd://"),
-        (&["--storage", "redis://h:1", "--deadline", "soon"], "--deadline: cannot read the URL"),
+        (&["--storage", "redis://h:1", "--timeout", "soon"], "--timeout: cannot read the URL"),
         (&["--storage", "redis://h:1", "--fallback", "memory"], "--replicas 3"),
         (&["--storage", "redis://h:1", "--fallback", "disk", "--replicas", "3"], "--fallback memory"),
         (&["--storage", "redis://h:1", "--replicas", "3"], "--fallback memory"),
@@ -477,7 +477,7 @@ fn counts_in_sqlite_survive_a_killed_process() {
     let folder = std::env::temp_dir().join(format!("tower-ratelimit-example-{}", std::process::id()));
     std::fs::create_dir_all(&folder).unwrap();
     let url = format!("sqlite:{}", folder.join("limits.db").display());
-    let flags = ["--storage", &url, "--policy", "fixed-window 5/day", "--deadline", "5s"];
+    let flags = ["--storage", &url, "--policy", "fixed-window 5/day", "--timeout", "5s"];
     let mut server = Server::start(&flags);
     assert_eq!([200; 3].map(|_| server.status("/", "")), [200; 3]);
     server.child.kill().unwrap();
@@ -495,7 +495,7 @@ fn two_processes_on_postgres_share_the_limit_while_postgres_restarts() {
     const LIMIT: usize = 200;
     let mut postgres = common::servers::Postgres::start(&[]);
     let (url, policy) = (postgres.url(), format!("fixed-window {LIMIT}/day"));
-    let flags = ["--storage", &url, "--policy", &policy, "--key", "global", "--on-error", "refuse", "--deadline", "1s"];
+    let flags = ["--storage", &url, "--policy", &policy, "--key", "global", "--on-error", "refuse", "--timeout", "1s"];
     let servers = [(); 2].map(|()| Server::start(&flags));
     let (admitted, failed) = std::thread::scope(|scope| {
         let clients: Vec<_> = (0..4)

@@ -28,7 +28,7 @@ fn layer(text: &str, storage: impl Storage) -> RateLimitLayer {
 
 async fn left(text: &str, storage: &MemoryStorage) -> u32 {
     let limiter = RateLimiter::with_storage(policy(text).with_name("logins"), storage.clone());
-    limiter.peek(&Key::everybody()).await.unwrap().remaining()
+    limiter.peek(&Key::global()).await.unwrap().remaining()
 }
 
 #[tokio::test]
@@ -152,7 +152,7 @@ async fn refund_returns_all_units_of_all_limits() {
     assert_eq!(remaining(&ask(&service, get("/404")).await), Some(1));
     let limiter = RateLimiter::with_storage(policy(text).with_name("logins"), storage);
     let remaining: Vec<u32> = limiter
-        .peek(&Key::everybody())
+        .peek(&Key::global())
         .await
         .unwrap()
         .limits()

@@ -112,13 +112,13 @@ async fn every_reported_wait_is_longer_by_the_resolution() {
             exact.advance(Duration::from_micros(numbers.below(700_000)));
             let response = ask(&service, get("/")).await;
             let reported = response.extensions().get::<Decision>().cloned().filter(Decision::is_refused);
-            let peeked = limiter.peek(&Key::everybody()).await.unwrap();
+            let peeked = limiter.peek(&Key::global()).await.unwrap();
             // An elastic window moves its end with each refused hit, so a peek is about the next one.
             for (refusal, of) in [(reported, "a response"), (Some(peeked).filter(Decision::is_refused), "a peek")] {
                 let Some(refusal) = refusal else { continue };
                 let start = exact.now();
                 exact.advance(refusal.retry_after().unwrap());
-                let admitted = limiter.peek(&Key::everybody()).await.unwrap().is_admitted();
+                let admitted = limiter.peek(&Key::global()).await.unwrap().is_admitted();
                 assert!(admitted, "{text}, round {round}: refused after the wait of {of}");
                 exact.set(start);
             }
@@ -131,7 +131,7 @@ async fn refused_hits_of_the_limiter_are_admitted_after_retry_after() {
     for text in POLICIES {
         let (storage, exact) = storage();
         let limiter = RateLimitLayer::new(policy(text), Global).storage(storage, OnError::Refuse).limiter().unwrap();
-        let (key, mut numbers, mut refusals) = (Key::everybody(), Numbers(5), 0);
+        let (key, mut numbers, mut refusals) = (Key::global(), Numbers(5), 0);
         for _ in 0..600 {
             exact.advance(Duration::from_micros(numbers.below(2) * numbers.below(700_000)));
             if numbers.below(9) == 0 {

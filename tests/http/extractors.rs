@@ -236,7 +236,7 @@ async fn layers_in_nested_routers_see_the_whole_path() {
 async fn missing_extension_is_rejected_with_500() {
     #[derive(Clone)]
     struct User(&'static str);
-    let by_user = || Extension::by(|user: &User| (user.0 != "admin").then(|| Key::from(user.0)));
+    let by_user = || Extension::new(|user: &User| (user.0 != "admin").then(|| Key::from(user.0)));
     let with_user = |name| {
         let mut request = get("/");
         request.extensions_mut().insert(User(name));

@@ -122,7 +122,7 @@ async fn lints_are_reported_once_and_only_if_they_apply() {
     let _ = linted.layer(all.clone().or(PeerIp::new().ipv6_prefix(128))).layer(Inner::default());
     assert_eq!(linted.take(), [Lint::Ipv6PerAddress, Lint::TrustsEveryAddress], "each is reported once");
 
-    let _ = linted.layer(Global).allow_list(AllowList::by(all).allow("10.0.0.0/8")).layer(Inner::default());
+    let _ = linted.layer(Global).allow_list(AllowList::new(all).allow("10.0.0.0/8")).layer(Inner::default());
     assert_eq!(linted.take(), [Lint::TrustsEveryAddress], "a forged address may also match the allow list");
 
     for key in [

@@ -120,11 +120,11 @@ fn breaker_logs_when_it_opens_and_closes() {
             let breaker = Breaker::new(primary.clone()).fallback(memory_with_manual_clock().0, 2);
             let limiter = RateLimiter::with_storage(policy("100/day"), breaker);
             for _ in 0..50 {
-                let _ = limiter.hit(&Key::everybody()).await.unwrap();
+                let _ = limiter.hit(&Key::global()).await.unwrap();
             }
             primary.set(Behavior::Works);
             tokio::time::sleep(std::time::Duration::from_secs(1)).await;
-            let _ = limiter.hit(&Key::everybody()).await.unwrap();
+            let _ = limiter.hit(&Key::global()).await.unwrap();
         });
     });
     let [opened, closed] = &lines[..] else { panic!("once each: {lines:?}") };

@@ -146,7 +146,7 @@ fn metrics_count_cache_hits_and_leases() {
         for _ in 0..110 {
             let _ = limiter.hit(&Key::from("alice")).await.unwrap();
         }
-        assert_eq!((leases.hits() + leases.misses() - cache.hits(), cache.len()), (101, 1));
+        assert_eq!((leases.local_decisions() + leases.misses() - cache.local_decisions(), cache.len()), (101, 1));
     });
     let counts = counters.counts();
     assert_eq!(counts.len(), 4, "{counts:?}");
@@ -228,7 +228,7 @@ fn gauge_counts_open_breakers() {
         };
         let runtime = tokio::runtime::Builder::new_current_thread().enable_time().start_paused(true).build().unwrap();
         runtime.block_on(async {
-            let key = Key::everybody();
+            let key = Key::global();
             let primary = failing();
             let limiters = [primary.clone(), primary.clone()]
                 .map(|primary| RateLimiter::with_storage(policy("1/day"), Breaker::new(primary).failures(1)));
@@ -255,7 +255,7 @@ fn gauge_counts_open_breakers() {
 #[test]
 fn metrics_count_decisions_by_source() {
     let counters = counters_of(async {
-        let key = tower_ratelimit::Key::everybody();
+        let key = tower_ratelimit::Key::global();
         let good = RateLimiter::with_storage(policy("1/day"), Breaker::new(memory_with_manual_clock().0));
         let fallen = Breaker::new(failing()).fallback(memory_with_manual_clock().0, 2);
         let fallen = RateLimiter::with_storage(policy("1/day"), fallen);

@@ -26,7 +26,7 @@ fn layer(text: &str, storage: impl Storage) -> RateLimitLayer {
 }
 
 async fn units_left(limiter: &RateLimiter) -> u32 {
-    limiter.peek(&Key::everybody()).await.unwrap().remaining()
+    limiter.peek(&Key::global()).await.unwrap().remaining()
 }
 
 /// Guards against this defect: a clone of the inner service is called without being polled ready.
@@ -334,7 +334,7 @@ async fn dropping_the_last_delayed_request_refunds_its_slot() {
         }
         drop(last);
         assert_eq!(units_left(&limiter).await, 1, "refunded at once, polled: {polled}");
-        assert_eq!(limiter.hit(&Key::everybody()).await.unwrap().delay(), Duration::from_secs(20));
+        assert_eq!(limiter.hit(&Key::global()).await.unwrap().delay(), Duration::from_secs(20));
         assert_eq!(service.get_ref().calls(), 1, "only the first was served");
     }
 }

@@ -75,7 +75,7 @@ fn keeps_charge(
 /// Returns the units that remain for every request of the layer.
 fn left(text: &str, storage: &MemoryStorage) -> u32 {
     let limiter = RateLimiter::with_storage(policy(text).with_name("tokens"), storage.clone());
-    common::now(limiter.peek(&Key::everybody())).remaining()
+    common::now(limiter.peek(&Key::global())).remaining()
 }
 
 /// Lets the spawned tasks run until all of them wait.
@@ -248,7 +248,7 @@ async fn each_stacked_layer_has_its_own_charge() {
     charge.settle(30).unwrap();
     let left = |name: &str| {
         let limiter = RateLimiter::with_storage(policy("token-bucket 100/hour").with_name(name), storage.clone());
-        common::now(limiter.peek(&Key::everybody())).remaining()
+        common::now(limiter.peek(&Key::global())).remaining()
     };
     assert_eq!((left("images"), left("tokens")), (99, 70));
 }

@@ -54,7 +54,7 @@ async fn shadow_layer_counts_and_reports_but_never_refuses() {
     }
     assert_eq!(service.get_ref().calls(), 4);
     assert_eq!(take(&outcomes), ["admitted?", "admitted?", "refused?", "refused?"]);
-    let left = layer.limiter().unwrap().peek(&Key::everybody()).await.unwrap();
+    let left = layer.limiter().unwrap().peek(&Key::global()).await.unwrap();
     assert_eq!(left.remaining(), 0);
 }
 
@@ -192,7 +192,7 @@ async fn shadow_limit_is_refunded_with_the_others() {
         assert_eq!(status(&service, get("/")).await, 200);
     }
     let shadow = RateLimiter::with_storage(text.shadows()[0].clone(), storage);
-    assert_eq!(shadow.peek(&Key::everybody()).await.unwrap().remaining(), 5);
+    assert_eq!(shadow.peek(&Key::global()).await.unwrap().remaining(), 5);
 }
 
 #[tokio::test]
@@ -334,7 +334,7 @@ async fn panic_of_the_observer_in_a_shadow_check_fails_at_most_one_request() {
         let answer = tokio::spawn(service.oneshot(get("/"))).await;
         // With a slow storage, a separate task runs the check.
         assert_eq!(answer.is_err_and(|error| error.is_panic()), is_immediate);
-        assert_eq!(limiter.peek(&Key::everybody()).await.unwrap().remaining(), 8);
+        assert_eq!(limiter.peek(&Key::global()).await.unwrap().remaining(), 8);
     }
     check(memory_with_manual_clock().0, true).await;
     check(slow(memory_with_manual_clock().0), false).await;

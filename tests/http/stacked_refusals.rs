@@ -36,7 +36,7 @@ async fn inner_refusal_reports_the_longer_wait_of_both_layers() {
                 // spends the inner window.
                 let hit = layer(inner, &storage).limiter().unwrap();
                 clock.advance(Duration::from_secs(60));
-                assert!(hit.hit(&Key::everybody()).await.unwrap().is_admitted());
+                assert!(hit.hit(&Key::global()).await.unwrap().is_admitted());
             }
             for wait in waits {
                 let refused = ask(&service, get("/")).await;
@@ -126,7 +126,7 @@ async fn outer_layer_can_refund_inner_refusals() {
             for _ in 0..10 {
                 tokio::task::yield_now().await;
             }
-            let left = limiter.peek(&Key::everybody()).await;
+            let left = limiter.peek(&Key::global()).await;
             assert_eq!(left.ok().map(|decision| decision.remaining()), Some(1), "the inner layer refused");
         }
     }

@@ -168,7 +168,7 @@ async fn outer_refusal_does_not_reach_or_charge_the_inner_layer() {
         assert_eq!(refused.status(), 429);
         assert_eq!((numbers(&refused), retry_after(&refused)), (Some([1, 0, T0 + 10]), Some(10)));
     }
-    assert_eq!(inner.limiter().unwrap().peek(&Key::everybody()).await.unwrap().remaining(), 99);
+    assert_eq!(inner.limiter().unwrap().peek(&Key::global()).await.unwrap().remaining(), 99);
     assert_eq!(service.get_ref().get_ref().calls(), 1);
 }
 

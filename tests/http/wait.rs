@@ -53,7 +53,7 @@ where
 
 /// Returns the units that remain for every request of the layer.
 async fn left(layer: &RateLimitLayer) -> u32 {
-    layer.limiter().unwrap().peek(&Key::everybody()).await.unwrap().remaining()
+    layer.limiter().unwrap().peek(&Key::global()).await.unwrap().remaining()
 }
 
 /// Asserts that `time` is `due`, or later by at most the jitter and the lateness of timers.
@@ -207,7 +207,7 @@ async fn failed_refund_of_a_disconnected_client_is_reported() {
     storage.set_changes(Behavior::Fails);
     storage.open();
     settle().await;
-    assert_eq!(*events.lock().unwrap(), [(1, 0, Some(Key::everybody()))]);
+    assert_eq!(*events.lock().unwrap(), [(1, 0, Some(Key::global()))]);
     assert_eq!(left(&layer).await, 0);
 }
 
@@ -274,11 +274,11 @@ async fn new_requests_do_not_overtake_waiting_ones() {
     assert_eq!(status(&service, get("/")).await, 200);
     let first = start(&service, "/").await;
     let limiter = layer.limiter().unwrap();
-    limiter.clear(&Key::everybody()).await.unwrap();
+    limiter.clear(&Key::global()).await.unwrap();
     let decisions = storage.decisions();
     let second = start(&service, "/").await;
     // The limiters of a layer share its queues.
-    let third = tokio::spawn(limiter.acquire(&Key::everybody(), MINUTE));
+    let third = tokio::spawn(limiter.acquire(&Key::global(), MINUTE));
     settle().await;
     assert_eq!((second.is_finished(), third.is_finished(), storage.decisions()), (false, false, decisions));
     assert_eq!(first.await.unwrap().status(), 200);

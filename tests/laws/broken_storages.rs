@@ -578,7 +578,7 @@ fn cas_storage_over_a_broken_store_breaks_its_laws() {
         (Fault::IgnoresCase, "law 10: "),
         (Fault::SecondsAreMillis, "law 11: "),
     ];
-    let over = |store| Cas::new(store).deadline(Duration::from_secs(20));
+    let over = |store| Cas::new(store).timeout(Duration::from_secs(20));
     assert_each_breaks(faults, |fault| {
         let laws = StorageLaws::new(|clock| over(FakeCasStore::with_fault(fault)).clock(clock));
         // A new clock is correct, because the clock does not advance in the concurrent laws.

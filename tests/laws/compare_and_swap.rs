@@ -11,7 +11,7 @@ use tower_ratelimit::testing::{CasLaws, StorageLaws};
 use tower_ratelimit::{BoxError, ElasticWindow, Key, MovingWindow, Policy, Quota, RateLimiter};
 
 fn over(store: &FakeCasStore) -> Cas<FakeCasStore> {
-    Cas::new(store.clone()).deadline(Duration::from_secs(20))
+    Cas::new(store.clone()).timeout(Duration::from_secs(20))
 }
 
 #[test]
@@ -85,10 +85,10 @@ impl Recalling {
 
 #[test]
 fn storage_that_recalls_texts_obeys_the_laws() {
-    StorageLaws::new(|clock| Cas::new(Recalling::default()).deadline(Duration::from_secs(20)).clock(clock))
+    StorageLaws::new(|clock| Cas::new(Recalling::default()).timeout(Duration::from_secs(20)).clock(clock))
         .second_handle(|storage| {
             let other = storage.store().in_another_process();
-            Cas::new(other).deadline(Duration::from_secs(20)).clock(ManualClock::default())
+            Cas::new(other).timeout(Duration::from_secs(20)).clock(ManualClock::default())
         })
         .scripts(128)
         .check();

@@ -169,7 +169,7 @@ async fn cached_refusals_and_waits_equal_the_models() {
                     }
                 }
             }
-            answered += cache.hits();
+            answered += cache.local_decisions();
         }
         assert!(answered > 300, "{answered}");
     }

@@ -21,7 +21,7 @@ const LONG: Duration = Duration::from_secs(60);
 const MARGIN: Duration = Duration::from_millis(3);
 
 fn over(store: &FakeCasStore) -> Cas<FakeCasStore> {
-    Cas::new(store.clone()).deadline(LONG)
+    Cas::new(store.clone()).timeout(LONG)
 }
 
 fn limiter(store: &FakeCasStore, policy: impl IntoPolicy) -> RateLimiter {
@@ -167,7 +167,7 @@ async fn losing_every_swap_is_a_contended_refusal() {
 #[tokio::test(start_paused = true)]
 async fn losing_swaps_until_the_deadline_is_a_contended_refusal() {
     let store = FakeCasStore::default();
-    let storage = Cas::new(store.clone()).deadline(Duration::from_millis(100));
+    let storage = Cas::new(store.clone()).timeout(Duration::from_millis(100));
     let limiter = RateLimiter::with_storage(policy("fixed-window 5/day"), storage);
     store.answer_after(10);
     store.lose(1_000);
@@ -194,7 +194,7 @@ async fn losing_swaps_until_the_deadline_is_a_contended_refusal() {
 async fn contended_hit_in_flight_at_the_deadline_is_an_error_that_may_have_counted() {
     let store = FakeCasStore::default();
     let patient = over(&store);
-    let hasty = patient.clone().deadline(Duration::from_millis(50));
+    let hasty = patient.clone().timeout(Duration::from_millis(50));
     let [patient, hasty] =
         [patient, hasty].map(|storage| RateLimiter::with_storage(policy("fixed-window 9/day"), storage));
     store.lose(1);
@@ -217,7 +217,7 @@ async fn contended_hit_in_flight_at_the_deadline_is_an_error_that_may_have_count
 async fn hit_whose_reply_is_lost_is_not_refused_as_contended() {
     let store = FakeCasStore::default();
     let patient = over(&store);
-    let hasty = patient.clone().deadline(Duration::from_millis(600));
+    let hasty = patient.clone().timeout(Duration::from_millis(600));
     let [patient, hasty] =
         [patient, hasty].map(|storage| RateLimiter::with_storage(policy("fixed-window 9/day"), storage));
     let key = key();
@@ -251,7 +251,7 @@ async fn only_admitted_hits_and_hits_that_may_have_counted_are_counted() {
         for number in 0..40_u64 {
             let draw = (seed * 40 + number).wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 40;
             let storage = processes[usize::from(draw.is_multiple_of(2))].clone();
-            let storage = storage.deadline(Duration::from_millis(20 + draw % 60));
+            let storage = storage.timeout(Duration::from_millis(20 + draw % 60));
             let (limiter, store) = (RateLimiter::with_storage(policy.clone(), storage), store.clone());
             all.spawn(async move {
                 tokio::time::sleep(Duration::from_millis(draw % 90)).await;
@@ -290,7 +290,7 @@ async fn time_to_live_of_a_state_includes_max_skew() {
 #[tokio::test(start_paused = true)]
 async fn hanging_store_is_a_timeout_and_not_contention() {
     let store = FakeCasStore::default();
-    let storage = Cas::new(store.clone()).deadline(Duration::from_millis(50));
+    let storage = Cas::new(store.clone()).timeout(Duration::from_millis(50));
     let limiter = RateLimiter::with_storage(policy("fixed-window 5/day"), storage.clone());
     let late = |error: StorageError| (error.is_timeout(), error.may_have_counted());
     store.hang(true);
@@ -410,7 +410,7 @@ fn stopped_runtime_does_not_block_another() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn timed_out_hit_is_uncounted_or_its_error_may_have_counted() {
     let policy = Policy::new(SlowStrategy, Quota::per_day(100));
-    let storage = Cas::new(FakeCasStore::default()).deadline(Duration::from_millis(30));
+    let storage = Cas::new(FakeCasStore::default()).timeout(Duration::from_millis(30));
     let error = storage.decide(StorageRequest::new(&policy, &key(), Op::Hit, 1)).await.unwrap_err();
     quiet(&storage).await;
     let left = storage.decide(StorageRequest::new(&policy, &key(), Op::Peek, 1)).await.unwrap().remaining();
@@ -544,9 +544,9 @@ async fn too_long_text_is_not_sent() {
 fn deadline_outside_of_one_millisecond_to_one_hour_panics() {
     let cas = || Cas::new(FakeCasStore::default());
     for deadline in [Duration::ZERO, Duration::from_micros(999), Duration::from_secs(3_601)] {
-        let error = panic_message(|| cas().deadline(deadline));
+        let error = panic_message(|| cas().timeout(deadline));
         assert!(error.contains("for example Duration::from_millis(100)"), "{error}");
     }
-    assert!(format!("{:?}", cas().deadline(Duration::from_millis(1))).contains("deadline: 1ms"));
+    assert!(format!("{:?}", cas().timeout(Duration::from_millis(1))).contains("deadline: 1ms"));
     assert!(format!("{:?}", cas()).contains("deadline: 100ms"));
 }

@@ -51,7 +51,7 @@ impl Nodes {
         let store = FakeCasStore::expiring_by(world.clone());
         let clocks: Vec<_> = ahead.iter().map(|&ahead| (ManualClock::new(world.now().plus(ahead)), ahead)).collect();
         let limiter = |(clock, _): &(ManualClock, u64)| {
-            let storage = Cas::new(store.clone()).deadline(Duration::from_secs(20)).clock(clock.clone());
+            let storage = Cas::new(store.clone()).timeout(Duration::from_secs(20)).clock(clock.clone());
             RateLimiter::with_storage(policy.clone(), storage)
         };
         Self { limiters: clocks.iter().map(limiter).collect(), clocks, store: store.clone(), world }
@@ -60,7 +60,7 @@ impl Nodes {
     /// Replaces a node by a new process on the same machine.
     fn restart(&mut self, node: usize) {
         let limiter = &self.limiters[node];
-        let storage = Cas::new(self.store.clone()).deadline(Duration::from_secs(20)).clock(self.clocks[node].0.clone());
+        let storage = Cas::new(self.store.clone()).timeout(Duration::from_secs(20)).clock(self.clocks[node].0.clone());
         self.limiters[node] = RateLimiter::with_storage(limiter.policy(), storage);
     }
 

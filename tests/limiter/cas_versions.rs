@@ -13,7 +13,7 @@ const NEXT: [&str; 4] =
 fn limiter(store: &FakeCasStore) -> RateLimiter {
     RateLimiter::with_storage(
         policy("fixed-window 3/minute").with_name("p"),
-        Cas::new(store.clone()).deadline(Duration::from_secs(20)),
+        Cas::new(store.clone()).timeout(Duration::from_secs(20)),
     )
 }
 

@@ -166,7 +166,7 @@ fn keys_of_different_values_differ() {
     let (a, ab, bc, c) = (Key::from("a"), Key::from("ab"), Key::from("bc"), Key::from("c"));
     let long = Key::from("x".repeat(300));
     let keys = [
-        Key::everybody(),
+        Key::global(),
         Key::from(""),
         Key::from("*"),
         Key::from("1.2.3.4"),

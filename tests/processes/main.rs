@@ -136,7 +136,7 @@ fn limiter(url: &str, policy: &str) -> RateLimiter {
         strategy => format!("{strategy} {LIMIT}/day").parse().unwrap(),
     };
     let and = if url.contains('?') { '&' } else { '?' };
-    let storage: AnyStorage = format!("{url}{and}deadline=10s").parse().unwrap();
+    let storage: AnyStorage = format!("{url}{and}timeout=10s").parse().unwrap();
     RateLimiter::with_storage(policy, storage)
 }
 
@@ -145,7 +145,7 @@ fn limiter(url: &str, policy: &str) -> RateLimiter {
 #[tokio::main(flavor = "current_thread")]
 async fn one_of_many(url: &str, policy: &str) {
     let limiter = limiter(url, policy);
-    assert!(limiter.peek(&Key::everybody()).await.unwrap().is_admitted());
+    assert!(limiter.peek(&Key::global()).await.unwrap().is_admitted());
     println!("connected");
     let mut line = String::new();
     io::stdin().read_line(&mut line).unwrap();
@@ -160,7 +160,7 @@ async fn one_of_many(url: &str, policy: &str) {
         tasks.spawn(async move {
             let mut admitted = 0;
             loop {
-                let decision = limiter.hit(&Key::everybody()).await.unwrap();
+                let decision = limiter.hit(&Key::global()).await.unwrap();
                 if decision.is_refused() && !decision.is_contended() {
                     return admitted;
                 }

@@ -96,7 +96,7 @@ fn one_refused_hit_per_key_and_ttl_reaches_redis() {
         }
         // Hits that wait at the same time share a call.
         assert!(server.calls("evalsha") - before <= 5 * 20);
-        assert_eq!(cache.hits(), 20 + 5 * 8 * 500 - 5 * 20);
+        assert_eq!(cache.local_decisions(), 20 + 5 * 8 * 500 - 5 * 20);
         limiter.clear(&3_u64.into()).await.unwrap();
         assert!(limiter.hit(&3_u64.into()).await.unwrap().is_admitted());
     });

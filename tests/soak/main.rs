@@ -81,7 +81,7 @@ const MODES: [Mode; 4] = [
             "--deny-cache",
             "--lease",
             "10",
-            "--deadline",
+            "--timeout",
             "50ms",
         ],
         most: TWICE,

@@ -59,7 +59,7 @@ async fn future_is_not_polled_before_its_caller_polls_it() {
     let memory = memory_with_manual_clock().0;
     let boxed = AnyStorage::new(slow(memory.clone()));
     let policy = policy("1000/minute");
-    let mut hit = boxed.decide(StorageRequest::new(&policy, &Key::everybody(), Op::Hit, 1));
+    let mut hit = boxed.decide(StorageRequest::new(&policy, &Key::global(), Op::Hit, 1));
     assert_eq!(counted(&memory, &policy), 0);
     assert!(poll(&mut hit).is_pending());
     assert_eq!(counted(&memory, &policy), 1);

@@ -165,15 +165,15 @@ async fn only_consecutive_failures_of_writes_count() {
     assert_eq!((circuit(&limiter).state().phase, circuit(&limiter).state().failures), (Phase::Closed, 4));
     // A successful read does not reset the failures of writes.
     primary.set(Behavior::OnlyReads);
-    let peek = limiter.peek(&Key::everybody()).await.unwrap();
+    let peek = limiter.peek(&Key::global()).await.unwrap();
     assert!(!peek.is_from_fallback());
     assert_eq!(circuit(&limiter).state().failures, 4);
     assert!(spend(&limiter, 1).await.is_from_fallback());
     assert_eq!(circuit(&limiter).state().phase, Phase::Open);
     // A peek is not a probe.
     sleep(LONGEST).await;
-    assert!(limiter.peek(&Key::everybody()).await.unwrap().is_from_fallback());
-    assert!(limiter.hit_with_cost(&Key::everybody(), 0).await.unwrap().is_from_fallback());
+    assert!(limiter.peek(&Key::global()).await.unwrap().is_from_fallback());
+    assert!(limiter.hit_with_cost(&Key::global(), 0).await.unwrap().is_from_fallback());
     let calls = primary.decisions();
     let _ = spend(&limiter, 1).await;
     assert_eq!(primary.decisions(), calls + 1);
@@ -186,7 +186,7 @@ async fn refused_and_contended_hits_are_not_failures() {
     let breaker = Breaker::new(contended).failures(1).fallback(memory_with_manual_clock().0, 2);
     let limiter = RateLimiter::with_storage(policy("9/day"), breaker);
     for _ in 0..20 {
-        let decision = limiter.hit(&Key::everybody()).await.unwrap();
+        let decision = limiter.hit(&Key::global()).await.unwrap();
         assert!(decision.is_contended() && !decision.is_from_fallback());
     }
     let state = circuit(&limiter).state();
@@ -227,7 +227,7 @@ async fn policies_too_large_for_the_primary_do_not_affect_the_circuit() {
     let store = FakeCasStore::with_max_len(1_000);
     let breaker = Breaker::new(Cas::new(store.clone())).fallback(memory_with_manual_clock().0, 2);
     let (kept, too_long) = (policy("fixed-window 1000/day"), policy("moving-window 100000/day"));
-    let (key, state) = (Key::everybody(), || breaker.circuit().state());
+    let (key, state) = (Key::global(), || breaker.circuit().state());
     let hit = async |policy: &Policy| breaker.decide(StorageRequest::new(policy, &key, Op::Hit, 1)).await.unwrap();
     for _ in 0..10 {
         assert!(hit(&too_long).await.is_from_fallback());
@@ -289,7 +289,7 @@ async fn dropped_probe_allows_another() {
         open(&limiter).await;
         primary.set(Behavior::Hangs);
         sleep(SHORTEST).await;
-        let mut probe = limiter.hit(&Key::everybody());
+        let mut probe = limiter.hit(&Key::global());
         assert!(!polled || poll(&mut probe).is_pending());
         assert_eq!(circuit(&limiter).state().phase, Phase::Probing);
         assert!(spend(&limiter, 1).await.is_from_fallback(), "other hits do not wait for the probe");
@@ -358,7 +358,7 @@ async fn expired_probe_that_fails_or_is_dropped_is_ignored() {
 #[tokio::test(start_paused = true)]
 async fn cost_above_the_divided_quota_may_retry_soon_while_the_circuit_is_closed() {
     let (limiter, ..) = limiter("fixed-window 100/day", Behavior::Fails, 2);
-    let large = limiter.hit_with_cost(&Key::everybody(), 60).await.unwrap();
+    let large = limiter.hit_with_cost(&Key::global(), 60).await.unwrap();
     assert_eq!((circuit(&limiter).state().phase, large.retry_after()), (Phase::Closed, Some(SHORTEST)));
 }
 
@@ -373,7 +373,7 @@ async fn hit_that_failed_after_counting_is_refunded_on_the_fallback_only() {
     }
     // A hit that the fallback decided is refunded to the fallback.
     primary.set(Behavior::Works);
-    limiter.refund(&Key::everybody(), &last.unwrap()).unwrap().await.unwrap();
+    limiter.refund(&Key::global(), &last.unwrap()).unwrap().await.unwrap();
     assert_eq!((counted(primary.inner(), &whole), counted(&fallback, &whole)), (5, 4));
     assert_eq!(primary.changes(), 0);
 }
@@ -382,7 +382,7 @@ async fn hit_that_failed_after_counting_is_refunded_on_the_fallback_only() {
 async fn refunds_go_to_the_storage_that_decided_and_clears_to_both() {
     let whole = policy("fixed-window 100/day");
     let (limiter, primary, fallback) = limiter("fixed-window 100/day", Behavior::Works, 2);
-    let (key, now) = (Key::everybody(), || (counted(primary.inner(), &whole), counted(&fallback, &whole)));
+    let (key, now) = (Key::global(), || (counted(primary.inner(), &whole), counted(&fallback, &whole)));
     let (of_primary, kept) = (spend(&limiter, 1).await, spend(&limiter, 1).await);
     primary.set(Behavior::Fails);
     open(&limiter).await;
@@ -424,17 +424,17 @@ async fn refund_may_probe_and_its_failure_counts() {
     let spent = spend(&limiter, 1).await;
     primary.set(Behavior::Fails);
     for failures in 1..=5 {
-        assert!(!limiter.refund(&Key::everybody(), &spent).unwrap().await.unwrap_err().is_circuit_open());
+        assert!(!limiter.refund(&Key::global(), &spent).unwrap().await.unwrap_err().is_circuit_open());
         assert_eq!(circuit(&limiter).state().failures, failures);
     }
     sleep(SHORTEST).await;
-    assert!(!limiter.refund(&Key::everybody(), &spent).unwrap().await.unwrap_err().is_circuit_open());
+    assert!(!limiter.refund(&Key::global(), &spent).unwrap().await.unwrap_err().is_circuit_open());
     assert_eq!(circuit(&limiter).state().failures, 6);
     sleep(2 * SHORTEST).await;
     primary.set(Behavior::Works);
-    limiter.refund(&Key::everybody(), &spent).unwrap().await.unwrap();
+    limiter.refund(&Key::global(), &spent).unwrap().await.unwrap();
     assert_eq!(circuit(&limiter).state().phase, Phase::Closed);
-    assert_eq!(limiter.peek(&Key::everybody()).await.unwrap().remaining(), 100);
+    assert_eq!(limiter.peek(&Key::global()).await.unwrap().remaining(), 100);
 }
 
 /// Guards against this defect: the fallback gives every replica the whole quota.
@@ -511,7 +511,7 @@ async fn fallback_extends_elastic_windows_and_queues_hits() {
     let hits = [spend(&leaky, 1).await, spend(&leaky, 1).await, spend(&leaky, 1).await];
     assert_eq!(hits.each_ref().map(Decision::delay), [0, 500, 1_000].map(Duration::from_millis));
     assert!(spend(&leaky, 1).await.is_refused());
-    leaky.refund(&Key::everybody(), &hits[2]).unwrap().await.unwrap();
+    leaky.refund(&Key::global(), &hits[2]).unwrap().await.unwrap();
     assert_eq!(spend(&leaky, 1).await.delay(), Duration::from_secs(1), "the last slot was refunded");
 }
 
@@ -519,21 +519,21 @@ async fn fallback_extends_elastic_windows_and_queues_hits() {
 async fn open_circuit_without_a_fallback_fails_at_once() {
     let (store, within) = (FakeCasStore::default(), 70 * MS);
     store.hang(true);
-    let primary = FakeStorage::around(Cas::new(store.clone()).deadline(within));
+    let primary = FakeStorage::around(Cas::new(store.clone()).timeout(within));
     let breaker = Breaker::new(primary.clone());
     let limiter = RateLimiter::with_storage(policy("9/day"), breaker.clone());
-    let key = Key::everybody();
+    let key = Key::global();
     for _ in 0..5 {
         let started = Instant::now();
         let error = limiter.hit(&key).await.unwrap_err();
         assert!(!error.is_circuit_open() && started.elapsed() == within);
-        assert_eq!(message(error), "the store did not return the state within the deadline");
+        assert_eq!(message(error), "the store did not return the state within the timeout");
     }
     let started = Instant::now();
     for _ in 0..50 {
         let error = limiter.hit(&key).await.unwrap_err();
         assert!(error.is_circuit_open());
-        let text = "rate limit storage is not called while the circuit breaker is open: the store did not return the state within the deadline";
+        let text = "rate limit storage is not called while the circuit breaker is open: the store did not return the state within the timeout";
         assert_eq!(message(error), text);
     }
     assert!(limiter.clear(&key).await.unwrap_err().is_circuit_open());
@@ -557,9 +557,9 @@ async fn failing_fallback_is_an_error() {
     let limiter = RateLimiter::with_storage(policy("9/day"), Breaker::new(primary).fallback(other.clone(), 2));
     let spent = spend(&limiter, 1).await;
     other.set(Behavior::Fails);
-    let kept = limiter.refund(&Key::everybody(), &spent).unwrap().await.unwrap_err();
+    let kept = limiter.refund(&Key::global(), &spent).unwrap().await.unwrap_err();
     assert_eq!(message(kept), format!("rate limit storage and its fallback failed: {FAILURE}"));
-    let error = limiter.hit(&Key::everybody()).await.unwrap_err();
+    let error = limiter.hit(&Key::global()).await.unwrap_err();
     assert_eq!(message(error), format!("rate limit storage and its fallback failed: {FAILURE}"));
     assert_eq!(circuit(&limiter).state().by_none, 1);
 }
@@ -586,7 +586,7 @@ async fn nested_breakers_are_rejected() {
 
 #[tokio::test(start_paused = true)]
 async fn try_admit_uses_a_memory_primary_or_the_fallback() {
-    let (policy, key) = (policy("fixed-window 8/day"), Key::everybody());
+    let (policy, key) = (policy("fixed-window 8/day"), Key::global());
     let request = StorageRequest::new(&policy, &key, Op::Hit, 1);
     let breaker = Breaker::new(memory_with_manual_clock().0);
     let mut shown = Summary::default();
@@ -639,7 +639,7 @@ async fn each_policy_is_divided_once_even_if_names_are_equal() {
         for amount in [20, 40] {
             // Equal policies that are created per request are not divided again.
             for policy in [tier(amount), tier(amount)] {
-                let hit = breaker.decide(StorageRequest::new(&policy, &Key::everybody(), Op::Hit, 1)).await.unwrap();
+                let hit = breaker.decide(StorageRequest::new(&policy, &Key::global(), Op::Hit, 1)).await.unwrap();
                 assert_eq!(hit.capacity(), amount / 2);
             }
         }
@@ -669,7 +669,7 @@ async fn policy_that_the_primary_or_the_fallback_rejects_is_rejected_by_the_limi
     let odd = Policy::new(CountsDivisions(Arc::default()), Quota::per_minute(13));
     let text = "fixed-window does not support a burst";
     assert!(error(RateLimiter::try_with_storage(odd.clone(), breaker.clone())).unwrap().starts_with(text));
-    let failed = breaker.decide(StorageRequest::new(&odd, &Key::everybody(), Op::Hit, 1)).await.unwrap_err();
+    let failed = breaker.decide(StorageRequest::new(&odd, &Key::global(), Op::Hit, 1)).await.unwrap_err();
     assert_eq!(failed.kind(), StorageErrorKind::Unsupported);
     assert!(message(failed).contains(text));
     assert_eq!(breaker.circuit().state().by_none, 1);

@@ -19,7 +19,7 @@ fn stacked(storage: impl Storage) -> AnyStorage {
 #[tokio::test(start_paused = true)]
 async fn check_reaches_the_storage_through_all_wrappers() {
     let store = FakeCasStore::default();
-    let stacked = stacked(Cas::new(store.clone()).deadline(WITHIN));
+    let stacked = stacked(Cas::new(store.clone()).timeout(WITHIN));
     stacked.check().await.unwrap();
     store.fail(true);
     assert_eq!(message(stacked.check().await.unwrap_err()), "storage failed: the disk is full");

@@ -49,7 +49,7 @@ async fn slice_costs_one_round_trip() {
         assert_eq!((decision.is_admitted(), decision.remaining()), (true, 1000 - spent));
         assert_eq!(decision.reset_after(), Duration::from_secs(60));
     }
-    assert_eq!((storage.take_decisions(), leases.misses(), leases.hits(), leases.len()), (1, 1, 9, 1));
+    assert_eq!((storage.take_decisions(), leases.misses(), leases.local_decisions(), leases.len()), (1, 1, 9, 1));
     assert!(!leases.try_admit(StorageRequest::new(&policy, &Key::from("a"), Op::Hit, 1), None), "no unit is leased");
     let _ = hit(&leases, &policy, "a", 1).await;
     let mut shown = Summary::default();

@@ -42,7 +42,7 @@ async fn repeated_refusals_reach_the_storage_once_per_ttl_or_wait() {
         let misses = storage.take_decisions();
         assert!(misses <= most && refused > 9_900, "{text}: {refused} refused, {misses} misses");
         assert_eq!(cache.misses(), misses + 1);
-        assert!(cache.hits() >= refused - misses);
+        assert!(cache.local_decisions() >= refused - misses);
         assert_eq!(cache.len(), 1);
     }
 }
@@ -191,7 +191,7 @@ async fn random_costs_are_decided_like_the_plain_storage() {
                     clock.advance(Duration::from_micros(numbers.below(300_000)));
                 }
             }
-            answered += cache.hits();
+            answered += cache.local_decisions();
         }
     }
     assert!(answered > 10_000, "{answered}");
@@ -216,7 +216,7 @@ async fn refusals_that_may_change_are_not_cached() {
     for _ in 0..3 {
         assert!(hit(&cache, &policy, "newcomer", 1).await.is_storage_full());
     }
-    assert_eq!((cache.hits(), cache.len()), (0, 0));
+    assert_eq!((cache.local_decisions(), cache.len()), (0, 0));
     // Hits of cost 0 and peeks always reach the storage.
     let (cache, storage, _) = cached();
     for _ in 0..3 {
@@ -239,7 +239,7 @@ async fn contended_refusals_are_not_cached() {
     for _ in 0..3 {
         assert!(hit(&cache, &policy("1/day"), "a", 1).await.is_contended());
     }
-    assert_eq!((cache.hits(), cache.len(), cache.misses()), (0, 0, 3));
+    assert_eq!((cache.local_decisions(), cache.len(), cache.misses()), (0, 0, 3));
 }
 
 #[tokio::test]
@@ -418,7 +418,7 @@ async fn dropped_hit_that_may_have_counted_invalidates_the_entry() {
     drop(same);
     assert!(format!("{cache:?}").contains("len: "), "{cache:?}");
     assert!(hit(&cache, &policy, "a", 4).await.is_refused());
-    assert_eq!((cache.len(), cache.hits()), (1, 1));
+    assert_eq!((cache.len(), cache.local_decisions()), (1, 1));
     // A dropped hit under a larger quota of the same name may have been admitted.
     drop(cache.decide(StorageRequest::new(
         &common::policy("fixed-window 9/hour").with_name(policy.identity()),
@@ -516,7 +516,7 @@ async fn shadow_limits_have_separate_entries() {
         assert_eq!(hit(&cache, shadow, "a", 1).await.is_admitted(), admitted);
         assert!(hit(&cache, &policy, "a", 1).await.is_admitted());
     }
-    assert_eq!(cache.hits(), 1, "hits of the policy do not invalidate the entry of its shadow limit");
+    assert_eq!(cache.local_decisions(), 1, "hits of the policy do not invalidate the entry of its shadow limit");
 }
 
 #[test]

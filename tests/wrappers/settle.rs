@@ -11,7 +11,7 @@ async fn breaker_settles_in_the_storage_that_decided_the_hit() {
     let whole = policy("fixed-window 100/day");
     let ((primary, _), (fallback, _)) = (FakeStorage::in_memory(Behavior::Works), memory_with_manual_clock());
     let breaker = Breaker::new(primary.clone()).fallback(fallback.clone(), 1);
-    let (limiter, key) = (RateLimiter::with_storage(whole.clone(), breaker), Key::everybody());
+    let (limiter, key) = (RateLimiter::with_storage(whole.clone(), breaker), Key::global());
     let counted = || (counted(primary.inner(), &whole), counted(&fallback, &whole));
 
     let of_primary = limiter.hit_with_cost(&key, 10).await.unwrap();
@@ -44,7 +44,7 @@ async fn charge_invalidates_cached_refusals() {
     for _ in 0..3 {
         assert_eq!(refused_for().await, Duration::from_millis(100));
     }
-    assert_eq!((cache.hits(), cache.misses()), (2, 2));
+    assert_eq!((cache.local_decisions(), cache.misses()), (2, 2));
     let charged = limiter.charge(&key, 10).await.unwrap();
     assert_eq!((charged.is_admitted(), charged.cost(), cache.len()), (true, 10, 0));
     for _ in 0..3 {
@@ -53,7 +53,7 @@ async fn charge_invalidates_cached_refusals() {
     limiter.settle(&key, &taken, 20).unwrap().await.unwrap();
     assert!(cache.is_empty());
     assert_eq!(refused_for().await, Duration::from_millis(2_100));
-    assert_eq!((cache.hits(), cache.misses()), (4, 4));
+    assert_eq!((cache.local_decisions(), cache.misses()), (4, 4));
 }
 
 /// A slice of 10 units, of which two are spent.

@@ -40,7 +40,7 @@ async fn refusals_of_a_fallback_are_not_cached() {
         let refused = spend(&limiter, 1).await;
         assert!(refused.is_refused() && refused.is_from_fallback());
     }
-    assert_eq!((cache.len(), cache.hits()), (0, 0));
+    assert_eq!((cache.len(), cache.local_decisions()), (0, 0));
     primary.set(Behavior::Works);
     sleep(MS).await;
     let decision = spend(&limiter, 1).await;
@@ -79,10 +79,10 @@ async fn leases_are_spent_during_an_outage_and_none_are_taken_from_the_fallback(
         let decision = spend(&limiter, 5).await;
         assert!(decision.is_admitted() && decision.is_from_fallback());
         assert_eq!((decision.capacity(), decision.remaining()), (250, 245));
-        let peek = limiter.peek(&Key::everybody()).await.unwrap();
+        let peek = limiter.peek(&Key::global()).await.unwrap();
         assert!(peek.is_from_fallback());
         assert_eq!((peek.capacity(), peek.remaining()), (250, 245));
-        limiter.refund(&Key::everybody(), &decision).unwrap().await.unwrap();
+        limiter.refund(&Key::global(), &decision).unwrap().await.unwrap();
         assert_eq!(spend(&limiter, 3).await.remaining(), 990);
 
         for spent in 1..=250 {
@@ -143,7 +143,7 @@ async fn waiting_callers_wait_for_one_failure_only() {
     remaining.sort_unstable();
     // A slice of 10 was taken from the divided quota of 100, and the two spare units were refunded.
     assert_eq!(remaining, [90, 91, 92, 93, 94, 95, 96, 97].map(|left| left + 2));
-    assert_eq!(limiter.peek(&Key::everybody()).await.unwrap().remaining(), 92);
+    assert_eq!(limiter.peek(&Key::global()).await.unwrap().remaining(), 92);
 }
 
 #[tokio::test(start_paused = true)]
@@ -151,7 +151,7 @@ async fn callers_dropped_before_the_fallback_decides_spend_nothing() {
     let (breaker, primary, clock) = breaker(4);
     let limiter = RateLimiter::with_storage(policy("fixed-window 100/day"), Leases::new(breaker, 10).clock(clock));
     primary.set(Behavior::FailsAfter(5 * MS));
-    let all = Key::everybody();
+    let all = Key::global();
     for _ in 0..3 {
         let mut hits = JoinSet::new();
         for _ in 0..5 {

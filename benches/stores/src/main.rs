@@ -38,7 +38,7 @@ async fn main() -> Result<(), Box<dyn Error + Send + Sync>> {
             by_hand(&url).await?;
         }
         let separator = if url.contains('?') { '&' } else { '?' };
-        let storage: AnyStorage = format!("{url}{separator}deadline=5s").parse()?;
+        let storage: AnyStorage = format!("{url}{separator}timeout=5s").parse()?;
         // The limit is so large that no hit is refused.
         let policy: Policy = "fixed-window 4000000000/day".parse()?;
         let limiter = RateLimiter::with_storage(policy, storage);

@@ -7,15 +7,15 @@ use crate::storage::{StorageError, StorageErrorKind};
 /// executed.
 pub(super) fn late(sent: bool) -> StorageError {
     let message = if sent {
-        "the store did not confirm a swap within the deadline: the call may have been executed"
+        "the store did not confirm a swap within the timeout: the call may have been executed"
     } else {
-        "the store did not return the state within the deadline"
+        "the store did not return the state within the timeout"
     };
     StorageError::new(StorageErrorKind::Timeout, message).with_may_have_counted(sent)
 }
 
 pub(super) fn check_timed_out() -> StorageError {
-    StorageError::new(StorageErrorKind::Timeout, "the store did not answer a check within the deadline").uncounted()
+    StorageError::new(StorageErrorKind::Timeout, "the store did not answer a check within the timeout").uncounted()
 }
 
 pub(super) fn contended() -> StorageError {

@@ -39,7 +39,7 @@ const LONGEST_LOG: u32 = 1_000;
 ///   tokio runtime.
 /// - A hit may be executed as soon as its future has been polled. Dropping the future later does
 ///   not undo the hit.
-/// - A call takes at most 100 milliseconds by default: see [`deadline`](Self::deadline).
+/// - A call takes at most 100 milliseconds by default: see [`timeout`](Self::timeout).
 /// - [`clear_all`](Storage::clear_all) is not supported, because the store cannot list its keys.
 /// - Calls need a tokio runtime with time enabled. The storage can be created outside of a runtime.
 ///
@@ -109,12 +109,12 @@ impl<S: CasStorage> Cas<S> {
     ///
     /// # Panics
     ///
-    /// Panics if `deadline` is less than a millisecond or more than an hour.
+    /// Panics if `timeout` is less than a millisecond or more than an hour.
     #[must_use]
     #[track_caller]
-    pub fn deadline(self, deadline: Duration) -> Self {
-        or_panic(deadline::checked(deadline));
-        Self { deadline, ..self }
+    pub fn timeout(self, timeout: Duration) -> Self {
+        or_panic(deadline::checked(timeout));
+        Self { deadline: timeout, ..self }
     }
 
     /// Sets the clock, for example in tests, or on machines with an unreliable clock. Defaults to
@@ -245,7 +245,7 @@ impl<S: fmt::Debug> fmt::Debug for Cas<S> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Cas")
             .field("store", &self.shared.store)
-            .field("deadline", &self.deadline)
+            .field("timeout", &self.deadline)
             .field("busy", &self.shared.queues.len())
             .finish_non_exhaustive()
     }

@@ -35,7 +35,7 @@ use crate::storage::{Cas, StorageError, deadline, names};
 /// use tower_ratelimit::storage::EtcdStorage;
 ///
 /// let storage =
-///     EtcdStorage::new("etcd://localhost/?prefix=shop")?.deadline(Duration::from_millis(50));
+///     EtcdStorage::new("etcd://localhost/?prefix=shop")?.timeout(Duration::from_millis(50));
 ///
 /// let error = EtcdStorage::new("http://localhost").unwrap_err();
 /// let expected = "cannot read the URL \"http://localhost\": unknown scheme \"http\"";
@@ -63,7 +63,7 @@ use crate::storage::{Cas, StorageError, deadline, names};
 /// | option of the URL | default | meaning |
 /// |---|---|---|
 /// | `prefix` | `rl` | the prefix of all keys |
-/// | `deadline` | `100ms` | the timeout of a call, such as `50ms` or `2s` |
+/// | `timeout` | `100ms` | the timeout of a call, such as `50ms` or `2s` |
 /// | `max-skew` | `5s` | the largest clock skew, as [`max_skew`](Self::max_skew) |
 /// | `long-logs` | `refuse` | `allow` has the effect of [`allow_long_logs`](Self::allow_long_logs) |
 /// | `ca` | the system's certificates | for TLS, a PEM file with the certificates to trust |
@@ -109,7 +109,7 @@ impl EtcdStorage {
         let EtcdUrl { members, access, prefix, deadline, long_logs, max_skew } = EtcdUrl::parse(url)?;
         let (members, leases) = (Members::new(members, access), Arc::new(Leases::new()));
         let store = Store { members, leases, prefix: names::prefix(&prefix), deadline };
-        let cas = Cas::new(store.clone()).metrics_label(LABEL).deadline(deadline).max_skew(max_skew);
+        let cas = Cas::new(store.clone()).metrics_label(LABEL).timeout(deadline).max_skew(max_skew);
         Ok(Self { store, cas: cas.long_logs(long_logs) })
     }
 
@@ -137,13 +137,13 @@ impl EtcdStorage {
     ///
     /// # Panics
     ///
-    /// Panics if `deadline` is less than a millisecond or more than an hour.
+    /// Panics if `timeout` is less than a millisecond or more than an hour.
     #[must_use]
     #[track_caller]
-    pub fn deadline(mut self, deadline: Duration) -> Self {
-        or_panic(deadline::checked(deadline));
-        self.store.deadline = deadline;
-        self.cas = self.cas.deadline(deadline);
+    pub fn timeout(mut self, timeout: Duration) -> Self {
+        or_panic(deadline::checked(timeout));
+        self.store.deadline = timeout;
+        self.cas = self.cas.timeout(timeout);
         self.with_changed_store()
     }
 
@@ -207,7 +207,7 @@ impl fmt::Debug for EtcdStorage {
         f.debug_struct("EtcdStorage")
             .field("members", members)
             .field("prefix", prefix)
-            .field("deadline", deadline)
+            .field("timeout", deadline)
             .finish_non_exhaustive()
     }
 }

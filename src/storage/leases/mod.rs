@@ -46,10 +46,10 @@ use crate::storage::{
 /// let limiter = RateLimiter::with_storage(policy, storage.clone());
 ///
 /// for _ in 0..1_000 {
-///     assert!(limiter.hit(&Key::everybody()).await?.is_admitted());
+///     assert!(limiter.hit(&Key::global()).await?.is_admitted());
 /// }
 /// // Each miss leases 100 units. The other hits need no request.
-/// assert_eq!((storage.misses(), storage.hits()), (10, 990));
+/// assert_eq!((storage.misses(), storage.local_decisions()), (10, 990));
 /// # Ok(())
 /// # }
 /// ```
@@ -156,7 +156,7 @@ impl Leases {
     }
 
     /// Returns the number of hits that were admitted from a lease, without a request of their own.
-    pub fn hits(&self) -> u64 {
+    pub fn local_decisions(&self) -> u64 {
         self.0.counters.counted().0
     }
 

@@ -24,7 +24,7 @@ use crate::storage::{Cas, Clock, Storage, StorageError, StorageErrorKind, Storag
 /// use std::time::Duration;
 /// use tower_ratelimit::storage::MemcachedStorage;
 ///
-/// let storage = MemcachedStorage::new("memcached://one,two/?prefix=shop")?.deadline(Duration::from_millis(50));
+/// let storage = MemcachedStorage::new("memcached://one,two/?prefix=shop")?.timeout(Duration::from_millis(50));
 ///
 /// let error = MemcachedStorage::new("http://one").unwrap_err();
 /// assert!(error.to_string().starts_with("cannot read the URL \"http://one\": unknown scheme \"http\": write memcached://"));
@@ -47,7 +47,7 @@ use crate::storage::{Cas, Clock, Storage, StorageError, StorageErrorKind, Storag
 /// | option of the URL | default | meaning |
 /// |---|---|---|
 /// | `prefix` | `rl` | the prefix of all keys |
-/// | `deadline` | `100ms` | the timeout of a call, such as `50ms` or `2s` |
+/// | `timeout` | `100ms` | the timeout of a call, such as `50ms` or `2s` |
 /// | `max-skew` | `5s` | the largest clock skew, as [`max_skew`](Self::max_skew) |
 /// | `long-logs` | `refuse` | `allow` has the effect of [`allow_long_logs`](Self::allow_long_logs) |
 ///
@@ -93,11 +93,11 @@ impl MemcachedStorage {
         Ok(Self { client, prefix: prefix.into(), deadline, cas }.with_changed_client())
     }
 
-    /// Applies a changed prefix, deadline or client.
+    /// Applies a changed prefix, timeout or client.
     fn with_changed_client(mut self) -> Self {
         // The client times out shortly before `cas`, because its error names the server.
         self.client = self.client.with(&self.prefix, self.deadline * 15 / 16);
-        Self { cas: self.cas.with_store(self.client.clone()).deadline(self.deadline), ..self }
+        Self { cas: self.cas.with_store(self.client.clone()).timeout(self.deadline), ..self }
     }
 
     /// Sets the prefix of all keys. Overrides the URL. Defaults to `rl`.
@@ -119,12 +119,12 @@ impl MemcachedStorage {
     ///
     /// # Panics
     ///
-    /// Panics if `deadline` is less than a millisecond or more than an hour.
+    /// Panics if `timeout` is less than a millisecond or more than an hour.
     #[must_use]
     #[track_caller]
-    pub fn deadline(self, deadline: Duration) -> Self {
-        or_panic(deadline::checked(deadline));
-        Self { deadline, ..self }.with_changed_client()
+    pub fn timeout(self, timeout: Duration) -> Self {
+        or_panic(deadline::checked(timeout));
+        Self { deadline: timeout, ..self }.with_changed_client()
     }
 
     /// Allows policies that can keep more than 1,000 log entries per key. Overrides the URL. By
@@ -230,7 +230,7 @@ impl fmt::Debug for MemcachedStorage {
         f.debug_struct("MemcachedStorage")
             .field("servers", client)
             .field("prefix", prefix)
-            .field("deadline", deadline)
+            .field("timeout", deadline)
             .finish()
     }
 }

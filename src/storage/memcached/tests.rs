@@ -40,7 +40,7 @@ struct State {
 impl FakeServer {
     async fn start() -> (Self, Client) {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-        let url = format!("memcached://{}?deadline=5s", listener.local_addr().unwrap());
+        let url = format!("memcached://{}?timeout=5s", listener.local_addr().unwrap());
         let server = Self::default();
         let accepting = server.clone();
         tokio::spawn(async move {

@@ -16,7 +16,7 @@ pub(super) fn of_statement(server: &str, error: Error) -> StorageError {
         return StorageError::connection_lost(server, Cause(error));
     }
     if is_cancelled(&error) {
-        let message = format!("{server} cancelled the statement at the deadline");
+        let message = format!("{server} cancelled the statement at the timeout");
         return StorageError::new(StorageErrorKind::Timeout, message).uncounted().with_source(Cause(error));
     }
     if is_missing_table(&error) {

@@ -55,7 +55,7 @@ const LABEL: &str = "postgres";
 /// use tower_ratelimit::storage::PostgresStorage;
 ///
 /// let url = "postgres://app:secret@localhost/app?prefix=shop";
-/// let storage = PostgresStorage::new(url)?.deadline(Duration::from_millis(50));
+/// let storage = PostgresStorage::new(url)?.timeout(Duration::from_millis(50));
 ///
 /// let error = PostgresStorage::new("http://localhost").unwrap_err();
 /// let expected = "cannot read the URL \"http://localhost\": unknown scheme \"http\"";
@@ -90,7 +90,7 @@ const LABEL: &str = "postgres";
 /// | option of the URL | default | meaning |
 /// |---|---|---|
 /// | `prefix` | `rl` | the prefix of all keys |
-/// | `deadline` | `100ms` | the timeout of a call, as [`deadline`](Self::deadline) |
+/// | `timeout` | `100ms` | the timeout of a call, as [`timeout`](Self::timeout) |
 /// | `schema` | the first of the search path | the schema of the table |
 /// | `table` | `tower_ratelimit` | the name of the table |
 /// | `migrate` | `true` | creates the table if a new connection does not find it |
@@ -220,9 +220,9 @@ impl PostgresStorage {
     /// - The storage [cancels](Self#timeouts-and-locks) statements on the pool's connections, too. If
     ///   the pool requires TLS, it cannot, because the pool keeps its TLS settings to itself. Then set
     ///   `options` to `-c statement_timeout=75` in the connection settings of the pool, where 75 is
-    ///   three quarters of the [`deadline`](Self::deadline) in milliseconds. The setting applies to
+    ///   three quarters of the [`timeout`](Self::timeout) in milliseconds. The setting applies to
     ///   all statements on these connections.
-    /// - The storage removes a connection from the pool if it does not reply within the deadline.
+    /// - The storage removes a connection from the pool if it does not reply within the timeout.
     /// - The storage prepares its statements. So the pool must not connect through PgBouncer in
     ///   transaction mode, unless that supports prepared statements (`max_prepared_statements`).
     pub fn from_pool(pool: Pool) -> Self {
@@ -233,7 +233,7 @@ impl PostgresStorage {
         let first_page = Timestamp::wall_clock().as_micros() % 1_000_003;
         let sweep = Arc::new(Sweep::new(i64::try_from(first_page).unwrap_or(0)));
         let store = Store { link, prefix: names::prefix(prefix), deadline, recent: Arc::default(), sweep };
-        let cas = Cas::new(store.clone()).metrics_label(LABEL).deadline(deadline).max_skew(max_skew);
+        let cas = Cas::new(store.clone()).metrics_label(LABEL).timeout(deadline).max_skew(max_skew);
         Self { store, cas: cas.long_logs(long_logs) }
     }
 
@@ -265,13 +265,13 @@ impl PostgresStorage {
     ///
     /// # Panics
     ///
-    /// Panics if `deadline` is less than a millisecond or more than an hour.
+    /// Panics if `timeout` is less than a millisecond or more than an hour.
     #[must_use]
     #[track_caller]
-    pub fn deadline(mut self, deadline: Duration) -> Self {
-        or_panic(deadline::checked(deadline));
-        self.store.deadline = deadline;
-        self.cas = self.cas.deadline(deadline);
+    pub fn timeout(mut self, timeout: Duration) -> Self {
+        or_panic(deadline::checked(timeout));
+        self.store.deadline = timeout;
+        self.cas = self.cas.timeout(timeout);
         self.with_changed_store()
     }
 
@@ -388,7 +388,7 @@ impl PostgresStorage {
     /// Creates the table, and the [schema](Self::schema) if one is set, unless they exist.
     ///
     /// Several processes can call this method at the same time. It works with `migrate=false` too.
-    /// The [`deadline`](Self::deadline) does not apply, so the future may wait for locks without a
+    /// The [`timeout`](Self::timeout) does not apply, so the future may wait for locks without a
     /// limit. If the future is dropped, the storage cancels the migration. The automatic creation of
     /// the table waits for at most a second, and is tried again by later calls.
     ///
@@ -422,7 +422,7 @@ impl fmt::Debug for PostgresStorage {
             .field("connections", link)
             .field("table", link.table())
             .field("prefix", prefix)
-            .field("deadline", deadline)
+            .field("timeout", deadline)
             .finish_non_exhaustive()
     }
 }

@@ -95,8 +95,7 @@ fn cancel(object: &tokio_postgres::Client) {
 
 async fn from_pool(pool: &Pool, deadline: Instant) -> Result<Object, StorageError> {
     let Ok(object) = timeout_at(deadline, pool.get()).await else {
-        let message =
-            "no connection from the pool within the deadline: all are in use, or the server cannot be reached";
+        let message = "no connection from the pool within the timeout: all are in use, or the server cannot be reached";
         return Err(StorageError::new(StorageErrorKind::Timeout, message).uncounted());
     };
     object.map_err(of_pool)

@@ -170,7 +170,7 @@ mod tests {
         // The server accepts connections and never replies.
         let server = TcpListener::bind("127.0.0.1:0").unwrap();
         let url = format!("postgres://app@{}/app", server.local_addr().unwrap());
-        let storage = PostgresStorage::new(&url).unwrap().deadline(DEADLINE);
+        let storage = PostgresStorage::new(&url).unwrap().timeout(DEADLINE);
         let (policy, key) = (Policy::from(Quota::per_day(5)), Key::from("k"));
         for op in [Op::Peek, Op::Hit] {
             let begun = Instant::now();

@@ -66,7 +66,7 @@ impl Storage for RedisStorage {
         StorageFuture::new(measured(LABEL, settled))
     }
 
-    /// Makes one check within the [timeout](RedisStorage::deadline), like those of
+    /// Makes one check within the [timeout](RedisStorage::timeout), like those of
     /// [`ready`](RedisStorage::ready).
     fn check(&self) -> StorageFuture<()> {
         let storage = self.clone();
@@ -77,7 +77,7 @@ impl Storage for RedisStorage {
 
     /// Deletes all keys with the [prefix](RedisStorage::prefix), and returns their number. Visits
     /// every key on every server with `SCAN`, in steps. Each step has its own
-    /// [timeout](RedisStorage::deadline).
+    /// [timeout](RedisStorage::timeout).
     ///
     /// # Errors
     ///

@@ -28,7 +28,7 @@ impl RedisStorage {
     /// # Errors
     ///
     /// Returns an error if the server is unreachable, refuses `GET`, or does not reply within the
-    /// [timeout](Self::deadline).
+    /// [timeout](Self::timeout).
     ///
     /// [guide]: crate::guide::operating#keys-on-redis
     pub async fn stored_states(&self, policy: &Policy, key: &Key) -> Result<Vec<String>, StorageError> {

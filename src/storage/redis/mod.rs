@@ -40,7 +40,7 @@ use crate::storage::{Cas, Clock, StorageError, deadline};
 /// use tower_ratelimit::storage::RedisStorage;
 ///
 /// let storage =
-///     RedisStorage::new("redis://localhost/?prefix=shop")?.deadline(Duration::from_millis(50));
+///     RedisStorage::new("redis://localhost/?prefix=shop")?.timeout(Duration::from_millis(50));
 ///
 /// let error = RedisStorage::new("http://localhost").unwrap_err();
 /// let expected = "cannot read the URL \"http://localhost\": unknown scheme \"http\"";
@@ -61,7 +61,7 @@ use crate::storage::{Cas, Clock, StorageError, deadline};
 /// | option of the URL | default | meaning |
 /// |---|---|---|
 /// | `prefix` | `rl` | the prefix of all keys |
-/// | `deadline` | `100ms` | the timeout of a call |
+/// | `timeout` | `100ms` | the timeout of a call |
 /// | `combine` | `true` | `true` lets several hits share a call |
 /// | `ca` | the system's roots | for TLS, a PEM file with the certificates to trust |
 /// | `cert`, `key` | none | for TLS, PEM files with a client certificate and its private key |
@@ -150,7 +150,7 @@ impl RedisStorage {
         Self { prefix: prefix.into(), ..self }.with_new_cas()
     }
 
-    /// Sets the timeout of a call. Overrides the option `deadline` of the URL. Defaults to 100
+    /// Sets the timeout of a call. Overrides the option `timeout` of the URL. Defaults to 100
     /// milliseconds.
     ///
     /// [`ready`](Self::ready) has its own timeout. [`clear_all`](crate::Storage::clear_all) applies
@@ -158,12 +158,12 @@ impl RedisStorage {
     ///
     /// # Panics
     ///
-    /// Panics if `deadline` is less than a millisecond or more than an hour.
+    /// Panics if `timeout` is less than a millisecond or more than an hour.
     #[must_use]
     #[track_caller]
-    pub fn deadline(self, deadline: Duration) -> Self {
-        or_panic(deadline::checked(deadline));
-        Self { deadline, ..self }.with_new_cas()
+    pub fn timeout(self, timeout: Duration) -> Self {
+        or_panic(deadline::checked(timeout));
+        Self { deadline: timeout, ..self }.with_new_cas()
     }
 
     /// Sets whether concurrent hits can be combined into one call, which saves work on the server
@@ -227,6 +227,6 @@ const LONGEST_WAIT: Duration = Duration::from_secs(365 * 86_400);
 impl fmt::Debug for RedisStorage {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { link, prefix, deadline, .. } = self;
-        f.debug_struct("RedisStorage").field("link", link).field("prefix", prefix).field("deadline", deadline).finish()
+        f.debug_struct("RedisStorage").field("link", link).field("prefix", prefix).field("timeout", deadline).finish()
     }
 }

@@ -47,7 +47,7 @@ pub(super) fn cas(link: &Link, prefix: &Arc<str>, deadline: Duration, clock: Opt
     // A command must time out shortly before `Cas` does, so that the connection counts the missing
     // reply, and the error names the server.
     let store = SwapStore { link: link.clone(), prefix: Arc::clone(prefix), deadline: deadline * 15 / 16 };
-    let cas = Cas::new(store).metrics_label(super::LABEL).deadline(deadline);
+    let cas = Cas::new(store).metrics_label(super::LABEL).timeout(deadline);
     match clock {
         Some(clock) => cas.clock(clock),
         None => cas,

@@ -34,7 +34,7 @@ use crate::time::micros;
 /// for _ in 0..100 {
 ///     assert!(limiter.hit(&alice).await?.is_refused());
 /// }
-/// assert_eq!((storage.misses(), storage.hits(), storage.len()), (2, 99, 1));
+/// assert_eq!((storage.misses(), storage.local_decisions(), storage.len()), (2, 99, 1));
 /// # Ok(())
 /// # }
 /// ```
@@ -155,7 +155,7 @@ impl RefusalCache {
     }
 
     /// Returns the number of hits that were refused from the cache.
-    pub fn hits(&self) -> u64 {
+    pub fn local_decisions(&self) -> u64 {
         self.cache.counters.counted().0
     }
 

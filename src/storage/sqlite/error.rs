@@ -59,9 +59,9 @@ pub(super) fn at_commit(path: &Path, error: Error) -> StorageError {
 pub(super) fn late(path: &Path, begun: bool) -> StorageError {
     let path = path.display();
     let message = if begun {
-        format!("{path} did not confirm a transaction within the deadline: the call may have been executed")
+        format!("{path} did not confirm a transaction within the timeout: the call may have been executed")
     } else {
-        format!("no transaction on {path} within the deadline: another process may hold its lock")
+        format!("no transaction on {path} within the timeout: another process may hold its lock")
     };
     StorageError::new(StorageErrorKind::Timeout, message).with_may_have_counted(begun)
 }

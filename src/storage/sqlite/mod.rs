@@ -69,13 +69,13 @@ use crate::storage::{Clock, StorageError, StorageErrorKind, deadline, names};
 ///
 /// # Options
 ///
-/// [`new`](Self::new) takes a URL such as `sqlite:limits.db?deadline=50ms`, or
+/// [`new`](Self::new) takes a URL such as `sqlite:limits.db?timeout=50ms`, or
 /// `sqlite:/var/lib/app/limits.db`. In the path, write `?` as `%3F` and `%` as `%25`.
 ///
 /// | option of the URL | default | meaning |
 /// |---|---|---|
 /// | `prefix` | `rl` | the prefix of all keys |
-/// | `deadline` | `100ms` | the timeout of a call, including the wait for other processes |
+/// | `timeout` | `100ms` | the timeout of a call, including the wait for other processes |
 /// | `durability` | `every-second` | `every-second` or `every-commit`, see [`durability`](Self::durability) |
 ///
 /// # The file
@@ -205,12 +205,12 @@ impl SqliteStorage {
     ///
     /// # Panics
     ///
-    /// Panics if `deadline` is less than a millisecond or more than an hour.
+    /// Panics if `timeout` is less than a millisecond or more than an hour.
     #[must_use]
     #[track_caller]
-    pub fn deadline(self, deadline: Duration) -> Self {
-        or_panic(deadline::checked(deadline));
-        Self { deadline, ..self }
+    pub fn timeout(self, timeout: Duration) -> Self {
+        or_panic(deadline::checked(timeout));
+        Self { deadline: timeout, ..self }
     }
 
     /// Sets the protection against a power failure. Overrides the URL. Defaults to
@@ -266,7 +266,7 @@ impl fmt::Debug for SqliteStorage {
             .field("path", &self.shared.path)
             .field("durability", &self.shared.durability)
             .field("prefix", &self.prefix)
-            .field("deadline", &self.deadline)
+            .field("timeout", &self.deadline)
             .finish_non_exhaustive()
     }
 }

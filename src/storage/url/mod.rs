@@ -166,7 +166,7 @@ mod tests {
             "redis://me:secrethost:6379",
             "redis://me:secret/0",
             "redis://me:pa/secret",
-            "redis://me:secret?deadline=1s",
+            "redis://me:secret?timeout=1s",
             "redis://host,me:secret",
             "redis://me:secret,host",
             "redis://[secret",

@@ -1,4 +1,4 @@
-//! The options of a URL: `prefix=rl&deadline=100ms`.
+//! The options of a URL: `prefix=rl&timeout=100ms`.
 
 use std::time::Duration;
 
@@ -30,7 +30,7 @@ impl<'a> Options<'a> {
                 } else {
                     ("an option".to_owned(), "& in a value as %26, and options with a value".to_owned())
                 };
-                wrong(format!("{name} has no value; write {write}, for example deadline=100ms"))
+                wrong(format!("{name} has no value; write {write}, for example timeout=100ms"))
             })?;
             if name.contains('%') {
                 return Err(wrong(format!("invalid option name {name:?}; write it without %")));
@@ -59,13 +59,13 @@ impl<'a> Options<'a> {
         Ok(prefix.into())
     }
 
-    /// Returns the option `deadline`, or its default.
+    /// Returns the option `timeout`, or its default.
     pub(in crate::storage) fn deadline(&mut self) -> Result<Duration, ConfigError> {
-        let Some(text) = self.take("deadline") else { return Ok(DEADLINE) };
+        let Some(text) = self.take("timeout") else { return Ok(DEADLINE) };
         let deadline = duration(&text).filter(|deadline| deadline::checked(*deadline).is_ok());
         deadline.ok_or_else(|| {
             (self.wrong)(format!(
-                "invalid deadline {text:?}; write at least 1ms and at most 3600s, for example 100ms or 2s"
+                "invalid timeout {text:?}; write at least 1ms and at most 3600s, for example 100ms or 2s"
             ))
         })
     }
@@ -105,7 +105,7 @@ impl<'a> Options<'a> {
     pub(in crate::storage) fn end(self) -> Result<(), ConfigError> {
         let Some((name, _)) = self.left.first() else { return Ok(()) };
         let known = self.known.join(", ");
-        Err((self.wrong)(format!("unknown option {name:?}; write one of {known}, for example deadline=100ms")))
+        Err((self.wrong)(format!("unknown option {name:?}; write one of {known}, for example timeout=100ms")))
     }
 }
 

@@ -17,5 +17,5 @@ pub fn on(server: &Server, clock: ManualClock) -> RedisStorage {
     static NUMBER: AtomicU32 = AtomicU32::new(0);
     let prefix = format!("t{}", NUMBER.fetch_add(1, Ordering::SeqCst));
     let _guard = RUNTIME.enter();
-    RedisStorage::new(&server.url()).unwrap().prefix(&prefix).deadline(EVENTUALLY).clock(clock)
+    RedisStorage::new(&server.url()).unwrap().prefix(&prefix).timeout(EVENTUALLY).clock(clock)
 }

@@ -24,7 +24,7 @@ fn on(storage: &EtcdStorage, clock: ManualClock) -> EtcdStorage {
 }
 
 fn storage(etcd: &Etcd) -> EtcdStorage {
-    let storage = EtcdStorage::new(&etcd.url()).unwrap().deadline(LONG);
+    let storage = EtcdStorage::new(&etcd.url()).unwrap().timeout(LONG);
     RUNTIME.block_on(storage.ready(LONG)).unwrap();
     storage
 }
@@ -37,7 +37,7 @@ fn storage_obeys_the_laws() {
         // etcd is slow. `tests/laws` runs all scripts with the same loop on a store in memory.
         .scripts(16)
         // A storage with a new deadline decides on its own, as in another process.
-        .second_handle(|storage| storage.clone().deadline(LONG))
+        .second_handle(|storage| storage.clone().timeout(LONG))
         .and_policies([
             Policy::new(Foreign, Quota::per_second(2)).limit(MovingWindow::new(), Quota::per_minute(5)),
             Policy::new(Foreign, Quota::per_second(3)).limit(ElasticWindow::new(), Quota::per_minute(5)),
@@ -65,7 +65,7 @@ fn decisions_agree_with_every_golden_vector() {
 fn four_processes_admit_exactly_the_limit() {
     let store = Etcd::calm();
     let policy = "fixed-window 40/day; moving-window 60/day";
-    let flags = ["--policy", policy, "--storage", &store.url(), "--on-error", "refuse", "--deadline", "10s"];
+    let flags = ["--policy", policy, "--storage", &store.url(), "--on-error", "refuse", "--timeout", "10s"];
     let servers: Vec<common::example_process::Server> =
         (0..4).map(|_| common::example_process::Server::start(&flags)).collect();
     let ask = |server: &common::example_process::Server| (0..20).filter(|_| server.status("/", "") == 200).count();
@@ -160,7 +160,7 @@ fn error_of_an_invalid_url_has_a_correction_and_hides_the_password() {
         ("etcd://secret@host", "no password"),
         ("etcd://host:0", "invalid host \"host:0\""),
         ("etcd://a:secret@host?port=1", "unknown option \"port\""),
-        ("etcd://a:secret@host?deadline=0s", "invalid deadline"),
+        ("etcd://a:secret@host?timeout=0s", "invalid timeout"),
         ("etcd+unix:///etcd.sock", "write etcd://"),
         ("etcds://a:secret@host?ca=/nowhere.pem", "cannot read \"/nowhere.pem\""),
         ("http://a:secret@host", "write etcd://"),
@@ -169,7 +169,7 @@ fn error_of_an_invalid_url_has_a_correction_and_hides_the_password() {
         let error = EtcdStorage::new(url).unwrap_err().to_string();
         assert!(error.contains(part) && !error.contains("secret"), "{url}: {error}");
     }
-    let right = "etcd://a:secret@host,[::1]:1,127.0.0.1/?prefix=p&deadline=1s";
+    let right = "etcd://a:secret@host,[::1]:1,127.0.0.1/?prefix=p&timeout=1s";
     let debug = format!("{:?}", EtcdStorage::new(right).unwrap());
     assert!(["host:2379", "[::1]:1", "127.0.0.1:2379", "\"p\""].iter().all(|part| debug.contains(part)), "{debug}");
     assert!(!debug.contains("secret"), "{debug}");

@@ -25,7 +25,7 @@ async fn revoked_lease_is_replaced() {
 #[tokio::test]
 async fn keys_and_leases_expire_with_their_state() {
     let etcd = Etcd::start(1);
-    let storage = storage(&etcd.url()).deadline(LONG);
+    let storage = storage(&etcd.url()).timeout(LONG);
     let mut most = 0;
     for text in ["fixed-window 3 per 200ms", "moving-window 3 per 200ms", "token-bucket 3 per 200ms"] {
         let limiter = RateLimiter::with_storage(text.parse::<Policy>().unwrap(), storage.clone());

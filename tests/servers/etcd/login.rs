@@ -40,7 +40,7 @@ async fn storage_recovers_when_a_wrong_password_is_corrected() {
     user.recover().await;
     let root = with_logins(&etcd, "first");
     no_login.fail().await;
-    let error = message(no_login.limiter.hit(&Key::everybody()).await.unwrap_err());
+    let error = message(no_login.limiter.hit(&Key::global()).await.unwrap_err());
     assert!(error.contains("write etcd://user:password@"), "{error}");
     user.recover().await;
     let change = |password: &str| {
@@ -49,7 +49,7 @@ async fn storage_recovers_when_a_wrong_password_is_corrected() {
     };
     change("second");
     user.fail().await;
-    let error = user.limiter.hit(&Key::everybody()).await.unwrap_err();
+    let error = user.limiter.hit(&Key::global()).await.unwrap_err();
     assert!(!error.may_have_counted() && !format!("{error:#}").contains("first"), "{error}");
     change("first");
     user.recover().await;
@@ -87,13 +87,13 @@ async fn credentials_provider_is_called_for_each_connection() {
             if password == "none" { Err("the vault is sealed".into()) } else { Ok(Credentials::new("app", password)) }
         }
     });
-    let user = EntryPoints::new(&policy(PLENTY), storage.deadline(DEADLINE), || Global);
+    let user = EntryPoints::new(&policy(PLENTY), storage.timeout(DEADLINE), || Global);
     user.recover().await;
     let body = json!({ "name": "app", "password": "second" });
     etcd.members[0].ask("auth/user/changepw", &body, Some(&root)).unwrap();
     user.fail().await;
     *password.lock().unwrap() = "none";
-    let sealed = async || message(user.limiter.hit(&Key::everybody()).await.unwrap_err());
+    let sealed = async || message(user.limiter.hit(&Key::global()).await.unwrap_err());
     while !sealed().await.contains("the credentials provider failed: the vault is sealed") {
         tokio::time::sleep(Duration::from_millis(10)).await;
     }

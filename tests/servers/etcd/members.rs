@@ -75,7 +75,7 @@ async fn hits_fail_until_a_majority_is_back() {
         failing = if entry_points.hit().await == [Answer::Failed; 3] { failing + 1 } else { 0 };
         assert!(started.elapsed() < LONG);
     }
-    let error = entry_points.limiter.hit(&Key::everybody()).await.unwrap_err();
+    let error = entry_points.limiter.hit(&Key::global()).await.unwrap_err();
     assert!(!error.may_have_counted() && !error.is_timeout(), "{error}");
     for member in [0, 1] {
         etcd.members[member].begin_again();
@@ -92,7 +92,7 @@ async fn unreachable_member_is_skipped_at_once() {
         // Each storage begins with a random member.
         let limiter = RateLimiter::with_storage(policy(PLENTY), storage(&url));
         for _ in 0..3 {
-            let decision = timely(limiter.hit(&Key::everybody())).await;
+            let decision = timely(limiter.hit(&Key::global())).await;
             assert!(decision.is_ok_and(|decision| decision.is_admitted()));
         }
     }

@@ -21,9 +21,9 @@ const LONG: Duration = Duration::from_secs(60);
 const PLENTY: &str = "fixed-window 10000/day; moving-window 1000/day";
 
 fn storage(url: &str) -> EtcdStorage {
-    EtcdStorage::new(url).unwrap_or_else(|error| panic!("{error}")).deadline(LONG)
+    EtcdStorage::new(url).unwrap_or_else(|error| panic!("{error}")).timeout(LONG)
 }
 
 fn entry_points(url: &str) -> EntryPoints {
-    EntryPoints::new(&policy(PLENTY), storage(url).deadline(DEADLINE), || Global)
+    EntryPoints::new(&policy(PLENTY), storage(url).timeout(DEADLINE), || Global)
 }

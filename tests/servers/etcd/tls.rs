@@ -20,12 +20,12 @@ async fn only_certificates_that_the_url_names_are_trusted() {
 
     let storage = |scheme: &str, host: &str, ca: &str| EtcdStorage::new(&format!("{scheme}://{host}:{port}?ca={ca}"));
     for (scheme, host) in [("etcds", "localhost"), ("etcd+tls", "127.0.0.1")] {
-        let storage = storage(scheme, host, &ca).unwrap().deadline(LONG);
+        let storage = storage(scheme, host, &ca).unwrap().timeout(LONG);
         storage.ready(LONG).await.unwrap();
         let limiter = RateLimiter::with_storage(Quota::per_minute(5), storage);
         assert!(limiter.hit(&Key::from(scheme)).await.unwrap().is_admitted());
     }
-    let error = message(storage("etcds", "127.0.0.1", &other).unwrap().deadline(LONG).check().await.unwrap_err());
+    let error = message(storage("etcds", "127.0.0.1", &other).unwrap().timeout(LONG).check().await.unwrap_err());
     assert!(error.contains("certificate"), "{error}");
     let plain = EtcdStorage::new(&format!("etcd://127.0.0.1:{port}")).unwrap();
     let error = plain.ready(SHORT).await.unwrap_err();
@@ -39,7 +39,7 @@ async fn member_accepts_only_clients_of_its_private_authority() {
     let trusts = ["--client-cert-auth", "--trusted-ca-file", &ca];
     let etcd = Etcd::start_with(1, &[&["--cert-file", &cert, "--key-file", &key], &trusts[..]].concat());
 
-    let url = |options: &str| format!("etcds://localhost:{}?deadline=60s{options}", etcd.members[0].port());
+    let url = |options: &str| format!("etcds://localhost:{}?timeout=60s{options}", etcd.members[0].port());
     let client = format!("&ca={ca}&cert={}&key={}", files.path("client.pem"), files.path("client-key.pem"));
     let by_url = EtcdStorage::new(&url(&client)).unwrap();
     let tls = TlsConfig::new().ca(files.read("authority.pem"));

@@ -72,7 +72,7 @@ impl Backend for Redis {
     const KEEPS_COUNTS: bool = false;
 
     fn storage(port: u16, timeout: Duration) -> AnyStorage {
-        AnyStorage::new(RedisStorage::new(&format!("redis://127.0.0.1:{port}")).unwrap().deadline(timeout))
+        AnyStorage::new(RedisStorage::new(&format!("redis://127.0.0.1:{port}")).unwrap().timeout(timeout))
     }
 
     async fn ready(storage: &AnyStorage, timeout: Duration) -> Result<(), StorageError> {
@@ -138,7 +138,7 @@ impl Backend for MemcachedServer {
 
     fn storage(port: u16, timeout: Duration) -> AnyStorage {
         let url = format!("memcached://127.0.0.1:{port}?long-logs=allow");
-        AnyStorage::new(MemcachedStorage::new(&url).unwrap().deadline(timeout))
+        AnyStorage::new(MemcachedStorage::new(&url).unwrap().timeout(timeout))
     }
 
     async fn ready(storage: &AnyStorage, timeout: Duration) -> Result<(), StorageError> {
@@ -167,7 +167,7 @@ impl Backend for EtcdMember {
 
     fn storage(port: u16, timeout: Duration) -> AnyStorage {
         let url = format!("etcd://127.0.0.1:{port}?long-logs=allow");
-        AnyStorage::new(EtcdStorage::new(&url).unwrap().deadline(timeout))
+        AnyStorage::new(EtcdStorage::new(&url).unwrap().timeout(timeout))
     }
 
     async fn ready(storage: &AnyStorage, timeout: Duration) -> Result<(), StorageError> {
@@ -190,7 +190,7 @@ impl Backend for PostgresServer {
 
     fn storage(port: u16, timeout: Duration) -> AnyStorage {
         let url = format!("postgres://postgres@127.0.0.1:{port}/postgres?connections=1&long-logs=allow");
-        AnyStorage::new(PostgresStorage::new(&url).unwrap().deadline(timeout))
+        AnyStorage::new(PostgresStorage::new(&url).unwrap().timeout(timeout))
     }
 
     async fn ready(storage: &AnyStorage, timeout: Duration) -> Result<(), StorageError> {

@@ -37,7 +37,7 @@ async fn silent_connection_is_replaced_after_three_timeouts<B: Backend>() {
         tasks.spawn(async move { quick_hit::<B>(&limiter, &Key::from(client)).await.is_err() });
     }
     assert!(tasks.join_all().await.into_iter().all(|failed| failed));
-    assert!(quick_hit::<B>(&limiter, &Key::everybody()).await.is_err());
+    assert!(quick_hit::<B>(&limiter, &Key::global()).await.is_err());
     assert_eq!(proxy.connections(), before, "concurrent timeouts count as one");
     server.resume();
     assert!(recovers(&limiter).await < SECOND);
@@ -47,7 +47,7 @@ async fn silent_connection_is_replaced_after_three_timeouts<B: Backend>() {
     while proxy.connections() == before {
         silent.assert_below(5 * (QUICK + B::MARGIN), "the connection is replaced");
         let begun = Instant::now();
-        assert!(quick_hit::<B>(&limiter, &Key::everybody()).await.is_err());
+        assert!(quick_hit::<B>(&limiter, &Key::global()).await.is_err());
         timeouts += 1;
         // On a busy machine, the storage may not count a call as a timeout.
         late += usize::from(begun.elapsed() >= QUICK * 3 / 2);
@@ -85,7 +85,7 @@ async fn silent_connection_is_replaced_although_callers_stop_waiting_early<B: Ba
     server.stop();
     let silent = Stopwatch::start();
     while proxy.connections() == before {
-        let _ = timeout(QUICK / 4, limiter.peek(&Key::everybody())).await;
+        let _ = timeout(QUICK / 4, limiter.peek(&Key::global())).await;
         silent.assert_below(5 * (QUICK + B::MARGIN), "the connection is replaced");
     }
     let replaced = Instant::now();
@@ -171,7 +171,7 @@ async fn calls_share_a_connection_and_do_not_wait_for_each_other<B: Backend>() {
     let proxy = Proxy::start(server.port());
     let limiter = limiter::<B>(proxy.port(), LONG);
     // From here on the script is loaded, and the etcd lease exists.
-    let _ = hit(&limiter, &Key::everybody()).await;
+    let _ = hit(&limiter, &Key::global()).await;
     let before = proxy.connections();
     proxy.set(Mode::Delay(QUICK / 5));
     let (watch, mut tasks) = (Stopwatch::start(), JoinSet::new());

@@ -102,7 +102,7 @@ async fn contended_callers_that_retry_are_admitted_exactly_up_to_the_limit<B: Ba
             tasks.spawn(async move {
                 let mut admitted = 0;
                 loop {
-                    let decision = limiter.hit(&Key::everybody()).await.unwrap();
+                    let decision = limiter.hit(&Key::global()).await.unwrap();
                     admitted += u32::from(decision.is_admitted());
                     if decision.is_refused() && !decision.is_contended() {
                         return admitted;

@@ -90,7 +90,7 @@ async fn quick_hit<B: Backend>(limiter: &RateLimiter, key: &Key) -> Result<Decis
 /// Waits until the storage decides. Returns the elapsed time.
 async fn recovers(limiter: &RateLimiter) -> Duration {
     let watch = Stopwatch::start();
-    while let Err(error) = limiter.peek(&Key::everybody()).await {
+    while let Err(error) = limiter.peek(&Key::global()).await {
         assert!(watch.wall() < EVENTUALLY, "{error}");
         sleep(AGAIN).await;
     }

@@ -94,13 +94,13 @@ async fn hanging_server_delays_requests_until_the_timeout<B: Backend>() {
             entry_points.fail().await;
             6
         } else {
-            let hit = timely(entry_points.limiter.hit(&Key::everybody())).await;
+            let hit = timely(entry_points.limiter.hit(&Key::global())).await;
             assert_eq!(Answer::of_result(&hit), Answer::Failed);
             1
         };
         server.resume();
         let watch = Stopwatch::start();
-        while timely(entry_points.limiter.peek(&Key::everybody())).await.is_err() {
+        while timely(entry_points.limiter.peek(&Key::global())).await.is_err() {
             watch.assert_below(SECOND, "the storage recovers");
             sleep(AGAIN).await;
         }
@@ -220,7 +220,7 @@ async fn storage_reconnects_although_an_earlier_connect_lost_its_packets<B: Back
     proxy.set(Mode::SwallowRequests);
     let packet_loss = Stopwatch::start();
     while packet_loss.wall() < SECOND / 2 {
-        assert!(quick_hit::<B>(&limiter, &Key::everybody()).await.is_err());
+        assert!(quick_hit::<B>(&limiter, &Key::global()).await.is_err());
         sleep(AGAIN).await;
     }
     proxy.set(Mode::Pass);

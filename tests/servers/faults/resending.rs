@@ -19,7 +19,7 @@ async fn hit_is_never_sent_twice<B: CountsReplies>() {
     // The timeout suffices for the replies before the fault.
     let timeout = 3 * QUICK;
     let (direct, limiter) = (limiter::<B>(server.port(), LONG), limiter::<B>(proxy.port(), timeout));
-    let key = Key::everybody();
+    let key = Key::global();
     for (mode, executed) in
         [(Mode::SwallowReplies, 1), (Mode::CutAtReply, 1), (Mode::Garbage, 1), (Mode::SwallowRequests, 0)]
     {

@@ -22,7 +22,7 @@ fn storage_outlives_its_runtime<B: Backend>() {
     let limiter = limiter::<B>(server.port(), LONG);
     for _ in 0..3 {
         let watch = Stopwatch::start();
-        assert!(current_thread().block_on(hit(&limiter, &Key::everybody())).is_admitted());
+        assert!(current_thread().block_on(hit(&limiter, &Key::global())).is_admitted());
         watch.assert_below(B::TIMEOUT, "the hit on a new runtime");
     }
     let direct = super::limiter::<B>(server.port(), LONG);
@@ -39,7 +39,7 @@ fn runtime_can_shut_down_while_the_storage_connects<B: Backend>() {
             let limiter = unreachable.clone();
             runtime.spawn(async move {
                 loop {
-                    let _ = limiter.hit(&Key::everybody()).await;
+                    let _ = limiter.hit(&Key::global()).await;
                     tokio::task::yield_now().await;
                 }
             });

@@ -26,7 +26,7 @@ fn on(servers: &[Memcached], clock: ManualClock) -> MemcachedStorage {
     static NUMBER: AtomicU32 = AtomicU32::new(0);
     let prefix = format!("t{}", NUMBER.fetch_add(1, Ordering::SeqCst));
     let _guard = RUNTIME.enter();
-    MemcachedStorage::new(&url_of(servers)).unwrap().prefix(&prefix).deadline(LONG).clock(clock)
+    MemcachedStorage::new(&url_of(servers)).unwrap().prefix(&prefix).timeout(LONG).clock(clock)
 }
 
 #[test]
@@ -40,7 +40,7 @@ fn storage_obeys_the_laws() {
     let servers = many(3);
     let all = url_of(&servers);
     let _guard = RUNTIME.enter();
-    let shared = MemcachedStorage::new(&all).unwrap().deadline(LONG);
+    let shared = MemcachedStorage::new(&all).unwrap().timeout(LONG);
     RUNTIME.block_on(shared.ready(LONG)).unwrap();
     let number = AtomicU32::new(0);
     let empty = move |clock| shared.clone().prefix(&format!("l{}", number.fetch_add(1, Ordering::SeqCst))).clock(clock);
@@ -61,8 +61,7 @@ fn eight_processes_admit_exactly_the_limit() {
     for policy in ["fixed-window 100/day", "token-bucket 100/day", "moving-window 100/day; 200/day"] {
         let servers: Vec<common::example_process::Server> = (0..8)
             .map(|_| {
-                let flags =
-                    ["--policy", policy, "--storage", &store.url(), "--on-error", "refuse", "--deadline", "60s"];
+                let flags = ["--policy", policy, "--storage", &store.url(), "--on-error", "refuse", "--timeout", "60s"];
                 common::example_process::Server::start(&flags)
             })
             .collect();
@@ -94,7 +93,7 @@ fn eight_processes_admit_exactly_the_limit() {
 fn long_periods_are_enforced() {
     let server = Memcached::start(&[]);
     let _guard = RUNTIME.enter();
-    let storage = MemcachedStorage::new(&server.url()).unwrap().deadline(LONG);
+    let storage = MemcachedStorage::new(&server.url()).unwrap().timeout(LONG);
     let texts = [
         "1/month",
         "fixed-window 1/month",
@@ -107,8 +106,8 @@ fn long_periods_are_enforced() {
     ];
     for (number, text) in texts.into_iter().enumerate() {
         let limiter = RateLimiter::with_storage(policy(text).with_name(number.to_string()), storage.clone());
-        assert!(RUNTIME.block_on(limiter.hit(&Key::everybody())).unwrap().is_admitted(), "{text}");
-        assert!(RUNTIME.block_on(limiter.hit(&Key::everybody())).unwrap().is_refused(), "{text}");
+        assert!(RUNTIME.block_on(limiter.hit(&Key::global())).unwrap().is_admitted(), "{text}");
+        assert!(RUNTIME.block_on(limiter.hit(&Key::global())).unwrap().is_refused(), "{text}");
     }
 }
 
@@ -118,7 +117,7 @@ fn long_periods_are_enforced() {
 fn keys_expire_with_their_state() {
     let server = Memcached::start(&[]);
     let _guard = RUNTIME.enter();
-    let storage = MemcachedStorage::new(&server.url()).unwrap().deadline(LONG);
+    let storage = MemcachedStorage::new(&server.url()).unwrap().timeout(LONG);
     let names = || (0..EVERY_STRATEGY.len()).flat_map(|policy| (0..5_u64).map(move |client| (policy, client)));
     for (number, client) in names() {
         let short = policy(&EVERY_STRATEGY[number].replace("7 seconds", "200ms")).with_name(format!("p{number}"));
@@ -136,7 +135,7 @@ fn keys_expire_with_their_state() {
 fn evicted_state_is_treated_as_fresh() {
     let server = Memcached::start(&["-m", "2", "-o", "no_modern"]);
     let _guard = RUNTIME.enter();
-    let storage = MemcachedStorage::new(&server.url()).unwrap().deadline(LONG);
+    let storage = MemcachedStorage::new(&server.url()).unwrap().timeout(LONG);
     let limiter = RateLimiter::with_storage(policy("fixed-window 2/day").with_name("p"), storage);
     let hit = || RUNTIME.block_on(limiter.hit(&Key::from("k"))).unwrap();
     assert_eq!([hit(), hit(), hit()].map(|decision| decision.is_admitted()), [true, true, false]);
@@ -190,7 +189,7 @@ fn each_policy_name_and_client_key_has_its_own_item() {
                 Key::from("a%7Cb"),
                 Key::from("1.2.3.4"),
                 Key::from(std::net::Ipv4Addr::new(1, 2, 3, 4)),
-                Key::everybody(),
+                Key::global(),
                 Key::from("*"),
                 Key::from("a b\r\nflush_all\r\n"),
                 Key::from("caf\u{e9}"),

@@ -19,7 +19,7 @@ const LONG: Duration = Duration::from_secs(60);
 const LITTLE: Duration = Duration::from_millis(60);
 
 fn storage(url: &str) -> MemcachedStorage {
-    MemcachedStorage::new(url).unwrap_or_else(|error| panic!("{error}")).deadline(LONG)
+    MemcachedStorage::new(url).unwrap_or_else(|error| panic!("{error}")).timeout(LONG)
 }
 
 /// Returns the URL of these servers.

@@ -30,9 +30,9 @@ fn invalid_url_is_rejected_with_a_correction() {
         ("memcached+unix://", &["memcached+unix:///path/to.sock"]),
         ("memcached://host#x", &["%23"]),
         ("memcached://host?db=1", &["\"db\"", "prefix, deadline"]),
-        ("memcached://host?deadline", &["deadline=100ms"]),
-        ("memcached://host?deadline=100", &["\"100\"", "100ms"]),
-        ("memcached://host?deadline=1s&deadline=2s", &["twice"]),
+        ("memcached://host?timeout", &["timeout=100ms"]),
+        ("memcached://host?timeout=100", &["\"100\"", "100ms"]),
+        ("memcached://host?timeout=1s&timeout=2s", &["twice"]),
         ("memcached://host?prefix=", &["\"\"", "\"rl\""]),
         ("memcached://host?prefix=a%20b", &["\"a b\""]),
         ("memcached://host?prefix=a%0D%0Ab", &["without white space"]),
@@ -65,7 +65,7 @@ fn valid_urls_are_accepted() {
     for url in [
         "memcached://localhost",
         "memcached://localhost/",
-        "memcached://127.0.0.1:1?prefix=a:b&deadline=2s",
+        "memcached://127.0.0.1:1?prefix=a:b&timeout=2s",
         "memcached://[::1]:11211",
         "memcached://a,b:1,[::1]:2,[::1]",
         "memcached+unix:///var/run/memcached%20a.sock?prefix=x",
@@ -86,9 +86,9 @@ fn builder_checks_prefix_and_deadline() {
     }
     assert!(format!("{:?}", storage().prefix("shop")).contains("\"shop\""));
     for deadline in [Duration::ZERO, Duration::from_micros(999), Duration::MAX] {
-        assert!(panic_message(|| storage().deadline(deadline)).contains("Duration::from_millis(100)"));
+        assert!(panic_message(|| storage().timeout(deadline)).contains("Duration::from_millis(100)"));
     }
-    assert!(format!("{:?}", storage().deadline(LITTLE)).contains("60ms"));
+    assert!(format!("{:?}", storage().timeout(LITTLE)).contains("60ms"));
 }
 
 #[test]

@@ -25,7 +25,7 @@ fn storage_obeys_the_laws() {
     // The connections are opened on this runtime, because the laws use several others.
     let [storage, other] = [(); 2].map(|()| {
         let url = format!("{}?connections=1", server.url());
-        let storage = PostgresStorage::new(&url).unwrap().deadline(LONG);
+        let storage = PostgresStorage::new(&url).unwrap().timeout(LONG);
         RUNTIME.block_on(storage.ready(LONG)).unwrap();
         storage
     });
@@ -57,7 +57,7 @@ fn decisions_agree_with_every_golden_vector() {
 fn four_processes_admit_exactly_the_limit() {
     let server = Postgres::start(&[]);
     let policy = "fixed-window 40/day; moving-window 60/day";
-    let flags = ["--policy", policy, "--storage", &server.url(), "--on-error", "refuse", "--deadline", "60s"];
+    let flags = ["--policy", policy, "--storage", &server.url(), "--on-error", "refuse", "--timeout", "60s"];
     let servers: Vec<ExampleServer> = (0..4).map(|_| ExampleServer::start(&flags)).collect();
     let ask = |server: &ExampleServer| (0..20).filter(|_| server.status("/", "") == 200).count();
     let admitted: usize = std::thread::scope(|scope| {
@@ -186,7 +186,7 @@ fn error_of_an_invalid_url_has_a_correction_and_hides_the_password() {
         ("postgres://host/db", "user is missing"),
         ("postgres://a:secret@host:0x/db", "invalid"),
         ("postgres://a:secret@host/db?port2=1", "unknown option"),
-        ("postgres://a:secret@host/db?deadline=0s", "invalid deadline"),
+        ("postgres://a:secret@host/db?timeout=0s", "invalid timeout"),
         ("postgres://a:secret@host/db?table=a-b", "invalid schema or table \"a-b\""),
         ("postgres://a:secret@host/db?unlogged=yes", "write unlogged=true or unlogged=false"),
         ("postgres://a:secret@host/db?connections=0", "invalid connections"),
@@ -205,7 +205,7 @@ fn error_of_an_invalid_url_has_a_correction_and_hides_the_password() {
         assert!(error.contains(part) && !error.contains("secret"), "{url}: {error}");
     }
     let right =
-        "postgresql://a:secret@host,[::1]:1/db?prefix=p&deadline=1s&schema=s&options=-c%20geqo%3Doff&connections=2";
+        "postgresql://a:secret@host,[::1]:1/db?prefix=p&timeout=1s&schema=s&options=-c%20geqo%3Doff&connections=2";
     let debug = format!("{:?}", PostgresStorage::new(right).unwrap());
     assert!(!debug.contains("secret") && debug.contains("\"s\""), "{debug}");
 }

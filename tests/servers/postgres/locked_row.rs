@@ -43,5 +43,5 @@ pub(super) fn check(server: &Postgres, storage: &PostgresStorage) {
 #[test]
 fn hits_on_a_locked_row_are_errors_that_count_nothing() {
     let server = Postgres::start(&[]);
-    check(&server, &storage(&server).deadline(DEADLINE));
+    check(&server, &storage(&server).timeout(DEADLINE));
 }

@@ -27,5 +27,5 @@ fn connected(server: &Postgres) -> PostgresStorage {
 }
 
 fn storage(server: &Postgres) -> PostgresStorage {
-    PostgresStorage::new(&server.url()).unwrap_or_else(|error| panic!("{error}")).deadline(LONG)
+    PostgresStorage::new(&server.url()).unwrap_or_else(|error| panic!("{error}")).timeout(LONG)
 }

@@ -18,7 +18,7 @@ fn ten_thousand_hits_leave_nothing_on_the_connections_of_other_programs() {
     let storage = PostgresStorage::new(&pooler.url()).unwrap();
     // The timeout of the statements that the server would keep.
     let quick = storage.clone();
-    let limiter = RateLimiter::with_storage(policy("fixed-window 1000000/day"), storage.deadline(LONG));
+    let limiter = RateLimiter::with_storage(policy("fixed-window 1000000/day"), storage.timeout(LONG));
     RUNTIME.block_on(async {
         quick.ready(LONG).await.unwrap();
         let mut tasks = JoinSet::new();
@@ -52,6 +52,6 @@ fn ten_thousand_hits_leave_nothing_on_the_connections_of_other_programs() {
 fn locked_row_is_an_error_that_counts_nothing() {
     let server = Postgres::start(&[]);
     let pooler = PgBouncer::start(&server, 4);
-    let storage = PostgresStorage::new(&pooler.url()).unwrap().deadline(super::locked_row::DEADLINE);
+    let storage = PostgresStorage::new(&pooler.url()).unwrap().timeout(super::locked_row::DEADLINE);
     super::locked_row::check(&server, &storage);
 }

@@ -28,7 +28,7 @@ fn limiter(storage: PostgresStorage) -> RateLimiter {
 #[test]
 fn storages_on_pools_admit_exactly_the_limit() {
     let server = Postgres::start(&[]);
-    let storages = [4, 2].map(|size| PostgresStorage::from_pool(pool(&server, size)).deadline(LONG));
+    let storages = [4, 2].map(|size| PostgresStorage::from_pool(pool(&server, size)).timeout(LONG));
     RUNTIME.block_on(async {
         storages[0].migrate().await.unwrap();
         let limiters = storages.map(limiter);
@@ -39,7 +39,7 @@ fn storages_on_pools_admit_exactly_the_limit() {
                 let mut admitted = 0;
                 for _ in 0..10 {
                     loop {
-                        let decision = limiter.hit(&Key::everybody()).await.unwrap();
+                        let decision = limiter.hit(&Key::global()).await.unwrap();
                         if !decision.is_contended() {
                             admitted += u32::from(decision.is_admitted());
                             break;
@@ -57,19 +57,19 @@ fn storages_on_pools_admit_exactly_the_limit() {
 fn exhausted_pool_is_an_error_at_the_deadline_and_counts_nothing() {
     let server = Postgres::start(&[]);
     let pool = pool(&server, 1);
-    let storage = PostgresStorage::from_pool(pool.clone()).deadline(LONG);
-    let (limiter, quick) = (limiter(storage.clone()), limiter(storage.clone().deadline(QUICK)));
+    let storage = PostgresStorage::from_pool(pool.clone()).timeout(LONG);
+    let (limiter, quick) = (limiter(storage.clone()), limiter(storage.clone().timeout(QUICK)));
     RUNTIME.block_on(async {
-        let error = limiter.hit(&Key::everybody()).await.unwrap_err();
+        let error = limiter.hit(&Key::global()).await.unwrap_err();
         assert!(error.to_string().contains("call migrate()"), "{error:?}");
         storage.migrate().await.unwrap();
         let taken = pool.get().await.unwrap();
         let watch = Stopwatch::start();
-        let error = quick.hit(&Key::everybody()).await.unwrap_err();
+        let error = quick.hit(&Key::global()).await.unwrap_err();
         watch.assert_below(QUICK + Duration::from_secs(1), "the hit fails");
         assert!(error.kind() == StorageErrorKind::Timeout && !error.may_have_counted(), "{error:?}");
         drop(taken);
-        assert_eq!(limiter.hit(&Key::everybody()).await.unwrap().remaining(), 99);
+        assert_eq!(limiter.hit(&Key::global()).await.unwrap().remaining(), 99);
     });
 }
 
@@ -81,15 +81,15 @@ fn connection_that_hangs_is_removed_from_the_pool() {
     let pool = pool(&server, 1);
     let storage = PostgresStorage::from_pool(pool.clone());
     RUNTIME.block_on(storage.migrate()).unwrap();
-    let (limiter, patient) = (limiter(storage.clone().deadline(QUICK)), limiter(storage.deadline(LONG)));
+    let (limiter, patient) = (limiter(storage.clone().timeout(QUICK)), limiter(storage.timeout(LONG)));
     RUNTIME.block_on(async {
-        assert_eq!(patient.hit(&Key::everybody()).await.unwrap().remaining(), 99);
+        assert_eq!(patient.hit(&Key::global()).await.unwrap().remaining(), 99);
         server.stop();
-        assert!(limiter.hit(&Key::everybody()).await.unwrap_err().is_timeout());
+        assert!(limiter.hit(&Key::global()).await.unwrap_err().is_timeout());
         assert_eq!(pool.status().size, 0);
         server.resume();
         let started = Instant::now();
-        while limiter.hit(&Key::everybody()).await.is_err() {
+        while limiter.hit(&Key::global()).await.is_err() {
             assert!(started.elapsed() < LONG);
         }
     });
@@ -99,7 +99,7 @@ fn connection_that_hangs_is_removed_from_the_pool() {
 #[test]
 fn locked_row_is_an_error_that_counts_nothing() {
     let server = Postgres::start(&[]);
-    let storage = PostgresStorage::from_pool(pool(&server, 2)).deadline(super::locked_row::DEADLINE);
+    let storage = PostgresStorage::from_pool(pool(&server, 2)).timeout(super::locked_row::DEADLINE);
     RUNTIME.block_on(storage.migrate()).unwrap();
     super::locked_row::check(&server, &storage);
 }

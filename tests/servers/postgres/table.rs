@@ -38,7 +38,7 @@ fn ten_storages_can_create_the_table_at_once() {
 #[test]
 fn table_created_from_the_definition_can_be_used() {
     let server = Postgres::start(&[]);
-    let storage = PostgresStorage::new(&format!("{}?migrate=false", server.url())).unwrap().deadline(LONG).unlogged();
+    let storage = PostgresStorage::new(&format!("{}?migrate=false", server.url())).unwrap().timeout(LONG).unlogged();
     let error = RUNTIME.block_on(storage.check()).unwrap_err();
     assert_eq!(error.kind(), StorageErrorKind::Refused);
     assert!(format!("{error:#}").contains("call migrate(), or create it"), "{error:?}");
@@ -56,7 +56,7 @@ fn user_without_the_right_to_create_tables_can_use_the_table() {
     RUNTIME.block_on(storage(&server).schema("limits").migrate()).unwrap();
     let url = format!("postgres://app@127.0.0.1:{}/postgres?schema=limits", server.port());
     server.ask("CREATE USER app");
-    let app = PostgresStorage::new(&url).unwrap().deadline(LONG);
+    let app = PostgresStorage::new(&url).unwrap().timeout(LONG);
     let error = RUNTIME.block_on(app.check()).unwrap_err();
     assert!(format!("{error:#}").contains("permission denied for schema limits"), "{error:?}");
     server.ask(

@@ -22,7 +22,7 @@ async fn only_certificates_that_the_url_names_are_trusted() {
     };
     let (ca, other) = (files.path("ca.pem"), files.path("other.pem"));
     for (host, mode) in [("localhost", "require"), ("127.0.0.1", "verify-full")] {
-        let storage = storage(host, &format!("sslmode={mode}&ca={ca}&deadline=60s"));
+        let storage = storage(host, &format!("sslmode={mode}&ca={ca}&timeout=60s"));
         storage.ready(LONG).await.unwrap();
         storage.migrate().await.unwrap();
         let limiter = RateLimiter::with_storage(Quota::per_minute(5), storage);
@@ -54,7 +54,7 @@ fn statements_over_tls_are_prepared_and_cancelled() {
     server.ask("CREATE EXTENSION pg_stat_statements");
     let (port, ca) = (server.port(), files.path("ca.pem"));
     let url = format!("postgres://postgres@localhost:{port}/postgres?connections=1&sslmode=require&ca={ca}");
-    let storage = PostgresStorage::new(&url).unwrap().deadline(super::locked_row::DEADLINE);
+    let storage = PostgresStorage::new(&url).unwrap().timeout(super::locked_row::DEADLINE);
     super::locked_row::check(&server, &storage);
     let limiter = RateLimiter::with_storage(Quota::per_minute(5), storage);
     for _ in 0..60 {
@@ -72,7 +72,7 @@ async fn server_of_a_private_authority_accepts_only_its_clients() {
     server.enable_tls(&cert, &key, Some(&authority));
 
     let url = |options: &str| {
-        format!("postgres://postgres@localhost:{}/postgres?sslmode=require&deadline=60s{options}", server.port())
+        format!("postgres://postgres@localhost:{}/postgres?sslmode=require&timeout=60s{options}", server.port())
     };
     let [ca, cert, key] = ["authority.pem", "client.pem", "client-key.pem"].map(|name| files.path(name));
     let by_url = PostgresStorage::new(&url(&format!("&ca={ca}&cert={cert}&key={key}"))).unwrap();

@@ -19,7 +19,7 @@ async fn cluster_counts_exactly_with_keys_on_all_nodes() {
     let cluster = Cluster::start();
     let two = policy("moving-window 5/day; moving-window 7 per 2 days; fixed-window 6/day").with_name("two");
     for policy in [two, foreign(5).with_name("foreign")] {
-        let limiter = RateLimiter::with_storage(policy, storage(&cluster.url()).deadline(LONG));
+        let limiter = RateLimiter::with_storage(policy, storage(&cluster.url()).timeout(LONG));
         let keys: Vec<Key> = (0..60_u64).map(Key::from).collect();
         let mut tasks = JoinSet::new();
         for _ in 0..6 {
@@ -76,7 +76,7 @@ fn homes(cluster: &Cluster, policy: &str) -> [String; 3] {
 async fn node_that_dies_or_hangs_fails_only_its_own_keys() {
     let mut cluster = Cluster::start();
     let policy = policy(PLENTY).with_name("p");
-    let entry_points = EntryPoints::new(&policy, storage(&cluster.url()).deadline(DEADLINE), || Header::new("k"));
+    let entry_points = EntryPoints::new(&policy, storage(&cluster.url()).timeout(DEADLINE), || Header::new("k"));
     let homes = homes(&cluster, "p");
     let answers = async |node: usize| entry_points.hit_as(&Key::from(&*homes[node]), || with("k", &homes[node])).await;
     let until_all_decide = async || {
@@ -149,7 +149,7 @@ async fn returned_primary_is_not_used_after_the_cluster_has_demoted_it() {
     let key = Key::from(&*homes(&cluster, "p")[0]);
     // The hits on the primary that hangs have to fail.
     let process = || {
-        let storage = storage(&cluster.url()).deadline(2 * SECOND);
+        let storage = storage(&cluster.url()).timeout(2 * SECOND);
         (RateLimiter::with_storage(policy.clone(), storage.clone()), storage)
     };
     // The second process is idle during the failover, so its map of the slots is outdated.

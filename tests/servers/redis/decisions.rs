@@ -188,7 +188,7 @@ fn clients_have_different_keys_and_each_client_has_one_slot() {
             Key::from("a}b"),
             Key::from("1.2.3.4"),
             Key::from(std::net::Ipv4Addr::new(1, 2, 3, 4)),
-            Key::everybody(),
+            Key::global(),
             Key::from("*"),
             Key::from(7),
         ];
@@ -214,7 +214,7 @@ fn clients_have_different_keys_and_each_client_has_one_slot() {
 fn keys_expire_with_their_state() {
     let server = Server::start(&[]);
     let _guard = RUNTIME.enter();
-    let storage = RedisStorage::new(&server.url()).unwrap().deadline(super::LONG);
+    let storage = RedisStorage::new(&server.url()).unwrap().timeout(super::LONG);
     for text in EVERY_STRATEGY {
         let short = policy(&text.replace("7 seconds", "200ms"));
         let limiter = RateLimiter::with_storage(short, storage.clone());
@@ -312,8 +312,7 @@ fn eight_processes_admit_exactly_the_limit() {
     for policy in ["fixed-window 100/day", "token-bucket 100/day", "moving-window 100/day; 200/day"] {
         let servers: Vec<common::example_process::Server> = (0..8)
             .map(|_| {
-                let flags =
-                    ["--policy", policy, "--storage", &store.url(), "--on-error", "refuse", "--deadline", "60s"];
+                let flags = ["--policy", policy, "--storage", &store.url(), "--on-error", "refuse", "--timeout", "60s"];
                 common::example_process::Server::start(&flags)
             })
             .collect();
@@ -347,7 +346,7 @@ fn clear_all_removes_the_keys_of_one_prefix() {
 fn processes_with_leases_and_caches_admit_exactly_the_limit() {
     let store = Server::start(&[]);
     let flags =
-        ["--policy", "fixed-window 100/day", "--storage", &store.url(), "--on-error", "refuse", "--deadline", "60s"];
+        ["--policy", "fixed-window 100/day", "--storage", &store.url(), "--on-error", "refuse", "--timeout", "60s"];
     for more in [&["--lease", "10"][..], &["--deny-cache"], &["--deny-cache", "--lease", "3"]] {
         store.ask(&["FLUSHALL"]);
         let servers: Vec<common::example_process::Server> =

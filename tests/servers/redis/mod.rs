@@ -34,11 +34,11 @@ const LITTLE: Duration = Duration::from_millis(60);
 const PLENTY: &str = "fixed-window 1000000/day; moving-window 1000000/day";
 
 fn storage(url: &str) -> RedisStorage {
-    RedisStorage::new(url).unwrap_or_else(|error| panic!("{error}")).deadline(LONG)
+    RedisStorage::new(url).unwrap_or_else(|error| panic!("{error}")).timeout(LONG)
 }
 
 fn entry_points(url: &str, policy: &Policy) -> EntryPoints {
-    EntryPoints::new(policy, storage(url).deadline(DEADLINE), || Global)
+    EntryPoints::new(policy, storage(url).timeout(DEADLINE), || Global)
 }
 
 /// Asserts that `ready` fails within a tenth of a second. Returns the error.

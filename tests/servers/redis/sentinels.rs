@@ -79,7 +79,7 @@ async fn fail_over(hangs: bool) {
     let mut all = Sentinels::start();
     let url = all.url();
     let limits = policy(&format!("fixed-window {LIMIT}/day; moving-window {LIMIT} per 2 days"));
-    let new_storage = || storage(&url).deadline(DEADLINE);
+    let new_storage = || storage(&url).timeout(DEADLINE);
     let limiter_on = |storage: RedisStorage| RateLimiter::with_storage(limits.clone(), storage);
     let key = |name: &str, number: usize| Key::from(&*format!("{name}{number}"));
     let limiter = limiter_on(new_storage());
@@ -194,7 +194,7 @@ async fn decided(limiter: &RateLimiter, key: &Key) -> Decision {
 #[tokio::test]
 async fn storage_leaves_a_replying_primary_that_the_sentinels_have_replaced() {
     let all = Sentinels::start();
-    let storage = storage(&all.url()).deadline(SECOND / 10);
+    let storage = storage(&all.url()).timeout(SECOND / 10);
     ready(&storage).await;
     let limiter = RateLimiter::with_storage(policy("fixed-window 1000000/day"), storage);
     // The old primary rejects the sentinels' commands, but not the storage's.

@@ -26,9 +26,9 @@ fn both() -> [Policy; 2] {
 async fn fallback_decides_while_the_server_is_dead_or_hangs() {
     let policy = policy("fixed-window 3000000/day");
     let mut server = Server::start(&[]);
-    let breaker = Breaker::new(storage(&server.url()).deadline(DEADLINE)).fallback(MemoryStorage::new(), 3);
+    let breaker = Breaker::new(storage(&server.url()).timeout(DEADLINE)).fallback(MemoryStorage::new(), 3);
     let (circuit, entry_points) = (breaker.circuit().clone(), EntryPoints::new(&policy, breaker.clone(), || Global));
-    let key = Key::everybody();
+    let key = Key::global();
     let primary_again = async || {
         let watch = Stopwatch::start();
         while timely(entry_points.limiter.hit(&key)).await.unwrap().is_from_fallback() {
@@ -77,7 +77,7 @@ async fn fallback_decides_while_the_server_is_dead_or_hangs() {
 async fn flushed_scripts_are_loaded_again_under_load() {
     let server = Server::start(&[]);
     let policy = policy("fixed-window 400/day; moving-window 500/day");
-    let storage = storage(&server.url()).deadline(LONG);
+    let storage = storage(&server.url()).timeout(LONG);
     let limiter = RateLimiter::with_storage(policy, storage);
     let done = Arc::new(AtomicBool::new(false));
     std::thread::scope(|scope| {
@@ -94,7 +94,7 @@ async fn flushed_scripts_are_loaded_again_under_load() {
                     tasks.spawn(async move {
                         let mut admitted = 0;
                         for _ in 0..150 {
-                            admitted += u32::from(limiter.hit(&Key::everybody()).await.unwrap().is_admitted());
+                            admitted += u32::from(limiter.hit(&Key::global()).await.unwrap().is_admitted());
                         }
                         admitted
                     });
@@ -117,7 +117,7 @@ async fn server_out_of_memory_counts_nothing() {
         let before = entry_points.used().await;
         assert_eq!(server.ask(&["CONFIG", "SET", "maxmemory", "1"]).to_string(), "OK");
         entry_points.fail().await;
-        let error = entry_points.limiter.hit(&Key::everybody()).await.unwrap_err();
+        let error = entry_points.limiter.hit(&Key::global()).await.unwrap_err();
         assert!(format!("{error:#}").contains("OOM") && !error.may_have_counted(), "{error}");
         assert_eq!(entry_points.used().await, before);
         assert_eq!(server.ask(&["CONFIG", "SET", "maxmemory", "0"]).to_string(), "OK");

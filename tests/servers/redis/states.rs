@@ -263,7 +263,7 @@ fn keys_live_as_long_as_their_state() {
     let server = Server::start(&[]);
     let mut numbers = Numbers(0x0abc_def1_2345);
     let _guard = RUNTIME.enter();
-    let storage = RedisStorage::new(&server.url()).unwrap().prefix("live").deadline(super::LONG);
+    let storage = RedisStorage::new(&server.url()).unwrap().prefix("live").timeout(super::LONG);
     let script = "local time, answer = redis.call('TIME'), {}
         answer[1] = string.format('%d%06d', time[1], time[2])
         for _, key in ipairs(redis.call('KEYS', 'live:*')) do

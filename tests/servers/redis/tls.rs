@@ -26,7 +26,7 @@ async fn only_certificates_that_the_url_names_are_trusted() {
     for host in ["localhost", "127.0.0.1"] {
         storage(host, &ca).unwrap().ready(LONG).await.unwrap();
     }
-    let error = message(storage("127.0.0.1", &other).unwrap().deadline(LONG).check().await.unwrap_err());
+    let error = message(storage("127.0.0.1", &other).unwrap().timeout(LONG).check().await.unwrap_err());
     assert!(error.contains("certificate"), "{error}");
     let error =
         RedisStorage::new(&format!("redis://:secret@127.0.0.1:{port}")).unwrap().ready(SHORT).await.unwrap_err();
@@ -48,7 +48,7 @@ async fn server_accepts_only_clients_with_a_certificate_of_its_authority() {
     let pair = ["--tls-cert-file", &cert, "--tls-key-file", &key, "--tls-ca-cert-file", &ca];
     let _server = Server::start(&[&listens[..], &pair].concat());
 
-    let url = |options: &str| format!("rediss://:secret@localhost:{port}?deadline=60s{options}");
+    let url = |options: &str| format!("rediss://:secret@localhost:{port}?timeout=60s{options}");
     let client = |cert: &str, key: &str| format!("&ca={ca}&cert={}&key={}", path(cert), path(key));
     let by_url = RedisStorage::new(&url(&client("client.pem", "client-key.pem"))).unwrap();
     let tls = TlsConfig::new().ca(files.read("authority.pem"));

@@ -42,12 +42,12 @@ fn invalid_url_is_rejected_with_a_correction() {
         ("redis://host#insecure", &["#", "%23"]),
         ("redis://host?db=1", &["\"db\"", "prefix, deadline, combine"]),
         ("redis://host?ca=x", &["\"ca\""]),
-        ("redis://host?deadline", &["\"deadline\"", "deadline=100ms"]),
-        ("redis://host?deadline=1s&prefix", &["an option has no value", "%26"]),
-        ("redis://host?deadline=100", &["\"100\"", "100ms"]),
-        ("redis://host?deadline=0s", &["\"0s\"", "at least 1ms"]),
-        ("redis://host?deadline=2h", &["\"2h\"", "100ms or 2s"]),
-        ("redis://host?deadline=1s&deadline=2s", &["\"deadline\"", "twice"]),
+        ("redis://host?timeout", &["\"timeout\"", "timeout=100ms"]),
+        ("redis://host?timeout=1s&prefix", &["an option has no value", "%26"]),
+        ("redis://host?timeout=100", &["\"100\"", "100ms"]),
+        ("redis://host?timeout=0s", &["\"0s\"", "at least 1ms"]),
+        ("redis://host?timeout=2h", &["\"2h\"", "100ms or 2s"]),
+        ("redis://host?timeout=1s&timeout=2s", &["\"timeout\"", "twice"]),
         ("redis://host?combine=no", &["\"no\"", "combine=true or combine=false"]),
         ("redis://host?combine=", &["\"\"", "combine=false"]),
         ("redis://host?prefix=", &["\"\"", "\"rl\""]),
@@ -99,7 +99,7 @@ fn valid_urls_are_accepted() {
     for url in [
         "redis://localhost",
         "valkey://localhost:1/0",
-        "redis://127.0.0.1/15?prefix=a:b&deadline=2s",
+        "redis://127.0.0.1/15?prefix=a:b&timeout=2s",
         "redis://[::1]:6379/",
         "redis://user:p%40%2F%3F%23@host",
         "redis+unix:///var/run/redis%20a.sock?db=3",
@@ -121,9 +121,9 @@ fn builder_rejects_an_invalid_prefix_or_deadline() {
     }
     assert!(format!("{:?}", storage().prefix("shop")).contains("\"shop\""));
     for deadline in [Duration::ZERO, Duration::from_micros(999), Duration::MAX] {
-        assert!(panic_message(|| storage().deadline(deadline)).contains("Duration::from_millis(100)"));
+        assert!(panic_message(|| storage().timeout(deadline)).contains("Duration::from_millis(100)"));
     }
-    assert!(format!("{:?}", storage().deadline(LITTLE)).contains("60ms"));
+    assert!(format!("{:?}", storage().timeout(LITTLE)).contains("60ms"));
 }
 
 #[test]

@@ -16,8 +16,8 @@ use tower_ratelimit::{Key, RateLimiter};
 use super::{Folder, LONG};
 
 fn hit(storage: SqliteStorage) -> u32 {
-    let limiter = RateLimiter::with_storage(policy("fixed-window 100/day"), storage.deadline(LONG));
-    RUNTIME.block_on(limiter.hit(&Key::everybody())).unwrap().remaining()
+    let limiter = RateLimiter::with_storage(policy("fixed-window 100/day"), storage.timeout(LONG));
+    RUNTIME.block_on(limiter.hit(&Key::global())).unwrap().remaining()
 }
 
 /// Guards against this defect: `PRAGMA journal_mode = wal` does not wait for the lock of another

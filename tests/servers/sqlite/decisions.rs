@@ -61,7 +61,7 @@ fn handles_on_one_file_admit_exactly_the_limit() {
             tasks.spawn(async move {
                 let mut admitted = 0;
                 for _ in 0..20 {
-                    admitted += u32::from(limiter.hit(&Key::everybody()).await.unwrap().is_admitted());
+                    admitted += u32::from(limiter.hit(&Key::global()).await.unwrap().is_admitted());
                 }
                 admitted
             });
@@ -232,7 +232,7 @@ fn error_of_an_invalid_url_has_a_correction() {
         ("sqlite:", "write sqlite:limits.db"),
         ("sqlite::memory:", "use memory://"),
         ("sqlite:a.db?durability=none", "write durability=every-second or durability=every-commit"),
-        ("sqlite:a.db?deadline=0s", "invalid deadline"),
+        ("sqlite:a.db?timeout=0s", "invalid timeout"),
         ("sqlite:a.db?port=1", "unknown option \"port\""),
         ("sqlite:a%zz.db", "% must be followed by two digits"),
         ("postgres://a.db", "write sqlite:limits.db"),
@@ -241,7 +241,7 @@ fn error_of_an_invalid_url_has_a_correction() {
         assert!(error.contains(part), "{url}: {error}");
     }
     let folder = Folder::new();
-    let url = format!("sqlite://{}?deadline=1s&prefix=shop&durability=every-commit", folder.0.join("a%3Fb").display());
+    let url = format!("sqlite://{}?timeout=1s&prefix=shop&durability=every-commit", folder.0.join("a%3Fb").display());
     let debug = format!("{:?}", SqliteStorage::new(&url).unwrap());
     assert!(debug.contains("a?b") && debug.contains("EveryCommit") && debug.contains("shop"), "{debug}");
     assert!(folder.0.join("a?b").exists());

@@ -30,20 +30,20 @@ fn lock(folder: &Folder) -> Connection {
 fn lock_of_another_process_is_an_error_at_the_deadline_and_counts_nothing() {
     let folder = Folder::new();
     let storage = open(&folder.file());
-    let (patient, limiter) = (limiter(storage.clone()), limiter(storage.deadline(QUICK)));
+    let (patient, limiter) = (limiter(storage.clone()), limiter(storage.timeout(QUICK)));
     RUNTIME.block_on(async {
-        assert_eq!(patient.hit(&Key::everybody()).await.unwrap().remaining(), 999);
+        assert_eq!(patient.hit(&Key::global()).await.unwrap().remaining(), 999);
         let other = lock(&folder);
         let watch = Stopwatch::start();
-        let error = limiter.hit(&Key::everybody()).await.unwrap_err();
+        let error = limiter.hit(&Key::global()).await.unwrap_err();
         assert!(watch.wall() >= QUICK);
         watch.assert_below(QUICK + Duration::from_secs(1), "the hit fails");
         assert!(error.kind() == StorageErrorKind::Timeout && !error.may_have_counted(), "{error:?}");
         assert!(error.to_string().contains("another process may hold its lock"), "{error:?}");
         // Readers need no lock.
-        assert_eq!(patient.peek(&Key::everybody()).await.unwrap().remaining(), 999);
+        assert_eq!(patient.peek(&Key::global()).await.unwrap().remaining(), 999);
         drop(other);
-        assert_eq!(patient.hit(&Key::everybody()).await.unwrap().remaining(), 998);
+        assert_eq!(patient.hit(&Key::global()).await.unwrap().remaining(), 998);
     });
 }
 
@@ -72,7 +72,7 @@ fn hit_waits_for_the_lock_of_another_process() {
 fn calls_beyond_the_limit_are_not_queued() {
     let folder = Folder::new();
     let timeout = Duration::from_secs(2);
-    let limiter = limiter(open(&folder.file()).deadline(timeout));
+    let limiter = limiter(open(&folder.file()).timeout(timeout));
     let (watch, other) = (Stopwatch::start(), lock(&folder));
     RUNTIME.block_on(async {
         let mut tasks = JoinSet::new();
@@ -111,8 +111,8 @@ fn dropped_hit_that_was_queued_is_counted() {
 fn hit_outside_of_a_runtime_is_an_error() {
     let folder = Folder::new();
     let limiter = limiter(open(&folder.file()));
-    let error = common::poll(&mut limiter.hit(&Key::everybody()));
+    let error = common::poll(&mut limiter.hit(&Key::global()));
     assert!(matches!(error, std::task::Poll::Ready(Err(_))), "{error:?}");
     // Without a runtime, nothing was counted.
-    assert_eq!(RUNTIME.block_on(limiter.hit(&Key::everybody())).unwrap().remaining(), 999);
+    assert_eq!(RUNTIME.block_on(limiter.hit(&Key::global())).unwrap().remaining(), 999);
 }

@@ -39,5 +39,5 @@ impl Drop for Folder {
 }
 
 fn open(path: &Path) -> SqliteStorage {
-    SqliteStorage::open(path).unwrap_or_else(|error| panic!("{error}")).deadline(LONG)
+    SqliteStorage::open(path).unwrap_or_else(|error| panic!("{error}")).timeout(LONG)
 }
