@@ -8,8 +8,8 @@ use crate::storage::{MemoryStorage, Storage, StorageRequest};
 
 /// A rate limiter in memory. Its methods are not asynchronous and cannot fail.
 ///
-/// Use it where there is no runtime, or where a decision must be as fast as possible.
-/// [`RateLimiter`] decides on every storage. Cloning is cheap, and clones share their counts. A
+/// Use it outside of a runtime, or for the fastest decisions. [`RateLimiter`] decides on every
+/// storage. Cloning is cheap, and clones share their counts. A
 /// limiter ignores the [shadow limits](Policy#shadow-limits) of its policy.
 ///
 /// ```

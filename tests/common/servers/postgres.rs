@@ -52,7 +52,7 @@ impl Postgres {
         let mut command = unprivileged(bin().join("postgres"));
         command.arg("-D").arg(&data).args(["-p", &self.port.to_string(), "-c", "listen_addresses=127.0.0.1"]);
         command.arg("-c").arg(format!("unix_socket_directories={}", self.folder.display()));
-        // Many servers share the machine, and are killed. What is in no file is lost only with the machine.
+        // Many servers share the machine. They are killed, and need not survive a crash of the machine.
         let own = ["shared_buffers=8MB", "max_wal_size=64MB", "fsync=off", "dynamic_shared_memory_type=mmap"];
         for option in own.into_iter().chain(self.options.iter().map(String::as_str)) {
             command.args(["-c", option]);
