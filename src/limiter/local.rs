@@ -9,8 +9,8 @@ use crate::storage::{MemoryStorage, Storage, StorageRequest};
 /// A rate limiter in memory. Its methods are not asynchronous and cannot fail.
 ///
 /// Use it outside of a runtime, or for the fastest decisions. [`RateLimiter`] decides on every
-/// storage. Cloning is cheap, and clones share their counts. A
-/// limiter ignores the [shadow limits](Policy#shadow-limits) of its policy.
+/// storage. Cloning is cheap, and clones share their counts. A limiter ignores the
+/// [shadow limits](Policy#shadow-limits) of its policy.
 ///
 /// ```
 /// use tower_ratelimit::{Key, LocalLimiter, Quota};

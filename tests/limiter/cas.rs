@@ -541,12 +541,12 @@ async fn too_long_text_is_not_sent() {
 }
 
 #[test]
-fn deadline_outside_of_one_millisecond_to_one_hour_panics() {
+fn timeout_outside_of_one_millisecond_to_one_hour_panics() {
     let cas = || Cas::new(FakeCasStore::default());
-    for deadline in [Duration::ZERO, Duration::from_micros(999), Duration::from_secs(3_601)] {
-        let error = panic_message(|| cas().timeout(deadline));
+    for timeout in [Duration::ZERO, Duration::from_micros(999), Duration::from_secs(3_601)] {
+        let error = panic_message(|| cas().timeout(timeout));
         assert!(error.contains("for example Duration::from_millis(100)"), "{error}");
     }
-    assert!(format!("{:?}", cas().timeout(Duration::from_millis(1))).contains("deadline: 1ms"));
-    assert!(format!("{:?}", cas()).contains("deadline: 100ms"));
+    assert!(format!("{:?}", cas().timeout(Duration::from_millis(1))).contains("timeout: 1ms"));
+    assert!(format!("{:?}", cas()).contains("timeout: 100ms"));
 }

@@ -29,7 +29,7 @@ fn invalid_url_is_rejected_with_a_correction() {
         ("memcached+unix://host/s", &["memcached+unix:///path/to.sock"]),
         ("memcached+unix://", &["memcached+unix:///path/to.sock"]),
         ("memcached://host#x", &["%23"]),
-        ("memcached://host?db=1", &["\"db\"", "prefix, deadline"]),
+        ("memcached://host?db=1", &["\"db\"", "prefix, timeout"]),
         ("memcached://host?timeout", &["timeout=100ms"]),
         ("memcached://host?timeout=100", &["\"100\"", "100ms"]),
         ("memcached://host?timeout=1s&timeout=2s", &["twice"]),

@@ -40,7 +40,7 @@ fn invalid_url_is_rejected_with_a_correction() {
         ("redis+sentinel://host/s/x", &["\"x\""]),
         ("redis+sentinel://host/s?sentinel-user=me", &["sentinel-password"]),
         ("redis://host#insecure", &["#", "%23"]),
-        ("redis://host?db=1", &["\"db\"", "prefix, deadline, combine"]),
+        ("redis://host?db=1", &["\"db\"", "prefix, timeout, combine"]),
         ("redis://host?ca=x", &["\"ca\""]),
         ("redis://host?timeout", &["\"timeout\"", "timeout=100ms"]),
         ("redis://host?timeout=1s&prefix", &["an option has no value", "%26"]),
