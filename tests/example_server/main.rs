@@ -312,11 +312,20 @@ fn built_with(feature: &str) -> bool {
 
 #[test]
 fn documented_command_lines_run() {
+    // The documented file would keep the hits of earlier runs.
+    let file = std::env::temp_dir().join(format!("tower-ratelimit-documented-{}.db", std::process::id()));
     for Line { features, flags } in documented_lines() {
         if features.as_deref().is_none_or(built_with) {
+            let flags: Vec<String> = flags
+                .iter()
+                .map(|flag| flag.replace("sqlite:limits.db", &format!("sqlite:{}", file.display())))
+                .collect();
             let server = Server::start(&flags.iter().map(String::as_str).collect::<Vec<_>>());
             assert_eq!(server.status("/", ""), 200, "{flags:?}");
         }
+    }
+    for ending in ["", "-wal", "-shm", "-reserve"] {
+        let _ = std::fs::remove_file(format!("{}{ending}", file.display()));
     }
 }
 
