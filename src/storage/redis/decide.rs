@@ -28,14 +28,12 @@ impl Storage for RedisStorage {
         let Some(call) = self.scripts.decide(&self.prefix, request, self.now()) else {
             return self.cas.decide(request);
         };
-        let (storage, policy, key, op, cost) =
-            (self.clone(), request.policy.clone(), request.key.clone(), request.op, request.cost);
+        let (storage, request) = (self.clone(), request.owned());
         StorageFuture::new(measured(LABEL, async move {
-            let request = StorageRequest::new(&policy, &key, op, cost);
             let call = Arc::new(call);
             let deadline = Instant::now() + storage.deadline;
             let reply = storage.combiner.run(&storage.link, &call, deadline).await?;
-            reply::decision(request, &call, &reply).ok_or_else(|| unexpected_script_reply(&reply))
+            reply::decision(request.borrow(), &call, &reply).ok_or_else(|| unexpected_script_reply(&reply))
         }))
     }
 
