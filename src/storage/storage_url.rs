@@ -34,6 +34,30 @@ impl StorageUrl {
         self.0.parse()
     }
 
+    /// Returns this URL with another option, whose value is percent-encoded. A [`Duration`](std::time::Duration)
+    /// is written as `Debug` prints it.
+    ///
+    /// ```
+    /// # #[cfg(feature = "etcd")] {
+    /// use std::time::Duration;
+    /// use tower_ratelimit::storage::{EtcdStorage, StorageUrl};
+    ///
+    /// let timeout = Duration::from_millis(50);
+    /// let url: StorageUrl = "etcd://localhost?prefix=shop".parse()?;
+    /// let storage = EtcdStorage::new(url.with("timeout", format_args!("{timeout:?}"))?.as_str())?;
+    /// # }
+    /// # Ok::<(), tower_ratelimit::ConfigError>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if the storage does not know the option or rejects the value, or if the URL
+    /// contains the option already.
+    pub fn with(&self, option: &str, value: impl fmt::Display) -> Result<Self, ConfigError> {
+        let separator = if self.0.contains('?') { '&' } else { '?' };
+        format!("{}{separator}{option}={}", self.0, encoded(&value.to_string())).parse()
+    }
+
     /// Returns the whole URL, including a password.
     pub fn as_str(&self) -> &str {
         &self.0
@@ -51,6 +75,11 @@ impl FromStr for StorageUrl {
         url.parse::<AnyStorage>()?;
         Ok(Self(url.into()))
     }
+}
+
+/// Percent-encodes the value of an option.
+pub(super) fn encoded(value: &str) -> String {
+    value.bytes().fold(String::new(), |text, byte| text + &format!("%{byte:02X}"))
 }
 
 impl fmt::Display for StorageUrl {

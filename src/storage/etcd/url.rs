@@ -61,7 +61,7 @@ impl EtcdUrl {
         }
         let mut options = Options::parse(query, wrong)?;
         let tls = if is_tls { Some(Tls::from_options(&mut options, HTTP2, wrong)?) } else { None };
-        let (prefix, deadline) = (options.prefix()?, options.deadline()?);
+        let (prefix, deadline) = (options.prefix()?, options.timeout()?);
         let (long_logs, max_skew) = (options.long_logs()?, options.max_skew()?);
         options.end()?;
         let access = Access { login: LoginSource::Fixed(login), tls };

@@ -59,7 +59,7 @@ impl MemcachedUrl {
             hosts.into_iter().map(Address::Tcp).collect()
         };
         let mut options = Options::parse(parts.query, wrong)?;
-        let (prefix, deadline) = (options.prefix()?, options.deadline()?);
+        let (prefix, deadline) = (options.prefix()?, options.timeout()?);
         let (long_logs, max_skew) = (options.long_logs()?, options.max_skew()?);
         options.end()?;
         Ok(Self { servers, prefix, deadline, long_logs, max_skew })

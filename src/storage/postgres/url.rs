@@ -46,7 +46,7 @@ impl PostgresUrl {
             return Err(wrong(format!("unknown scheme {scheme:?}: {EXAMPLES}")));
         }
         let mut options = Options::parse(query, wrong)?;
-        let (prefix, deadline) = (options.prefix()?, options.deadline()?);
+        let (prefix, deadline) = (options.prefix()?, options.timeout()?);
         let (long_logs, max_skew) = (options.long_logs()?, options.max_skew()?);
         let mut table = Table::default();
         if let Some(schema) = options.take("schema") {
@@ -55,14 +55,9 @@ impl PostgresUrl {
         if let Some(name) = options.take("table") {
             table = table.with_name(&name).map_err(|error| wrong(error.to_string()))?;
         }
-        let choice = |name, value: Option<String>| match value.as_deref() {
-            None => Ok(None),
-            Some("true") => Ok(Some(true)),
-            Some("false") => Ok(Some(false)),
-            Some(other) => Err(wrong(format!("invalid {name} {other:?}; write {name}=true or {name}=false"))),
-        };
-        table = table.with_unlogged(choice("unlogged", options.take("unlogged"))?.unwrap_or(false));
-        let migrates = choice("migrate", options.take("migrate"))?.unwrap_or(true);
+        let yes_or_no = &[("true", true), ("false", false)];
+        table = table.with_unlogged(options.choice("unlogged", false, yes_or_no)?);
+        let migrates = options.choice("migrate", true, yes_or_no)?;
         let connections = match options.take("connections") {
             None => CONNECTIONS,
             Some(text) => text.parse().ok().filter(|count| (1..=64).contains(count)).ok_or_else(|| {

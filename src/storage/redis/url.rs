@@ -103,7 +103,8 @@ impl RedisUrl {
             }
         };
         let tls = if tls { Some(Tls::from_options(&mut options, None, wrong)?) } else { None };
-        let (prefix, deadline, combine) = (options.prefix()?, options.deadline()?, combine(&mut options, wrong)?);
+        let (prefix, deadline) = (options.prefix()?, options.timeout()?);
+        let combine = options.choice("combine", true, &[("true", true), ("false", false)])?;
         options.end()?;
         let access = Access { login: LoginSource::Fixed(login), db: db.unwrap_or(0), tls };
         Ok(Self { servers, access, prefix, deadline, combine })
@@ -142,14 +143,6 @@ fn check_features(kind: Kind, tls: bool, scheme: &str, wrong: &Wrong<'_>) -> Res
 fn parse_database(text: &str, wrong: &Wrong<'_>) -> Result<u32, ConfigError> {
     let number = text.parse().ok().filter(|_| text.bytes().all(|byte| byte.is_ascii_digit()));
     number.ok_or_else(|| wrong(format!("invalid database {text:?}: write a number, for example /0")))
-}
-
-fn combine(options: &mut Options<'_>, wrong: &Wrong<'_>) -> Result<bool, ConfigError> {
-    match options.take("combine").as_deref() {
-        None | Some("true") => Ok(true),
-        Some("false") => Ok(false),
-        Some(other) => Err(wrong(format!("invalid combine {other:?}; write combine=true or combine=false"))),
-    }
 }
 
 fn sentinel_login(options: &mut Options<'_>, wrong: &Wrong<'_>) -> Result<Login, ConfigError> {

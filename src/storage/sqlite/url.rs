@@ -27,15 +27,12 @@ impl SqliteUrl {
         let path = path.map_err(|why| wrong(why.to_owned()))?;
         checked(&path).map_err(wrong)?;
         let mut options = Options::parse(query, &wrong)?;
-        let (prefix, deadline) = (options.prefix()?, options.deadline()?);
-        let durability = match options.take("durability").as_deref() {
-            None | Some("every-second") => Durability::EverySecond,
-            Some("every-commit") => Durability::EveryCommit,
-            Some(other) => {
-                let advice = "write durability=every-second or durability=every-commit";
-                return Err(wrong(format!("invalid durability {other:?}; {advice}")));
-            }
-        };
+        let (prefix, deadline) = (options.prefix()?, options.timeout()?);
+        let durability = options.choice(
+            "durability",
+            Durability::EverySecond,
+            &[("every-second", Durability::EverySecond), ("every-commit", Durability::EveryCommit)],
+        )?;
         options.end()?;
         Ok(Self { path: path.into(), prefix, deadline, durability })
     }

@@ -5,6 +5,8 @@ use std::time::Duration;
 use super::{Wrong, decoded};
 use crate::error::ConfigError;
 use crate::storage::deadline::{self, DEADLINE};
+#[cfg(feature = "postgres")]
+use crate::storage::storage_url::encoded;
 
 /// The default prefix.
 pub(in crate::storage) const PREFIX: &str = "rl";
@@ -60,10 +62,10 @@ impl<'a> Options<'a> {
     }
 
     /// Returns the option `timeout`, or its default.
-    pub(in crate::storage) fn deadline(&mut self) -> Result<Duration, ConfigError> {
+    pub(in crate::storage) fn timeout(&mut self) -> Result<Duration, ConfigError> {
         let Some(text) = self.take("timeout") else { return Ok(DEADLINE) };
-        let deadline = duration(&text).filter(|deadline| deadline::checked(*deadline).is_ok());
-        deadline.ok_or_else(|| {
+        let timeout = duration(&text).filter(|timeout| deadline::checked(*timeout).is_ok());
+        timeout.ok_or_else(|| {
             (self.wrong)(format!(
                 "invalid timeout {text:?}; write at least 1ms and at most 3600s, for example 100ms or 2s"
             ))
@@ -84,21 +86,29 @@ impl<'a> Options<'a> {
     /// Returns `true` for `long-logs=allow`, and `false` for `long-logs=refuse`, the default.
     #[cfg(any(feature = "memcached", feature = "etcd", feature = "postgres"))]
     pub(in crate::storage) fn long_logs(&mut self) -> Result<bool, ConfigError> {
-        match self.take("long-logs").as_deref() {
-            None | Some("refuse") => Ok(false),
-            Some("allow") => Ok(true),
-            Some(other) => {
-                Err((self.wrong)(format!("invalid long-logs {other:?}; write long-logs=allow or long-logs=refuse")))
-            }
-        }
+        self.choice("long-logs", false, &[("allow", true), ("refuse", false)])
+    }
+
+    /// Returns the value of an option that has a word for each value, or its `default`.
+    pub(in crate::storage) fn choice<T: Copy>(
+        &mut self,
+        name: &'static str,
+        default: T,
+        values: &[(&str, T)],
+    ) -> Result<T, ConfigError> {
+        let Some(text) = self.take(name) else { return Ok(default) };
+        let value = values.iter().find(|(word, _)| *word == text);
+        value.map(|(_, value)| *value).ok_or_else(|| {
+            let all: Vec<String> = values.iter().map(|(word, _)| format!("{name}={word}")).collect();
+            (self.wrong)(format!("invalid {name} {text:?}; write {}", all.join(" or ")))
+        })
     }
 
     /// Returns the options that were not taken, for the client of a server to parse. The values are
     /// percent-encoded again.
     #[cfg(feature = "postgres")]
     pub(in crate::storage) fn into_rest(self) -> Vec<(String, String)> {
-        let encode = |value: &str| value.bytes().fold(String::new(), |text, byte| text + &format!("%{byte:02X}"));
-        self.left.iter().map(|(name, value)| ((*name).to_owned(), encode(value))).collect()
+        self.left.iter().map(|(name, value)| ((*name).to_owned(), encoded(value))).collect()
     }
 
     /// Returns an error if an option has not been taken.
@@ -122,13 +132,39 @@ pub(in crate::storage) fn checked_prefix(prefix: &str) -> Result<(), ConfigError
     )))
 }
 
-/// Parses a whole number of milliseconds or seconds, such as `100ms` or `2s`.
+/// Parses a duration such as `100ms` or `1.5s`, and every other one that `Duration` prints.
 fn duration(text: &str) -> Option<Duration> {
-    let (digits, unit) = text.split_at(text.find(|c: char| !c.is_ascii_digit())?);
-    let number = u64::from(digits.parse::<u32>().ok()?);
-    match unit {
-        "ms" => Some(Duration::from_millis(number)),
-        "s" => Some(Duration::from_secs(number)),
-        _ => None,
+    let (number, unit) = text.split_at(text.find(|c: char| !c.is_ascii_digit() && c != '.')?);
+    let nanos: u64 = match unit {
+        "s" => 1_000_000_000,
+        "ms" => 1_000_000,
+        "µs" | "us" => 1_000,
+        "ns" => 1,
+        _ => return None,
+    };
+    let (whole, fraction) = match number.split_once('.') {
+        Some((whole, fraction)) if (1..=9).contains(&fraction.len()) => (whole, fraction),
+        Some(_) => return None,
+        None => (number, ""),
+    };
+    let parts = 10_u64.pow(u32::try_from(fraction.len()).ok()?);
+    let fraction = if fraction.is_empty() { 0 } else { fraction.parse::<u64>().ok()? * nanos / parts };
+    Some(Duration::from_nanos(whole.parse::<u64>().ok()?.checked_mul(nanos)?.checked_add(fraction)?))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn printed_duration_is_read_back() {
+        for nanos in [1, 999, 1_500, 60_000_000, 1_234_567, 100_000_001, 2_000_000_000, 3_599_999_999_999] {
+            let expected = Duration::from_nanos(nanos);
+            assert_eq!(duration(&format!("{expected:?}")), Some(expected));
+        }
+        for text in ["", "1", "s", ".s", "1.s", ".5s", "1.2.3s", "-1s", "1 s", "1h", "1.0000000001s", "18446744073710s"]
+        {
+            assert_eq!(duration(text), None, "{text:?}");
+        }
     }
 }
