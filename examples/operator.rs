@@ -98,7 +98,7 @@ async fn peek(
     Ok(page(&lines))
 }
 
-/// Returns the routes that show the states in Redis. The guide `operating` explains the numbers.
+/// Returns the routes that show the states in Redis. The docs of `RedisStorage` explain the numbers.
 #[cfg(feature = "redis")]
 fn states(url: &str, policy: Policy) -> Result<Router, ConfigError> {
     let redis = tower_ratelimit::RedisStorage::new(url)?;

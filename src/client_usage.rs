@@ -33,7 +33,7 @@ impl Usage {
         &self.decision
     }
 
-    /// Returns the usage as JSON. The [guide](crate::guide::operating#usage) explains the members.
+    /// Returns the usage as JSON. The [guide](crate::guide::deploying#usage) explains the members.
     pub fn to_json(&self) -> String {
         json::of(&self.policy, &self.decision)
     }

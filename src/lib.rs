@@ -29,8 +29,9 @@
 //! | Share limits between processes: choose and connect a storage, also over TLS | [Several processes](guide::several_processes) |
 //! | Handle failures of Redis and other storages | [Outages](guide::outages) |
 //! | Test an app that has limits | [Testing your app](guide::testing_your_app) |
-//! | Plan memory, monitor, check health, set rights | [Operating](guide::operating) |
-//! | Plan servers for many clients | [How far does it scale](guide::how_far_does_it_scale) |
+//! | Plan memory and servers for a number of clients | [Sizing](guide::sizing) |
+//! | Export metrics, set alerts, read logs and lints | [Monitoring](guide::monitoring) |
+//! | Start, check health, rotate logins, change limits, upgrade | [Deploying](guide::deploying) |
 //! | Move from `tower_governor` | [Migrating](guide::migrating_from_tower_governor) |
 //! | Look up the order of a layer's steps | [The path of a request](guide#the-path-of-a-request) |
 //!

@@ -9,8 +9,9 @@
 //! | Share limits between processes: choose and connect a storage, also over TLS | [Several processes](several_processes) |
 //! | Handle failures of Redis and other storages | [Outages](outages) |
 //! | Test an app that has limits | [Testing your app](testing_your_app) |
-//! | Plan memory, monitor, check health, set rights | [Operating](operating) |
-//! | Plan servers for many clients | [How far does it scale](how_far_does_it_scale) |
+//! | Plan memory and servers for a number of clients | [Sizing](sizing) |
+//! | Export metrics, set alerts, read logs and lints | [Monitoring](monitoring) |
+//! | Start, check health, rotate logins, change limits, upgrade | [Deploying](deploying) |
 //! | Move from `tower_governor` | [Migrating](migrating_from_tower_governor) |
 //!
 //! # The path of a request
@@ -100,7 +101,7 @@
 //!
 //! - A refusal takes nothing from any limit of the policy, and `Retry-After` is the time until the
 //!   request would be admitted. The elastic window is the exception: a refusal extends its window.
-//! - Memory is bounded: see [memory](operating#memory-of-the-process).
+//! - Memory is bounded: see [memory](sizing#memory-of-the-process).
 //! - A client cannot choose its key, if the key is [`PeerIp`](crate::PeerIp), or
 //!   [`ClientIp`](crate::ClientIp) that trusts your proxies only: see
 //!   [proxies](keys_and_proxies#behind-a-proxy).
@@ -161,12 +162,16 @@ pub mod testing_your_app {
     #![doc = include_str!("testing_your_app.md")]
 }
 
-pub mod operating {
-    #![doc = include_str!("operating.md")]
+pub mod sizing {
+    #![doc = include_str!("sizing.md")]
 }
 
-pub mod how_far_does_it_scale {
-    #![doc = include_str!("how_far_does_it_scale.md")]
+pub mod monitoring {
+    #![doc = include_str!("monitoring.md")]
+}
+
+pub mod deploying {
+    #![doc = include_str!("deploying.md")]
 }
 
 pub mod migrating_from_tower_governor {

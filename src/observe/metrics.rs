@@ -28,7 +28,7 @@ use crate::storage::{IN_FLIGHT, LATENCY, PATHS};
 ///
 /// This observer updates the first three counters. The storages themselves update the other
 /// metrics, also without this observer and without HTTP. The guide on
-/// [operating](crate::guide::operating#metrics) explains the labels, and has a dashboard.
+/// [monitoring](crate::guide::monitoring#metrics) explains the labels, and has a dashboard.
 ///
 /// The label `policy` is [`Policy::identity`](crate::Policy::identity). The label `mode` is
 /// `enforced` or `shadow`. There are no labels for keys, because their number is unbounded.

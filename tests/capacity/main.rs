@@ -2,7 +2,7 @@
 //! node and of a cluster of three.
 //!
 //! `scripts/capacity` runs it. It runs without the test harness, because it prints tables. It fails
-//! if a client takes a tenth more bytes than the guide `how_far_does_it_scale` documents.
+//! if a client takes a tenth more bytes than the guide `sizing` documents.
 
 use std::fmt::Write;
 use std::time::{Duration, Instant};
@@ -21,7 +21,7 @@ const HITS: u32 = 10;
 /// The period of the policies.
 const DAY: Duration = Duration::from_secs(86_400);
 
-const DOCS: &str = include_str!("../../src/guide/how_far_does_it_scale.md");
+const DOCS: &str = include_str!("../../src/guide/sizing.md");
 
 /// The number of clients in each measurement.
 const CLIENTS: u64 = 5_000;

@@ -1,8 +1,9 @@
 //! The README and the guides: their examples, code and tables are up to date, and their links exist
 //! in the published package.
 
+use std::collections::BTreeSet;
 use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use common::pages::{example_commands, guides, readme};
 
@@ -10,6 +11,22 @@ use crate::ROOT;
 
 fn read(file: &str) -> String {
     fs::read_to_string(Path::new(ROOT).join(file)).unwrap()
+}
+
+/// Returns the Rust and Markdown files of a folder and its folders, with their texts.
+fn files_of(folder: &str) -> Vec<(PathBuf, String)> {
+    let (mut files, mut folders) = (Vec::new(), vec![Path::new(ROOT).join(folder)]);
+    while let Some(folder) = folders.pop() {
+        for path in fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path()) {
+            if path.is_dir() {
+                folders.push(path);
+            } else if path.extension().is_some_and(|ending| ending == "rs" || ending == "md") {
+                let text = fs::read_to_string(&path).unwrap();
+                files.push((path, text));
+            }
+        }
+    }
+    files
 }
 
 #[test]
@@ -74,10 +91,52 @@ fn code_of_the_readme_is_in_the_guides_or_the_crate_docs() {
     }
 }
 
+/// The compiler checks that the pages of links exist, but not that they have the headings.
+#[test]
+fn links_to_sections_of_guides_lead_to_headings() {
+    let guides = guides();
+    let anchors = |page: &str| {
+        let name = |file: &str| file.trim_end_matches(".md").trim_end_matches(".rs") == page;
+        let (_, text) = guides.iter().find(|(file, _)| name(file)).unwrap_or_else(|| panic!("no guide {page}"));
+        headings(text)
+    };
+    let mut count = 0;
+    for (file, text) in files_of("src") {
+        let page = file.file_stem().unwrap().to_str().unwrap();
+        let is_guide = file.parent().is_some_and(|folder| folder.ends_with("guide"));
+        for link in text.split("](").skip(1).filter_map(|rest| rest.split(')').next()) {
+            let Some((path, anchor)) = link.split_once('#') else { continue };
+            let in_guide = path.strip_prefix("crate::guide::").or(path.strip_prefix("guide::"));
+            let target = match in_guide.or(path.strip_prefix("super::")) {
+                Some(target) if in_guide.is_some() || is_guide => target,
+                None if path.is_empty() && is_guide => page,
+                _ => continue,
+            };
+            assert!(anchors(target).contains(anchor), "{}: {link}", file.display());
+            count += 1;
+        }
+    }
+    assert!(count > 50, "the links were found");
+}
+
+/// Returns the anchors that rustdoc makes of the headings of a page.
+fn headings(text: &str) -> BTreeSet<String> {
+    let mut in_code = false;
+    let mut headings = BTreeSet::new();
+    for line in text.lines().map(|line| line.trim_start_matches("//!").trim_start()) {
+        in_code ^= line.starts_with("```");
+        if let Some(heading) = line.strip_prefix('#').filter(|_| !in_code) {
+            let heading = heading.trim_start_matches('#').trim().to_lowercase().replace(' ', "-");
+            headings.insert(heading.replace(|c: char| !c.is_alphanumeric() && !"-_".contains(c), ""));
+        }
+    }
+    headings
+}
+
 /// The guide repeats rows of the table of the memory storage.
 #[test]
 fn memory_table_of_the_guide_equals_that_of_the_storage() {
-    let (guide, measured) = (read("src/guide/operating.md"), read("src/storage/memory/capacity.md"));
+    let (guide, measured) = (read("src/guide/sizing.md"), read("src/storage/memory/capacity.md"));
     let table = guide.split("# Memory of the process").nth(1).unwrap().split("\n# ").next().unwrap();
     let rows: Vec<&str> = table.lines().filter(|line| line.starts_with("| `")).collect();
     assert!(rows.len() > 4, "the rows were found");

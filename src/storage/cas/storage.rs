@@ -64,7 +64,7 @@ const LONGEST_LOG: u32 = 1_000;
 /// |---|---|
 /// | [`Timeout`](crate::storage::StorageErrorKind::Timeout) | The store does not reply in time. A swap without a reply is not retried, because a retry could count a hit twice. |
 /// | [`Contended`](crate::storage::StorageErrorKind::Contended) | A settlement or a clear loses every race. |
-/// | [`Unsupported`](crate::storage::StorageErrorKind::Unsupported) | The states of the policy can exceed, or have exceeded, the longest text of the store. Another version of this crate has written the state in an [unknown format](crate::guide::several_processes#rolling-upgrades). Also returned by `clear_all`. |
+/// | [`Unsupported`](crate::storage::StorageErrorKind::Unsupported) | The states of the policy can exceed, or have exceeded, the longest text of the store. Another version of this crate has written the state in an [unknown format](crate::guide::deploying#rolling-upgrades). Also returned by `clear_all`. |
 /// | [`Cancelled`](crate::storage::StorageErrorKind::Cancelled) | The call was made outside of a tokio runtime, the runtime shuts down, or a custom strategy panics. |
 /// | any other | The store fails. |
 #[derive(Clone)]
@@ -98,7 +98,7 @@ impl<S: CasStorage> Cas<S> {
         Self { longest_log: (!allowed).then_some(LONGEST_LOG), ..self }
     }
 
-    /// Sets the label `storage` of the [metrics](crate::guide::operating#metrics) (feature
+    /// Sets the label `storage` of the [metrics](crate::guide::monitoring#metrics) (feature
     /// `metrics`). Defaults to `cas`.
     #[must_use]
     pub fn metrics_label(self, label: &'static str) -> Self {

@@ -17,7 +17,7 @@ impl EtcdStorage {
     /// connect fails too, and later calls retry it.
     ///
     /// An attempt to connect, including the provider, is aborted after one second. The guide on
-    /// [operating](crate::guide::operating#logins-that-rotate) has more details.
+    /// [deploying](crate::guide::deploying#logins-that-rotate) has more details.
     ///
     /// Call this method before the first decision, because the returned storage opens new
     /// connections.

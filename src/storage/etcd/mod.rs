@@ -50,7 +50,8 @@ use crate::storage::{Cas, StorageError, deadline, names};
 /// processes together never admit more than the limit. A hit that loses every race is refused as
 /// [contended](crate::Decision::is_contended). [`Cas`] has the details.
 ///
-/// Each process decides by the clock of its own machine.
+/// Each process decides by the clock of its own machine. The guide has the bounds for [different
+/// clocks](crate::guide::several_processes#clocks).
 ///
 /// A policy that can keep more than 1,000 log entries per key is rejected when the limiter or layer
 /// is built: see [long logs](crate::guide::several_processes#long-logs). A policy that can keep
@@ -74,15 +75,7 @@ use crate::storage::{Cas, StorageError, deadline, names};
 /// Clones share one connection per member. Calls need a tokio runtime with time and I/O enabled.
 /// The storage can be created outside of a runtime.
 ///
-/// # Guides
-///
-/// | topic | guide |
-/// |---|---|
-/// | URLs for several members, logins and TLS | [several processes](crate::guide::several_processes#etcd) |
-/// | passwords that rotate | [operating](crate::guide::operating#logins-that-rotate) |
-/// | clock skew between processes | [several processes](crate::guide::several_processes#clocks) |
-/// | the effect of each fault, and its duration | [outages](crate::guide::outages#etcd) |
-/// | keys, and the compaction that etcd needs | [operating](crate::guide::operating#etcd) |
+#[doc = include_str!("server.md")]
 ///
 /// # Errors
 ///

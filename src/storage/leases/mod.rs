@@ -62,6 +62,8 @@ use crate::storage::{
 /// - Slices shrink as the window runs out: a slice is at most one sixteenth of the remaining units,
 ///   unless the hits that wait for it need more. After a failed request, each request takes the
 ///   units of a single hit, until one succeeds.
+/// - Hits on one key that need a slice wait for the same request. A refund returns the units to the
+///   lease.
 /// - A lease ends with its window. A clear drops the lease of this node, but other nodes keep
 ///   theirs.
 /// - An admitted hit can report too many remaining units, because other nodes spend units too.

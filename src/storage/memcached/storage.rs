@@ -56,14 +56,7 @@ use crate::storage::{Cas, Clock, Storage, StorageError, StorageErrorKind, Storag
 /// Clones share one connection per server. Calls need a tokio runtime with time and I/O enabled.
 /// The storage can be created outside of a runtime.
 ///
-/// # Guides
-///
-/// | topic | guide |
-/// |---|---|
-/// | URLs, several servers, limits of memcached | [several processes](crate::guide::several_processes#memcached) |
-/// | clocks | [several processes](crate::guide::several_processes#clocks) |
-/// | the effect of each fault, and its duration | [outages](crate::guide::outages#memcached) |
-/// | the keys on the server | [operating](crate::guide::operating#keys-on-memcached) |
+#[doc = include_str!("server.md")]
 ///
 /// # Errors
 ///

@@ -181,8 +181,15 @@ const LABEL: &str = "postgres";
 /// The user needs the rights to select, insert, update and delete rows, and to create the table if
 /// it does not exist.
 ///
+/// The column `key` contains, for example, `rl:free|t:alice`, and `state` the same text as on
+/// [memcached](crate::storage::MemcachedStorage#keys). After `expires_at`, a row can be deleted.
+///
 /// Every eighth write of a process deletes the expired rows on the next four pages of the table. So
 /// if the table has N pages of 8 kB, an expired row is deleted after about 2 N writes of a process.
+/// Updates are heap-only: they change no index, and the next update of a page reuses their space, so
+/// autovacuum has little to do. The column `n_tup_hot_upd` of `pg_stat_user_tables` counts them.
+///
+#[doc = include_str!("server.md")]
 ///
 /// # Errors
 ///

@@ -22,7 +22,7 @@ impl RedisStorage {
     /// An attempt to connect takes at most one second, including the call of the provider. While it
     /// has not succeeded, another try starts every 250 milliseconds, up to four in total. So up to
     /// four calls of the provider can run at once.
-    /// The guide on [operating](crate::guide::operating#logins-that-rotate) has more details.
+    /// The guide on [deploying](crate::guide::deploying#logins-that-rotate) has more details.
     ///
     /// The returned storage opens new connections, which it does not share with earlier clones.
     ///

@@ -30,7 +30,7 @@ impl RedisStorage {
     /// Returns an error if the server is unreachable, refuses `GET`, or does not reply within the
     /// [timeout](Self::timeout).
     ///
-    /// [guide]: crate::guide::operating#keys-on-redis
+    /// [guide]: Self#keys
     pub async fn stored_states(&self, policy: &Policy, key: &Key) -> Result<Vec<String>, StorageError> {
         let mut command = cmd("GET");
         command.arg(keys::states(&self.prefix, policy, key));

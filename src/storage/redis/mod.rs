@@ -71,14 +71,7 @@ use crate::storage::{Cas, Clock, StorageError, deadline};
 /// The storage can be created outside of a runtime. It connects on first use, and reconnects after
 /// a failure.
 ///
-/// | question | guide |
-/// |---|---|
-/// | passwords that rotate | [operating](crate::guide::operating#logins-that-rotate) |
-/// | URLs for clusters, sentinels, TLS and Unix sockets | [several processes](crate::guide::several_processes#redis-and-valkey) |
-/// | the effect of each fault, and its duration | [outages](crate::guide::outages#redis-and-valkey) |
-/// | the rights that the user needs | [operating](crate::guide::operating#redis-rights) |
-/// | memory per client, and `maxmemory-policy` | [operating](crate::guide::operating#redis-memory) |
-/// | the keys on the server | [operating](crate::guide::operating#keys-on-redis) |
+#[doc = include_str!("server.md")]
 ///
 /// # Errors
 ///
@@ -107,7 +100,7 @@ pub struct RedisStorage {
 
 impl RedisStorage {
     /// Creates a storage for the servers in `url`. The guide lists the
-    /// [forms of the URL](crate::guide::several_processes#redis-and-valkey).
+    /// [forms of the URL](Self#urls).
     ///
     /// This does not connect. With TLS, it loads the certificates and the private key.
     ///
@@ -203,7 +196,7 @@ impl RedisStorage {
     ///
     /// The check runs every command of the scripts on a temporary key under the
     /// [prefix](Self::prefix). So it detects a missing
-    /// [right](crate::guide::operating#redis-rights), a renamed command, a read-only replica and a
+    /// [right](Self#rights), a renamed command, a read-only replica and a
     /// server without memory. It does not run `SCAN`, which only
     /// [`clear_all`](crate::Storage::clear_all) needs.
     ///

@@ -65,6 +65,9 @@ use crate::time::micros;
 /// `ttl`. There is one exception: while a hit is in flight to the storage, an expired refusal of
 /// the same key answers the other hits, for at most one more `ttl`.
 ///
+/// The time to live of an entry starts before the storage is asked, so it is never too long. Its
+/// `retry_after` and `reset_after` count from the answer, so they are never too short.
+///
 /// The cache holds refusals of up to 100,000 keys ([`max_keys`](Self::max_keys)), and of up to four
 /// costs per key. A refusal takes about 300 bytes. Clones share one cache.
 ///

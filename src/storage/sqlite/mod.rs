@@ -86,12 +86,19 @@ use crate::storage::{Clock, StorageError, StorageErrorKind, deadline, names};
 ///   that expired rows can be deleted, and creates it again later.
 /// - On Unix, only the owner can read and write the files that the storage creates (mode 600). The
 ///   modes of existing files and of the directory do not change. The files of SQLite get the mode
-///   of the database.
+///   of the database. To share the file between users, create it with another mode before the first
+///   start.
+/// - Processes that write at the same time wait for each other, at most until the timeout. For many
+///   busy processes, use a server. Processes that create the file at the same time wait for up to a
+///   second.
 /// - The file must be on a local disk. Network file systems do not support the shared memory that
 ///   SQLite needs.
 /// - The storage creates the table `tower_ratelimit` if it does not exist. Each hit that
 ///   changes a state deletes the expired rows among the next four rows of the table. So if the table
-///   has N rows, an expired row is deleted after about N / 4 hits of a process.
+///   has N rows, an expired row is deleted after about N / 4 hits of a process. Its columns are
+///   `key`, `state`, and `gone_at` in microseconds since 1970.
+///
+#[doc = include_str!("faults.md")]
 ///
 /// # Errors
 ///

@@ -6,12 +6,12 @@ use tower_ratelimit::{Key, RateLimiter};
 
 use super::{ready, storage};
 
-const DOCS: &str = include_str!("../../../src/guide/operating.md");
+const DOCS: &str = include_str!("../../../src/storage/redis/server.md");
 
 /// Returns the rows of the documented table: a policy, the hits of the client, and the documented
 /// bytes.
 fn documented() -> Vec<(String, u32, u64)> {
-    let table = DOCS.split("# Redis memory").nth(1).unwrap().split("\n# ").next().unwrap();
+    let table = DOCS.split("# Memory").nth(1).unwrap().split("\n# ").next().unwrap();
     let rows = table.lines().filter_map(|line| line.strip_prefix("| `"));
     let cells = rows.map(|row| row.split('|').map(|cell| cell.trim().replace(['`', ','], "")).collect::<Vec<_>>());
     cells.map(|cells| (cells[0].clone(), cells[1].parse().unwrap(), cells[2].parse().unwrap())).collect()

@@ -12,8 +12,8 @@ use tower_ratelimit::{Decision, Key, Op, Policy, RateLimiter, Storage};
 
 use super::{LONG, check_error, ready, storage};
 
-/// The guide with the `ACL SETUSER` line.
-const DOCS: &str = include_str!("../../../src/guide/operating.md");
+/// The page with the `ACL SETUSER` line.
+const DOCS: &str = include_str!("../../../src/storage/redis/server.md");
 
 /// Commands that only other databases, sentinels or clusters need.
 const NOT_ON_ONE_SERVER: [&str; 4] = ["select", "role", "cluster|slots", "asking"];
