@@ -1,3 +1,5 @@
+//! The kinds of results of a request, and how they are written.
+
 use crate::decision;
 use crate::decision::Decision;
 use crate::policy::Limit;

@@ -1,13 +1,32 @@
-//! The entry points of decisions. They select the code path by the number of limits.
+//! The paths of a decision: the entry points, the fast path for stored small states, the one for new
+//! keys, and the general path.
 
-use std::slice;
+use std::cell::Cell;
+use std::sync::atomic::Ordering;
+use std::{mem, slice};
 
-use super::MemoryInner;
-use super::answer::{Answer, Fast, Full, Mode};
+use super::answer::{Answer, Fast, Full, Mode, array_of};
+use super::evict::{NoRoom, Put};
+use super::inner::{Lookup, MemoryInner};
+use super::shard::SWEEP_EVERY;
+use super::size::{Need, Size};
+use super::table::Slot;
+use super::usage::Lack;
 use crate::decision::Decision;
-use crate::policy::Op;
+use crate::key::Key;
+use crate::policy::{Limit, Op, Policy, SHADOW};
 use crate::storage::{StorageRequest, Summary};
-use crate::strategy::Status;
+use crate::strategy::{Outcome, State, Status};
+use crate::time::Timestamp;
+
+/// The result of a hit on a new key.
+enum NewKey {
+    /// The hit was admitted. This is its state and outcome.
+    Decided(State, Outcome),
+    /// The storage is full, and all considered keys are being refused. The value is the time in
+    /// microseconds until the first of them is admitted again.
+    Full(u64),
+}
 
 impl MemoryInner {
     #[inline]
@@ -63,5 +82,289 @@ impl MemoryInner {
             6 => self.decide_small::<6, A>(request, answer),
             _ => self.decide_any(self.look_up(self.locate_request(request)), request, answer),
         }
+    }
+
+    /// Decides a request with a policy of `N` limits. It changes a copy of the states, so that the
+    /// general path can decide if the fast path does not apply.
+    #[inline(always)]
+    fn decide_small<const N: usize, A: Answer>(&self, request: &StorageRequest<'_>, mut answer: A) -> A::Output {
+        let StorageRequest { policy, op, cost, .. } = *request;
+        let (limits, digests) = (array_of::<N, _>(policy.limits()), array_of::<N, _>(policy.limit_digests()));
+        let located = self.locate_request(request);
+        if N == 1
+            && let Some(state) = located.padded.published(located.key, digests[0], located.now)
+            && let Some(refused) = self.refuse_again(state, &limits[0], located.now, request, &mut answer)
+        {
+            return refused;
+        }
+        let mut lookup = self.look_up(located);
+        let now = lookup.now;
+        let Some((places, mut states)) = lookup.shard.small_states(lookup.key, digests) else {
+            return self.decide_new(lookup, request, answer);
+        };
+        let mut parts = [None; N];
+        if op == Op::Hit && cost > 0 {
+            let mut outcomes = [Outcome::Refused; N];
+            let (mut refused, mut delayed) = (false, false);
+            for i in 0..N {
+                outcomes[i] = limits[i].hit(&mut states[i], now, cost);
+                delayed |= outcomes[i].is_delayed();
+                refused |= outcomes[i] == Outcome::Refused;
+                if refused {
+                    break;
+                }
+            }
+            let shard = &mut *lookup.shard;
+            if N == 1 && refused && !limits[0].counts_refusals() && shard.table.slot(places[0]).refuses(&states[0]) {
+                located.padded.publish(located.key, digests[0], &states[0], now);
+            } else {
+                if N > 1 && refused {
+                    // The limits before the one that refused have spent units of the copies.
+                    (states, delayed) = (places.map(|place| shard.table.slot(place).state()), false);
+                    outcomes = [Outcome::Refused; N];
+                    for i in 0..N {
+                        limits[i].refuse(&mut states[i], now);
+                    }
+                }
+                if answer.mode().stores(refused, delayed) {
+                    if states.iter().any(|state| !Slot::can_hold(state, now)) {
+                        return self.decide_any(lookup, request, answer);
+                    }
+                    located.padded.clear_hint(located.key.hash);
+                    for i in 0..N {
+                        shard.table.get_mut(places[i]).update(&states[i], now, &limits[i], outcomes[i]);
+                    }
+                }
+            }
+            parts = outcomes.map(Some);
+        }
+        self.finish(lookup);
+        answer.by_states(request, now, &states, parts)
+    }
+
+    /// Decides a request for which the fast path does not apply: a state of the key is a log, or is
+    /// not stored, as for a new key.
+    #[inline(never)]
+    fn decide_new<A: Answer>(&self, mut lookup: Lookup<'_>, request: &StorageRequest<'_>, answer: A) -> A::Output {
+        let now = lookup.now;
+        match self.insert_new(&mut lookup, request, answer.mode()) {
+            Some(NewKey::Decided(state, outcome)) => {
+                self.finish(lookup);
+                answer.by_states(request, now, &[state], [Some(outcome)])
+            }
+            Some(NewKey::Full(soonest)) => {
+                self.finish(lookup);
+                answer.storage_full(request, now, soonest)
+            }
+            None => self.decide_any(lookup, request, answer),
+        }
+    }
+
+    /// Refuses a request by the published state, without a lock. Returns `None` if that state does
+    /// not refuse the request any more.
+    #[inline(never)]
+    fn refuse_again<A: Answer>(
+        &self,
+        mut state: State,
+        limit: &Limit,
+        now: Timestamp,
+        request: &StorageRequest<'_>,
+        answer: &mut A,
+    ) -> Option<A::Output> {
+        let refused = answer.refuse_again(request, limit, &mut state, now)?;
+        if is_sweep_due() {
+            self.sweep(now);
+        }
+        Some(refused)
+    }
+
+    /// Decides a hit of a new key on a policy with one limit and a small state. This is the common
+    /// case in a flood of new keys. Returns `None` in all other cases. Nothing has changed then,
+    /// and the general path must decide.
+    fn insert_new(&self, lookup: &mut Lookup<'_>, request: &StorageRequest<'_>, mode: Mode) -> Option<NewKey> {
+        if request.op == Op::Peek || request.cost == 0 {
+            return None;
+        }
+        let ([limit], &[digest]) = (request.policy.limits(), request.policy.limit_digests()) else { return None };
+        if digest & SHADOW != 0 {
+            return None;
+        }
+        let start = lookup.shard.table.place(lookup.key.hash);
+        if lookup.shard.table.get(start).is_some_and(|first| first.hash == lookup.key.hash) {
+            return None;
+        }
+        let mut state = State::Fresh;
+        let outcome = limit.hit(&mut state, lookup.now, request.cost);
+        let State::Counts { until, .. } = state else { return None };
+        let unwanted = mode != Mode::Decision && outcome.is_delayed();
+        if until <= lookup.now || outcome == Outcome::Refused || unwanted {
+            return None;
+        }
+        let mut slot = Slot::new(lookup.key.hash, lookup.key.limit(digest), until);
+        slot.update(&state, lookup.now, limit, outcome);
+        let lack = self.usage.lack(self.bounds, &Need::SMALL);
+        match lookup.shard.put(start, slot, lack.is_some(), lookup.now) {
+            Put::Added => self.usage.add_small(),
+            Put::Replaced(forgotten) => {
+                if !forgotten.is_expired(lookup.now) {
+                    self.usage.count_evicted();
+                }
+                lookup.padded.clear_hint(forgotten.hash);
+            }
+            Put::Full(soonest) => {
+                match self.evict_from_other_shard(
+                    lookup.number,
+                    lookup.key,
+                    lookup.now,
+                    request.op,
+                    Lack::Room,
+                    soonest,
+                ) {
+                    Ok(()) => {
+                        lookup.shard.table.insert_at(start, slot);
+                        self.usage.add_small();
+                    }
+                    Err(soonest) => {
+                        let no_room = NoRoom::Full(soonest);
+                        self.count_full(no_room, true, mode != Mode::TryAdmit);
+                        let is_admitted = self.is_admitted(no_room);
+                        return Some(if is_admitted { NewKey::Decided(state, outcome) } else { NewKey::Full(soonest) });
+                    }
+                }
+            }
+            Put::Unclear => return None,
+        }
+        lookup.padded.clear_hint(lookup.key.hash);
+        Some(NewKey::Decided(state, outcome))
+    }
+
+    /// Decides any request: with any number of limits, with new keys and logs, and when the storage
+    /// is full.
+    #[inline(never)]
+    fn decide_any<A: Answer>(&self, mut lookup: Lookup<'_>, request: &StorageRequest<'_>, answer: A) -> A::Output {
+        let mode = answer.mode();
+        let decision = with_states(request.policy, |states| self.decide_all(&mut lookup, request, mode, states));
+        self.finish(lookup);
+        answer.by_decision(decision)
+    }
+
+    #[inline(never)]
+    fn decide_all(
+        &self,
+        lookup: &mut Lookup<'_>,
+        request: &StorageRequest<'_>,
+        mode: Mode,
+        states: &mut [State],
+    ) -> Decision {
+        let StorageRequest { policy, op, cost, .. } = *request;
+        let Lookup { padded, key, now, .. } = *lookup;
+        let mut run = lookup.shard.run(key);
+        let before = lookup.shard.load(run.clone(), key, policy.limit_digests(), states);
+        let log_guard = LogGuard { shared: self, logs: before.logs };
+        if mode != Mode::Decision {
+            let peek = policy.decide(states, now, Op::Peek, cost);
+            if !mode.stores(peek.is_refused(), !peek.delay().is_zero()) {
+                mem::forget(log_guard);
+                self.usage.settle(before, lookup.shard.save(run, key, policy.limit_digests(), states, now, None));
+                return peek;
+            }
+        }
+        let mut no_room = None;
+        if cost > 0 {
+            let need = Need::of(policy, states, now, before.keys == 0);
+            if !need.is_empty() && self.usage.lack(self.bounds, &need).is_some() {
+                no_room = self.make_room(lookup, request, states, &need).err();
+                run = lookup.shard.run(key);
+            }
+        }
+        let is_final = op != Op::Peek && mode != Mode::TryAdmit;
+        let decision = match no_room {
+            None => policy.decide(states, now, op, cost),
+            // `OnFull::Admit` stores nothing for a new key.
+            Some(no_room) if before.keys == 0 && self.is_admitted(no_room) => {
+                let decision = policy.decide(states, now, op, cost);
+                states.fill(State::Fresh);
+                decision
+            }
+            // No log may grow, so the units are added to the newest entries.
+            Some(_) if op == Op::Charge && states.iter().all(|state| *state != State::Fresh) => {
+                no_room = None;
+                policy.charge_without_growth(states, now, cost)
+            }
+            Some(no_room) => policy.refuse(now, cost, no_room.wait()).storage_full(),
+        };
+        if let Some(no_room) = no_room.filter(|_| op != Op::Peek) {
+            self.count_full(no_room, before.keys == 0, is_final);
+        }
+        mem::forget(log_guard);
+        padded.clear_hint(key.hash);
+        let statuses = (op != Op::Peek && no_room.is_none()).then(|| decision.limits());
+        let after = lookup.shard.save(run, key, policy.limit_digests(), states, now, statuses);
+        self.usage.settle(before, after);
+        decision
+    }
+
+    /// Corrects the cost of a decision. See [`Storage::settle`](crate::storage::Storage::settle).
+    pub(super) fn settle(&self, policy: &Policy, key: &Key, decision: &Decision, actual: u32) {
+        if !decision.has_spent() {
+            return;
+        }
+        if let Some(more) = actual.checked_sub(decision.cost()) {
+            let _ = self.decide(&StorageRequest::new(policy, key, Op::Charge, more));
+            return;
+        }
+        let (key, number) = self.locate(policy, key);
+        let padded = &self.shards[number];
+        let read = self.clock.now();
+        let mut shard = padded.lock();
+        padded.clear_hint(key.hash);
+        let now = shard.time(read, &self.clock);
+        with_states(policy, |states| {
+            let run = shard.run(key);
+            let before = shard.load(run.clone(), key, policy.limit_digests(), states);
+            policy.settle(states, now, decision, actual);
+            let peek = policy.decide(states, now, Op::Peek, 1);
+            let after = shard.save(run, key, policy.limit_digests(), states, now, Some(peek.limits()));
+            self.usage.settle(before, after);
+        });
+        // The refund may have made a key evictable.
+        self.full_until.iter().for_each(|until| until.store(0, Ordering::Relaxed));
+    }
+}
+
+/// Counts a decision that did not lock its shard, per thread. Returns `true` if a sweep is due.
+fn is_sweep_due() -> bool {
+    // loom runs a model many times, and all runs must be alike. The count would persist between
+    // them.
+    if cfg!(tower_ratelimit_loom) {
+        return false;
+    }
+    thread_local! { static HITS: Cell<u32> = const { Cell::new(0) } }
+    let hits = HITS.get().wrapping_add(1);
+    HITS.set(hits);
+    hits.is_multiple_of(SWEEP_EVERY)
+}
+
+/// The size of the logs that are taken out of their shard during a decision. If a custom strategy
+/// panics, the logs are lost, and dropping this guard subtracts their bytes from the usage.
+struct LogGuard<'a> {
+    shared: &'a MemoryInner,
+    logs: usize,
+}
+
+impl Drop for LogGuard<'_> {
+    fn drop(&mut self) {
+        let lost = Size { logs: self.logs, ..Size::default() };
+        self.shared.usage.settle(lost, Size::default());
+    }
+}
+
+/// Calls `f` with a fresh state for each limit. Up to four states are on the stack.
+#[inline]
+fn with_states<T>(policy: &Policy, f: impl FnOnce(&mut [State]) -> T) -> T {
+    match policy.limits().len() {
+        1 => f(&mut [State::Fresh]),
+        few @ ..=4 => f(&mut [const { State::Fresh }; 4][..few]),
+        many => f(&mut vec![State::Fresh; many]),
     }
 }

@@ -1,17 +1,20 @@
+//! Finds keys to evict, in one shard or in all, and counts the hits that find no room.
+
+use std::mem;
 use std::sync::atomic::Ordering;
 
-use super::lookup::Lookup;
+use super::inner::{Lookup, MemoryInner, OnFull};
 use super::shard::{KeyHash, LOG, Shard};
 use super::size::{Need, Size};
+use super::table::Slot;
 use super::usage::{Lack, Usage};
-use super::{MemoryInner, OnFull};
 use crate::policy::{Op, Policy};
 use crate::storage::StorageRequest;
 use crate::strategy::State;
 use crate::time::Timestamp;
 
 /// The maximum number of keys per shard that are considered for eviction.
-pub(super) const MAX_KEYS_SEARCHED: usize = 8;
+const MAX_KEYS_SEARCHED: usize = 8;
 
 /// The maximum number of slots per shard that are searched for a key with a log.
 const MAX_SLOTS_SEARCHED: usize = 256;
@@ -56,6 +59,20 @@ enum Search {
     /// All considered keys are being refused. The value is the time in microseconds until the first
     /// of them is admitted again.
     Full(u64),
+}
+
+/// The result of the insertion of a slot.
+pub(super) enum Put {
+    /// The slot was added.
+    Added,
+    /// The slot replaces this slot of an evicted key.
+    Replaced(Slot),
+    /// The storage is full, and all considered keys are being refused. The value is the time in microseconds
+    /// until the first of them is admitted again.
+    Full(u64),
+    /// Nothing has changed, and the general path must decide, because it can evict keys with
+    /// several slots or a log.
+    Unclear,
 }
 
 impl MemoryInner {
@@ -220,7 +237,7 @@ impl Shard {
                 has_log |= slot.limit & LOG != 0;
                 end += 1;
             }
-            let start = std::mem::replace(&mut index, end);
+            let start = mem::replace(&mut index, end);
             if first.hash == hash || lack == Lack::LogRoom && !has_log {
                 continue;
             }
@@ -238,5 +255,46 @@ impl Shard {
             Some((_, start, end)) => Search::Found(start, end),
             None => Search::Full(soonest),
         }
+    }
+
+    /// Inserts a slot with a new hash at its place, `start`. If the storage is full, the slot
+    /// replaces that of a key that can be evicted. The slots after `start` are searched in one pass
+    /// for such a key, and for a vacant slot.
+    pub(super) fn put(&mut self, start: usize, slot: Slot, full: bool, now: Timestamp) -> Put {
+        if !full {
+            self.table.insert_at(start, slot);
+            return Put::Added;
+        }
+        let (mut gap, mut victim, mut seen) = (None, None, 0);
+        let (mut earliest, mut soonest) = (Timestamp::EPOCH, u64::MAX);
+        let mut previous = slot.hash;
+        for (index, other) in (start..).zip(self.table.from(start)) {
+            if other.is_vacant() {
+                gap = gap.or(Some(index));
+                continue;
+            }
+            // A key with several slots or a log cannot be evicted by replacing a single slot.
+            if other.hash == previous || other.limit & LOG != 0 {
+                return Put::Unclear;
+            }
+            previous = other.hash;
+            let (refuses_for, until) = (other.refuses_for(now), other.evictable_from());
+            if refuses_for > 0 {
+                soonest = soonest.min(refuses_for);
+            } else if victim.is_none() || until < earliest {
+                (earliest, victim) = (until, Some(index));
+            }
+            seen += 1;
+            if seen == MAX_KEYS_SEARCHED || until <= now {
+                if self.table.get(index + 1).is_some_and(|next| next.hash == previous) {
+                    return Put::Unclear;
+                }
+                let Some(victim) = victim else { return Put::Full(soonest) };
+                let forgotten = *self.table.slot(victim);
+                self.table.replace(start, gap, victim, slot);
+                return Put::Replaced(forgotten);
+            }
+        }
+        Put::Unclear
     }
 }

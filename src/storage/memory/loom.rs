@@ -12,8 +12,7 @@ use loom::sync::atomic::AtomicBool;
 use loom::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 
 use super::MemoryStorage;
-use super::padded::Padded;
-use super::refusal_hint::RefusalHint;
+use super::padded::{Padded, RefusalHint};
 use super::shard::KeyHash;
 use crate::key::Key;
 use crate::policy::{Op, Policy};

@@ -1,23 +1,12 @@
 mod answer;
-mod builder;
 mod decide;
 mod evict;
-mod general;
-mod insert;
-mod logs;
-mod lookup;
+mod inner;
 #[cfg(all(test, tower_ratelimit_loom))]
 mod loom;
 mod padded;
-#[cfg(feature = "metrics")]
-mod published;
-mod refusal_hint;
 mod shard;
 mod size;
-mod slot;
-mod small;
-mod stats;
-mod sweep;
 mod table;
 #[cfg(test)]
 mod tests;
@@ -25,27 +14,19 @@ mod time;
 mod usage;
 
 use std::fmt;
-use std::hash::{BuildHasher, Hasher};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
-
-use foldhash::quality::RandomState;
 
 use self::answer::Mode;
-pub use self::builder::{MemoryStorageBuilder, OnFull};
-use self::general::with_states;
-use self::padded::Padded;
-use self::shard::KeyHash;
-use self::size::Size;
-use self::stats::Counts;
-pub use self::stats::MemoryStats;
+use self::inner::MemoryInner;
+pub use self::inner::OnFull;
+use self::size::Bounds;
 use self::time::Time;
-use self::usage::{Bounds, Usage};
-use super::{Storage, StorageFuture, StorageRequest, Summary};
+pub use self::usage::MemoryStats;
+use super::{Clock, Storage, StorageFuture, StorageRequest, Summary, SystemClock};
 use crate::decision::Decision;
+use crate::error::ConfigError;
 use crate::key::Key;
 use crate::policy::{Op, Policy};
-use crate::time::micros;
 
 /// Keeps the rate limit states of keys in the memory of this process. This is the default storage.
 ///
@@ -124,38 +105,6 @@ use crate::time::micros;
 #[derive(Clone)]
 pub struct MemoryStorage(Arc<MemoryInner>);
 
-struct MemoryInner {
-    shards: Box<[Padded]>,
-    /// The number of bits by which the upper 63 bits of a hash are shifted right to get the number
-    /// of its shard.
-    shift: u32,
-    usage: Usage,
-    bounds: Bounds,
-    on_full: OnFull,
-    counts: Counts,
-    /// The times, in microseconds, until which a search for a key to evict skips the other shards.
-    /// The first is for any key, the second for a key with a log.
-    full_until: [AtomicU64; 2],
-    /// The number of the shard that is being swept.
-    sweeping: AtomicUsize,
-    secrets: [RandomState; 2],
-    /// The resolution of the clock, in microseconds.
-    resolution: u64,
-    clock: Time,
-}
-
-/// The number of keys that share a lock when the storage is full. It is small, so that growing a
-/// table never takes long.
-const KEYS_PER_SHARD: usize = 8_192;
-
-/// The minimum number of shards, unless they would have very few keys. While the table of a shard is
-/// resized, the old table and the new one exist. With 64 shards, the old one takes about a 64th of the
-/// memory.
-const MIN_SHARDS: usize = 64;
-
-/// The smallest number of keys for which a small storage has another shard.
-const MIN_KEYS_PER_SHARD: usize = 128;
-
 impl MemoryStorage {
     /// Creates a storage for up to 1,000,000 keys and 128 MB, with a
     /// [`SystemClock`](super::SystemClock) and [`OnFull::Refuse`].
@@ -166,24 +115,6 @@ impl MemoryStorage {
     /// Returns a builder, to create a storage with other options.
     pub fn builder() -> MemoryStorageBuilder {
         MemoryStorageBuilder::new()
-    }
-
-    fn with(bounds: Bounds, on_full: OnFull, clock: Time) -> Self {
-        let few = (bounds.keys / MIN_KEYS_PER_SHARD).min(MIN_SHARDS);
-        let shards = (bounds.keys / KEYS_PER_SHARD).max(few).clamp(1, 4_096).next_power_of_two();
-        Self(Arc::new(MemoryInner {
-            shards: (0..shards).map(|_| Padded::default()).collect(),
-            shift: u64::BITS - 1 - shards.trailing_zeros(),
-            usage: Usage::default(),
-            bounds,
-            on_full,
-            counts: Counts::default(),
-            full_until: Default::default(),
-            sweeping: AtomicUsize::new(0),
-            secrets: [RandomState::default(), RandomState::default()],
-            resolution: micros(clock.resolution()),
-            clock,
-        }))
     }
 
     /// Returns `true` if a hit is admitted without a delay. A hit that would be delayed is not
@@ -208,6 +139,89 @@ impl MemoryStorage {
     /// room.
     pub fn stats(&self) -> MemoryStats {
         self.0.counts.stats(self.0.usage.size(), self.0.usage.evicted())
+    }
+}
+
+/// The default of [`MemoryStorageBuilder::max_keys`].
+const MAX_KEYS: usize = 1_000_000;
+
+/// The default of [`MemoryStorageBuilder::max_bytes`] per key.
+const BYTES_PER_KEY: usize = 128;
+
+/// The minimum of the default of `max_bytes`.
+const MIN_DEFAULT_BYTES: usize = 1 << 20;
+
+/// The smallest valid `max_bytes`, which has room for a few keys with many limits.
+const MIN_BYTES: usize = 65_536;
+
+/// Builds a [`MemoryStorage`] with other options than the defaults. Created by
+/// [`MemoryStorage::builder`].
+#[derive(Debug)]
+#[must_use]
+pub struct MemoryStorageBuilder {
+    max_keys: usize,
+    max_bytes: Option<usize>,
+    on_full: OnFull,
+    clock: Option<Time>,
+}
+
+impl MemoryStorageBuilder {
+    fn new() -> Self {
+        Self { max_keys: MAX_KEYS, max_bytes: None, on_full: OnFull::Refuse, clock: None }
+    }
+
+    /// Sets the maximum number of keys, at least 1. Defaults to 1,000,000. A key counts once for
+    /// each policy.
+    pub fn max_keys(self, max_keys: usize) -> Self {
+        Self { max_keys, ..self }
+    }
+
+    /// Sets the maximum size of all states in bytes, at least 65,536. Defaults to 128 times
+    /// [`max_keys`](Self::max_keys), but at least 1 MiB.
+    ///
+    /// See [memory per client](MemoryStorage#memory-per-client).
+    pub fn max_bytes(self, max_bytes: usize) -> Self {
+        Self { max_bytes: Some(max_bytes), ..self }
+    }
+
+    /// Sets the decision on a hit of a new key if the storage is full and cannot evict another key.
+    /// Defaults to [`OnFull::Refuse`].
+    ///
+    /// ```
+    /// use tower_ratelimit::MemoryStorage;
+    /// use tower_ratelimit::storage::OnFull;
+    ///
+    /// let storage = MemoryStorage::builder().max_bytes(64 << 20).on_full(OnFull::Admit).build()?;
+    /// assert_eq!(storage.stats().newcomers_admitted, 0);
+    /// # Ok::<(), tower_ratelimit::ConfigError>(())
+    /// ```
+    pub fn on_full(self, on_full: OnFull) -> Self {
+        Self { on_full, ..self }
+    }
+
+    /// Sets the clock, for example in tests. Defaults to a [`SystemClock`].
+    pub fn clock(self, clock: impl Clock) -> Self {
+        Self { clock: Some(Time::of(clock)), ..self }
+    }
+
+    /// Builds the storage.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if `max_keys` is 0 or `max_bytes` is less than 65,536.
+    pub fn build(self) -> Result<MemoryStorage, ConfigError> {
+        if self.max_keys == 0 {
+            return Err(ConfigError::new("invalid max_keys 0: it must be at least 1, for example 1_000_000"));
+        }
+        if let Some(bytes) = self.max_bytes.filter(|&bytes| bytes < MIN_BYTES) {
+            return Err(ConfigError::new(format!(
+                "invalid max_bytes {bytes}: it must be at least 65_536, for example 128_000_000"
+            )));
+        }
+        let clock = self.clock.unwrap_or_else(|| Time::System(SystemClock::new()));
+        let default_bytes = self.max_keys.saturating_mul(BYTES_PER_KEY).max(MIN_DEFAULT_BYTES);
+        let bounds = Bounds { keys: self.max_keys, bytes: self.max_bytes.unwrap_or(default_bytes) };
+        Ok(MemoryStorage(Arc::new(MemoryInner::new(bounds, self.on_full, clock))))
     }
 }
 
@@ -240,40 +254,12 @@ impl Storage for MemoryStorage {
     }
 
     fn clear(&self, policy: &Policy, key: &Key) -> StorageFuture<()> {
-        let (key, number) = self.0.locate(policy, key);
-        let padded = &self.0.shards[number];
-        let mut shard = padded.lock();
-        padded.clear_hint(key.hash);
-        let freed = shard.clear(key, policy.limit_digests());
-        drop(shard);
-        self.0.usage.settle(freed, Size::default());
+        self.0.clear(policy, key);
         StorageFuture::ok(())
     }
 
     fn settle(&self, policy: &Policy, key: &Key, decision: &Decision, actual: u32) -> StorageFuture<()> {
-        if !decision.has_spent() {
-            return StorageFuture::ok(());
-        }
-        if let Some(more) = actual.checked_sub(decision.cost()) {
-            let _ = self.0.decide(&StorageRequest::new(policy, key, Op::Charge, more));
-            return StorageFuture::ok(());
-        }
-        let (key, number) = self.0.locate(policy, key);
-        let padded = &self.0.shards[number];
-        let read = self.0.clock.now();
-        let mut shard = padded.lock();
-        padded.clear_hint(key.hash);
-        let now = shard.time(read, &self.0.clock);
-        with_states(policy, |states| {
-            let run = shard.run(key);
-            let before = shard.load(run.clone(), key, policy.limit_digests(), states);
-            policy.settle(states, now, decision, actual);
-            let peek = policy.decide(states, now, Op::Peek, 1);
-            let after = shard.save(run, key, policy.limit_digests(), states, now, Some(peek.limits()));
-            self.0.usage.settle(before, after);
-        });
-        // The refund may have made a key evictable.
-        self.0.full_until.iter().for_each(|until| until.store(0, Ordering::Relaxed));
+        self.0.settle(policy, key, decision, actual);
         StorageFuture::ok(())
     }
 
@@ -296,45 +282,5 @@ impl Storage for MemoryStorage {
     /// ```
     fn clear_all(&self) -> StorageFuture<u64> {
         StorageFuture::ok(self.0.remove_all())
-    }
-}
-
-impl MemoryInner {
-    /// Removes all keys. Returns their number.
-    fn remove_all(&self) -> u64 {
-        let remove = |padded: &Padded| {
-            let mut shard = padded.lock();
-            padded.clear_any_hint();
-            let freed = shard.reset();
-            drop(shard);
-            self.usage.settle(freed, Size::default());
-            freed.keys as u64
-        };
-        self.shards.iter().map(remove).sum()
-    }
-
-    /// Returns the keyed hash of the key under this policy, and the number of its shard.
-    #[inline]
-    fn locate(&self, policy: &Policy, key: &Key) -> (KeyHash, usize) {
-        let words = key.as_words();
-        let half = |secret: &RandomState| {
-            let mut hasher = secret.build_hasher();
-            if let Some(words) = words {
-                hasher.write_u64(words[0]);
-                hasher.write_u64(words[1]);
-            } else {
-                hasher.write(key.as_bytes());
-            }
-            hasher.finish()
-        };
-        let (first, second) = (half(&self.secrets[0]), half(&self.secrets[1]));
-        let digest = policy.digest();
-        #[allow(clippy::cast_possible_truncation)] // the two halves of the digest
-        let (hash, rest) = (first ^ (digest >> 64) as u64, second ^ digest as u64);
-        // Two shifts, because a single one cannot shift by 64 bits if there is only one shard.
-        let number = (rest >> 1).wrapping_shr(self.shift);
-        #[allow(clippy::cast_possible_truncation)] // less than the number of shards, and the other half
-        let (number, rest) = (number as usize, rest as u32);
-        (KeyHash { hash, rest }, number)
     }
 }

@@ -1,10 +1,11 @@
+//! A shard with its lock, and the published state of the key that it refused last.
+
 use std::hint;
 use std::sync::{PoisonError, TryLockError};
 
-use super::refusal_hint::RefusalHint;
 use super::shard::{KeyHash, Shard};
 use crate::strategy::State;
-use crate::sync::atomic::{AtomicU64, Ordering};
+use crate::sync::atomic::{AtomicU64, Ordering, fence};
 use crate::sync::{Mutex, MutexGuard};
 use crate::time::Timestamp;
 
@@ -83,5 +84,84 @@ impl Padded {
             self.hint.clear();
             self.hint_hash.store(0, Ordering::Relaxed);
         }
+    }
+}
+
+/// The state of the last key that a shard refused. Readers need no lock.
+///
+/// So further requests of a client that is being refused take no lock. Threads that refuse them at
+/// the same time write no shared cache line.
+///
+/// This is a sequence lock:
+///
+/// - A thread writes only while it holds the shard's lock. It makes the version odd, writes the
+///   fields, and makes the version even again.
+/// - A reader uses the fields only if the version was even and the same before and after it read
+///   them.
+/// - The writer's release fence pairs with the reader's acquire fence. A reader that has read any
+///   field of a write also sees that the version has changed.
+///
+/// The caller must [clear the hint](Self::clear) before it changes the key's state. So the state of
+/// a published hint is current, and refuses until time has passed. The clock can go back, so a hint
+/// is not read before the time at which it was written.
+///
+/// `scripts/loom` checks this protocol.
+#[derive(Debug, Default)]
+#[repr(align(64))]
+pub(super) struct RefusalHint {
+    version: AtomicU64,
+    hash: AtomicU64,
+    limit: AtomicU64,
+    until: AtomicU64,
+    amounts: AtomicU64,
+    written: AtomicU64,
+}
+
+impl RefusalHint {
+    /// Returns the state of the key, or `None` if the hint is for another key, was written after
+    /// `now`, or is being written.
+    #[inline]
+    pub(super) fn read(&self, key: KeyHash, digest: u32, now: Timestamp) -> Option<State> {
+        let version = self.version.load(Ordering::Acquire);
+        let hash = self.hash.load(Ordering::Relaxed);
+        let limit = self.limit.load(Ordering::Relaxed);
+        let until = self.until.load(Ordering::Relaxed);
+        let amounts = self.amounts.load(Ordering::Relaxed);
+        let written = self.written.load(Ordering::Relaxed);
+        fence(Ordering::Acquire);
+        let is_consistent = version.is_multiple_of(2) && self.version.load(Ordering::Relaxed) == version;
+        let is_for_key = hash == key.hash && limit == u64::from(key.limit(digest));
+        if !is_consistent || !is_for_key || now.as_micros() < written {
+            return None;
+        }
+        #[allow(clippy::cast_possible_truncation)] // the two halves
+        let amounts = [(amounts >> 32) as u32, amounts as u32];
+        Some(State::Counts { until: Timestamp::from_micros(until), amounts })
+    }
+
+    /// Publishes the state of a key that is refused. The caller holds the shard's lock.
+    pub(super) fn publish(&self, key: KeyHash, digest: u32, state: &State, now: Timestamp) {
+        if let State::Counts { until, amounts: [first, second] } = *state {
+            let amounts = u64::from(first) << 32 | u64::from(second);
+            self.write(key.hash, key.limit(digest).into(), until, amounts, now);
+        }
+    }
+
+    /// Clears the hint. The caller holds the shard's lock.
+    pub(super) fn clear(&self) {
+        // A key whose hash is 0 may match, but a state that expired at the epoch refuses nothing.
+        self.write(0, 0, Timestamp::EPOCH, 0, Timestamp::EPOCH);
+    }
+
+    fn write(&self, hash: u64, limit: u64, until: Timestamp, amounts: u64, now: Timestamp) {
+        let version = self.version.load(Ordering::Relaxed);
+        self.version.store(version.wrapping_add(1), Ordering::Relaxed);
+        fence(Ordering::Release);
+        self.hash.store(hash, Ordering::Relaxed);
+        self.limit.store(limit, Ordering::Relaxed);
+        self.until.store(until.as_micros(), Ordering::Relaxed);
+        self.amounts.store(amounts, Ordering::Relaxed);
+        self.written.store(now.as_micros(), Ordering::Relaxed);
+        self.version.store(version.wrapping_add(2), Ordering::Release);
     }
 }

@@ -1,10 +1,12 @@
+//! One part of the storage, and its sweep.
+
 use std::mem;
 use std::ops::Range;
 
-use super::logs::Logs;
+use slab::Slab;
+
 use super::size::{Size, log_bytes};
-use super::slot::Slot;
-use super::table::Table;
+use super::table::{Slot, Table};
 use super::time::Time;
 use crate::policy::SHADOW;
 use crate::strategy::{Log, State, Status};
@@ -20,9 +22,9 @@ pub(super) struct Shard {
     /// The latest time of a decision in this shard.
     latest: Timestamp,
     hits: u32,
-    pub(super) logs: Logs,
+    logs: Logs,
     /// The slot at which the next sweep starts.
-    pub(super) swept: usize,
+    swept: usize,
 }
 
 /// The keyed hash of a key under a policy. An attacker cannot provoke collisions.
@@ -201,7 +203,7 @@ impl Shard {
     }
 
     /// Releases unused memory after states were removed.
-    pub(super) fn tidy(&mut self) {
+    fn tidy(&mut self) {
         self.table.shrink();
         if self.logs.is_sparse() {
             let logs = self.table.used_mut().filter(|slot| slot.limit & LOG != 0);
@@ -227,9 +229,137 @@ impl Shard {
     }
 
     /// Removes the state at `index`. Returns its log.
-    pub(super) fn remove(&mut self, index: usize) -> Option<Box<Log>> {
+    fn remove(&mut self, index: usize) -> Option<Box<Log>> {
         let Slot { limit, first, .. } = *self.table.slot(index);
         self.table.remove(index);
         if limit & LOG == 0 { None } else { self.logs.remove(first) }
+    }
+
+    /// Visits a few slots and removes the expired ones. If many of them have expired, as after a
+    /// flood of keys, it removes all expired states of the shard in one pass. This takes less time
+    /// per state.
+    pub(super) fn sweep(&mut self, now: Timestamp) -> Swept {
+        let mut swept = Swept::default();
+        for _ in 0..SLOTS {
+            if self.swept >= self.table.slots() {
+                self.swept = 0;
+                swept.is_at_end = true;
+                break;
+            }
+            match self.table.get(self.swept) {
+                Some(slot) if slot.is_expired(now) => self.sweep_slot(*slot, &mut swept),
+                _ => self.swept += 1,
+            }
+            if swept.freed.slots == SLOTS / 4 {
+                self.sweep_all(now, &mut swept);
+                break;
+            }
+        }
+        if swept.freed.slots > 0 {
+            self.tidy();
+        }
+        swept
+    }
+
+    fn sweep_slot(&mut self, slot: Slot, swept: &mut Swept) {
+        let log = self.remove(self.swept);
+        swept.count(log);
+        swept.freed.keys += usize::from(self.table.run(slot.hash).is_empty());
+    }
+
+    /// Removes all expired states of the shard, up to the maximum number of logs.
+    fn sweep_all(&mut self, now: Timestamp, swept: &mut Swept) {
+        let keys = self.table.keys();
+        let Self { table, logs, .. } = self;
+        let mut first_left = None;
+        table.retain(|slot| {
+            if !slot.is_expired(now) {
+                return true;
+            }
+            let has_log = slot.limit & LOG != 0;
+            if has_log && swept.logs.len() >= MAX_LOGS {
+                first_left = first_left.or(Some(slot.hash));
+                return true;
+            }
+            swept.count(if has_log { logs.remove(slot.first) } else { None });
+            false
+        });
+        swept.freed.keys += keys - self.table.keys();
+        swept.is_at_end = first_left.is_none();
+        self.swept = first_left.map_or(0, |hash| self.table.place(hash));
+    }
+}
+
+/// The number of slots that a sweep visits. They are adjacent, so many cost little more than one.
+const SLOTS: usize = 64;
+
+/// The maximum number of logs that a sweep frees. Freeing memory takes longer than removing a slot.
+const MAX_LOGS: usize = 1_024;
+
+/// The result of a sweep.
+#[derive(Debug, Default)]
+pub(super) struct Swept {
+    pub(super) freed: Size,
+    /// `true` if the end of the shard was reached.
+    pub(super) is_at_end: bool,
+    /// The removed logs. They are freed after the shard is unlocked.
+    #[expect(clippy::vec_box, reason = "unboxing would free memory while the shard is locked")]
+    pub(super) logs: Vec<Box<Log>>,
+}
+
+impl Swept {
+    /// Adds a removed slot and its log.
+    fn count(&mut self, log: Option<Box<Log>>) {
+        self.freed.slots += 1;
+        if let Some(log) = log {
+            self.freed.logs += log_bytes(&log);
+            self.logs.push(log);
+        }
+    }
+}
+
+/// The logs of a shard. A slot has the index of its log. A log is taken out while a hit on its key
+/// is decided.
+#[derive(Debug, Default)]
+struct Logs(Slab<Option<Box<Log>>>);
+
+impl Logs {
+    /// Adds an empty entry for a log.
+    pub(super) fn add(&mut self) -> u32 {
+        u32::try_from(self.0.insert(None)).expect("fewer than 2^32 logs")
+    }
+
+    #[inline]
+    pub(super) fn get(&self, index: u32) -> Option<&Log> {
+        self.0[index as usize].as_deref()
+    }
+
+    #[inline]
+    pub(super) fn take(&mut self, index: u32) -> Option<Box<Log>> {
+        self.0[index as usize].take()
+    }
+
+    #[inline]
+    pub(super) fn put(&mut self, index: u32, log: Box<Log>) {
+        self.0[index as usize] = Some(log);
+    }
+
+    pub(super) fn remove(&mut self, index: u32) -> Option<Box<Log>> {
+        self.0.remove(index as usize)
+    }
+
+    /// Returns `true` if most entries are vacant.
+    pub(super) fn is_sparse(&self) -> bool {
+        self.0.capacity() > 64 && self.0.len() < self.0.capacity() / 8 * 3
+    }
+
+    /// Moves all logs to a smaller slab. `indices` are all indices in use, and are updated.
+    pub(super) fn shrink<'a>(&mut self, indices: impl Iterator<Item = &'a mut u32>) {
+        let mut smaller = Slab::with_capacity(self.0.len() + self.0.len() / 3);
+        for index in indices {
+            let log = self.0.remove(*index as usize);
+            *index = u32::try_from(smaller.insert(log)).expect("fewer than 2^32 logs");
+        }
+        self.0 = smaller;
     }
 }

@@ -1,8 +1,13 @@
-use super::shard::Shard;
+use std::thread;
+
+use super::inner::KEYS_PER_SHARD;
+use super::padded::RefusalHint;
+use super::shard::{KeyHash, Shard};
 use super::*;
-use crate::policy::Op;
 use crate::quota::Quota;
-use crate::storage::Clock;
+use crate::strategy::State;
+use crate::sync::atomic::{AtomicU64, Ordering};
+use crate::time::Timestamp;
 
 /// Large tables would stall a request for milliseconds while they grow, so all tables are small.
 #[test]
@@ -61,4 +66,55 @@ fn time_goes_back_only_if_the_clock_does() {
     assert_eq!(shard.time(early, &time), late, "another thread decided after the clock was read");
     clock.set(early);
     assert_eq!(shard.time(early, &time), early);
+}
+
+fn key_hash(hash: u64) -> KeyHash {
+    KeyHash { hash, rest: 0 }
+}
+
+fn state(number: u32) -> State {
+    State::Counts { until: Timestamp::from_micros(number.into()), amounts: [number, number] }
+}
+
+#[test]
+fn only_the_last_published_key_is_read() {
+    let hint = RefusalHint::default();
+    hint.publish(key_hash(1), 0, &state(1), Timestamp::EPOCH);
+    assert_eq!(hint.read(key_hash(1), 0, Timestamp::EPOCH), Some(state(1)));
+    assert_eq!(hint.read(key_hash(1), 2, Timestamp::EPOCH), None, "another limit");
+    hint.publish(key_hash(2), 0, &state(2), Timestamp::EPOCH);
+    assert_eq!(
+        (hint.read(key_hash(1), 0, Timestamp::EPOCH), hint.read(key_hash(2), 0, Timestamp::EPOCH)),
+        (None, Some(state(2)))
+    );
+    hint.clear();
+    assert_eq!(hint.read(key_hash(2), 0, Timestamp::EPOCH), None);
+}
+
+#[test]
+fn hint_is_not_read_before_the_time_of_its_write() {
+    let hint = RefusalHint::default();
+    let [earlier, now, later] = [9, 10, 11].map(Timestamp::from_micros);
+    hint.publish(key_hash(1), 0, &state(99), now);
+    assert_eq!([earlier, now, later].map(|at| hint.read(key_hash(1), 0, at).is_some()), [false, true, true]);
+}
+
+/// All fields of a read are from the same write.
+#[test]
+fn hint_is_never_read_partially_written() {
+    let hint = RefusalHint::default();
+    let done = AtomicU64::new(0);
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            for number in (1..).take_while(|_| done.load(Ordering::Relaxed) == 0) {
+                hint.publish(key_hash(u64::from(number % 2) + 1), 0, &state(number), Timestamp::EPOCH);
+            }
+        });
+        for hash in [1, 2].into_iter().cycle().take(3_000_000) {
+            let Some(read) = hint.read(key_hash(hash), 0, Timestamp::EPOCH) else { continue };
+            let State::Counts { amounts: [number, _], .. } = read else { unreachable!() };
+            assert_eq!((read, u64::from(number % 2) + 1), (state(number), hash));
+        }
+        done.store(1, Ordering::Relaxed);
+    });
 }

@@ -1,55 +1,10 @@
-//! The bounds of a storage, and its current size.
+//! The current size of a storage, its statistics and its metrics.
 
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 #[cfg(feature = "metrics")]
-use super::published::Published;
-use super::size::{LOG_ENTRY_BYTES, Need, Size};
-use crate::policy::{Limit, Policy};
-use crate::strategy::Log;
-
-/// A log is long if it takes more than 1/`LONG_FRACTION` of the room for logs, and more than
-/// [`MIN_LONG`] bytes. A long log does not evict other keys.
-const LONG_FRACTION: usize = 10_000;
-
-/// The size of a log with 128 entries, in bytes. A log of this size is never long.
-const MIN_LONG: usize = 2_304;
-
-/// The maximum size of a storage.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Bounds {
-    pub(super) keys: usize,
-    pub(super) bytes: usize,
-}
-
-impl Bounds {
-    /// Returns the room for logs in bytes. The other half of the storage is for states.
-    const fn logs(self) -> usize {
-        self.bytes / 2
-    }
-
-    /// Returns `true` if a log of this size is long.
-    pub(super) fn is_long(self, bytes: usize) -> bool {
-        bytes > (self.logs() / LONG_FRACTION).max(MIN_LONG)
-    }
-
-    /// Returns the room in which a log of this size can grow. The last quarter is for short logs.
-    fn logs_for(self, bytes: usize) -> usize {
-        if self.is_long(bytes) { self.logs() / 4 * 3 } else { self.logs() }
-    }
-
-    /// Returns the number of clients that fill the storage when each has used up the policy.
-    pub(super) fn clients(self, policy: &Policy) -> usize {
-        let full = |limit: &Limit| match limit.strategy().log_entries(limit.quota()) {
-            0 => 0,
-            entries => LOG_ENTRY_BYTES + Log::full_bytes(entries, limit.quota().period_micros()),
-        };
-        let logs = || policy.limits().iter().map(full);
-        let size = Size { keys: 1, slots: policy.limits().len(), logs: logs().sum() };
-        let by_logs = self.logs_for(logs().max().unwrap_or(0)).checked_div(size.logs).unwrap_or(usize::MAX);
-        self.keys.min(self.bytes / size.bytes()).min(by_logs)
-    }
-}
+use self::published::Published;
+use super::size::{Bounds, Need, Size};
 
 /// The kind of key that must be evicted before a hit can be stored.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -141,123 +96,155 @@ impl Usage {
     }
 }
 
-#[cfg(test)]
-mod tests {
-    use std::fmt::Write;
-    use std::time::Duration;
+/// The size of a [`MemoryStorage`](crate::MemoryStorage), and counts of evictions and of hits that
+/// found no room. Returned by [`MemoryStorage::stats`](crate::MemoryStorage::stats).
+///
+/// With the feature `metrics`, memory storages export these metrics. Each is the total over all
+/// memory storages of the process:
+///
+/// | metric | field |
+/// |---|---|
+/// | gauge `ratelimit_memory_keys` | [`keys`](Self::keys) |
+/// | counter `ratelimit_memory_evictions_total` | [`evicted`](Self::evicted) |
+/// | counter `ratelimit_memory_full_total`, label `outcome` = `refused` | [`newcomers_refused`](Self::newcomers_refused) |
+/// | counter `ratelimit_memory_full_total`, label `outcome` = `admitted` | [`newcomers_admitted`](Self::newcomers_admitted) |
+/// | counter `ratelimit_memory_full_total`, label `outcome` = `log_refused` | [`logs_refused`](Self::logs_refused) |
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct MemoryStats {
+    /// The number of stored keys, including expired keys that are not removed yet. A key counts
+    /// once for each policy.
+    pub keys: usize,
+    /// The number of bytes of all states, including logs.
+    pub bytes: usize,
+    /// The part of [`bytes`](Self::bytes) that the logs of moving windows take.
+    pub log_bytes: usize,
+    /// The number of keys that were evicted before they expired. An evicted key starts again with
+    /// all its units.
+    pub evicted: u64,
+    /// The number of hits of new keys that were refused because the storage was full. See
+    /// [`OnFull::Refuse`](super::OnFull::Refuse).
+    pub newcomers_refused: u64,
+    /// The number of hits of new keys that were admitted without being stored, because the storage
+    /// was full. See [`OnFull::Admit`](super::OnFull::Admit).
+    pub newcomers_admitted: u64,
+    /// The number of hits of stored keys that were refused because there was no room, in most cases
+    /// because the log of the key could not grow.
+    pub logs_refused: u64,
+}
 
-    use super::*;
-    use crate::key::Key;
-    use crate::policy::Op;
-    use crate::storage::{ManualClock, MemoryStorage, StorageRequest};
+/// Counts the hits that found no room.
+#[derive(Debug, Default)]
+pub(super) struct Counts {
+    newcomers_refused: AtomicU64,
+    newcomers_admitted: AtomicU64,
+    logs_refused: AtomicU64,
+}
 
-    /// Formats a number with commas between thousands.
-    fn grouped(number: u64) -> String {
-        let digits = number.to_string();
-        let mut text = String::new();
-        for (index, digit) in digits.chars().enumerate() {
-            if index > 0 && (digits.len() - index).is_multiple_of(3) {
-                text.push(',');
-            }
-            text.push(digit);
+impl Counts {
+    pub(super) fn admitted(&self) {
+        self.newcomers_admitted.fetch_add(1, Ordering::Relaxed);
+        report("admitted");
+    }
+
+    pub(super) fn refused(&self, is_new: bool) {
+        let (counter, outcome) =
+            if is_new { (&self.newcomers_refused, "refused") } else { (&self.logs_refused, "log_refused") };
+        counter.fetch_add(1, Ordering::Relaxed);
+        report(outcome);
+    }
+
+    pub(super) fn stats(&self, size: Size, evicted: u64) -> MemoryStats {
+        let load = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        MemoryStats {
+            keys: size.keys,
+            bytes: size.bytes(),
+            log_bytes: size.logs,
+            evicted,
+            newcomers_refused: load(&self.newcomers_refused),
+            newcomers_admitted: load(&self.newcomers_admitted),
+            logs_refused: load(&self.logs_refused),
         }
-        text
+    }
+}
+
+#[cfg(feature = "metrics")]
+fn report(outcome: &'static str) {
+    metrics::counter!("ratelimit_memory_full_total", "outcome" => outcome).increment(1);
+}
+
+#[cfg(not(feature = "metrics"))]
+const fn report(_: &'static str) {}
+
+/// The metrics of a memory storage.
+#[cfg(feature = "metrics")]
+mod published {
+    use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+
+    /// The gauge of the keys in all memory storages of the process.
+    const KEYS: &str = "ratelimit_memory_keys";
+
+    /// The counter of the keys that were evicted before they expired.
+    const EVICTIONS: &str = "ratelimit_memory_evictions_total";
+
+    /// The values that a storage has published so far. Other storages share the gauge, so each storage
+    /// publishes differences.
+    #[derive(Debug, Default)]
+    pub(super) struct Published {
+        keys: AtomicUsize,
+        evicted: AtomicU64,
     }
 
-    /// Rounds to two digits, because the sizes of logs vary a little.
-    fn rounded(number: u64) -> u64 {
-        let unit = 10_u64.pow(number.max(1).ilog10().saturating_sub(1));
-        (number + unit / 2) / unit * unit
-    }
-
-    /// Returns the bytes of a client that uses up the policy, with hits spread over the period.
-    fn bytes_of_exhausted(policy: &Policy) -> usize {
-        let clock = ManualClock::default();
-        let storage = MemoryStorage::builder().clock(clock.clone()).build().unwrap();
-        let quota = policy.limits()[0].quota();
-        let (key, step) = (Key::from("client"), quota.period_micros() / u64::from(quota.amount()) * 999 / 1_000);
-        loop {
-            clock.advance(Duration::from_micros(step));
-            let hit = storage.0.decide(&StorageRequest::new(policy, &key, Op::Hit, 1));
-            // A bucket refills between the hits, so its rest is spent in one hit.
-            let rest = hit.remaining();
-            if policy.limits()[0].strategy().log_entries(quota) == 0 && rest > 0 {
-                let _ = storage.0.decide(&StorageRequest::new(policy, &key, Op::Hit, rest));
+    impl Published {
+        /// Publishes the number of keys if it has changed by more than a sixteenth. A metric costs more
+        /// than a decision, and the next sweep publishes smaller changes.
+        pub(super) fn keys_changed(&self, keys: usize) {
+            let published = self.keys.load(Ordering::Relaxed);
+            if keys.abs_diff(published) > keys / 16 {
+                self.keys(keys);
             }
-            if hit.is_refused() || storage.0.decide(&StorageRequest::new(policy, &key, Op::Peek, 1)).is_refused() {
-                return storage.stats().bytes;
+        }
+
+        /// Publishes the number of evictions if it has changed by more than a sixteenth.
+        pub(super) fn evicted_changed(&self, evicted: u64) {
+            let published = self.evicted.load(Ordering::Relaxed);
+            if evicted.saturating_sub(published) > evicted / 16 {
+                self.evicted(evicted);
+            }
+        }
+
+        /// Publishes all numbers.
+        pub(super) fn all(&self, keys: usize, evicted: u64) {
+            self.keys(keys);
+            self.evicted(evicted);
+        }
+
+        fn keys(&self, keys: usize) {
+            let before = self.keys.swap(keys, Ordering::Relaxed);
+            if keys > before {
+                metrics::gauge!(KEYS).increment(as_f64(keys - before));
+            } else if keys < before {
+                metrics::gauge!(KEYS).decrement(as_f64(before - keys));
+            }
+        }
+
+        fn evicted(&self, evicted: u64) {
+            let before = self.evicted.fetch_max(evicted, Ordering::Relaxed);
+            if evicted > before {
+                metrics::counter!(EVICTIONS).increment(evicted - before);
             }
         }
     }
 
-    #[test]
-    fn capacity_table_is_up_to_date() {
-        let mut table = String::from(
-            "| policy | bytes per client that has used it up | clients that fill the default storage | requests of these clients |\n\
-             |---|---|---|---|\n",
-        );
-        for (quota, strategies) in [
-            (
-                "10/minute",
-                &[
-                    "fixed-window",
-                    "elastic-window",
-                    "sliding-window-counter",
-                    "token-bucket",
-                    "leaky-bucket",
-                    "moving-window",
-                ][..],
-            ),
-            ("100/minute", &["moving-window"]),
-            ("1000/hour", &["moving-window"]),
-            ("10000/day", &["moving-window"]),
-            ("1000000/day", &["moving-window"]),
-        ] {
-            for strategy in strategies {
-                let policy: Policy = format!("{strategy} {quota}").parse().unwrap();
-                let bytes = bytes_of_exhausted(&policy);
-                let clients = MemoryStorage::new().clients_to_fill(&policy);
-                let requests = clients * u64::from(policy.limits()[0].quota().amount());
-                let [bytes, clients, requests] =
-                    [bytes as u64, clients, requests].map(|number| grouped(rounded(number)));
-                writeln!(table, "| `{strategy} {quota}` | {bytes} | {clients} | {requests} |").unwrap();
-            }
-        }
-        assert_eq!(include_str!("capacity.md"), table, "replace capacity.md by:\n{table}");
+    #[expect(clippy::cast_precision_loss, reason = "a storage has less than 2^52 keys")]
+    fn as_f64(keys: usize) -> f64 {
+        keys as f64
     }
 
-    /// Returns `true` if this number of clients can use up a policy, with hits spread over the
-    /// period, before the storage is full and refuses or evicts any of them.
-    fn fit(policy: &Policy, max_bytes: usize, clients: u64) -> bool {
-        let clock = ManualClock::default();
-        let storage = MemoryStorage::builder().max_bytes(max_bytes).clock(clock.clone()).build().unwrap();
-        let quota = policy.limits()[0].quota();
-        let step = quota.period_micros() / (u64::from(quota.amount()) + 1);
-        let request = |client: u64, op: Op| storage.0.decide(&StorageRequest::new(policy, &Key::from(client), op, 1));
-        for _ in 0..quota.amount() {
-            clock.advance(Duration::from_micros(step));
-            if !(0..clients).all(|client| request(client, Op::Hit).is_admitted()) {
-                return false;
-            }
-        }
-        (0..clients).all(|client| request(client, Op::Peek).is_refused())
-    }
-
-    #[test]
-    fn clients_to_fill_is_accurate_to_20_percent() {
-        for (text, max_bytes) in [
-            ("fixed-window 3/day", 200_000),
-            ("fixed-window 3/day; fixed-window 5/2 days", 200_000),
-            ("moving-window 20/day", 300_000),
-            ("moving-window 100/day", 1_000_000),
-            ("moving-window 1000/day", 2_000_000),
-            ("moving-window 300/day; fixed-window 400/day", 2_000_000),
-        ] {
-            let policy: Policy = text.parse().unwrap();
-            let storage = MemoryStorage::builder().max_bytes(max_bytes).build().unwrap();
-            let expected = storage.clients_to_fill(&policy);
-            assert!(fit(&policy, max_bytes, expected * 85 / 100), "85 % of {expected}: {text}");
-            assert!(!fit(&policy, max_bytes, expected * 120 / 100), "120 % of {expected}: {text}");
+    /// Subtracts the keys of a dropped storage from the gauge.
+    impl Drop for Published {
+        fn drop(&mut self) {
+            self.keys(0);
         }
     }
 }
