@@ -32,7 +32,7 @@
 //!    select the requests that pass without any other step.
 //! 2. The policy is chosen, or read from a [`LivePolicy`](crate::LivePolicy). If
 //!    [`policy_by`](crate::policy_by) returns `None`, the request passes. If a `PolicyLookup` has no
-//!    cached result, the request waits for the look-up here.
+//!    cached result, the request waits for the lookup here.
 //! 3. The key is extracted. If the extractor returns `None`, the request passes. If the key is
 //!    missing, the response is 400, 401 or 500.
 //! 4. The [cost](crate::RateLimitLayer::cost) is computed. A request that costs 0 passes, and its
