@@ -145,6 +145,20 @@ fn memory_table_of_the_guide_equals_that_of_the_storage() {
     }
 }
 
+/// A page that names a file that is gone misleads its readers.
+#[test]
+fn files_that_the_design_names_exist() {
+    let design = read("DESIGN.md");
+    let roots = ["src", "tests", "examples", "benches", "fuzz", "scripts"];
+    let names = design.split('`').skip(1).step_by(2).filter(|span| !span.contains(char::is_whitespace));
+    let paths: Vec<&str> =
+        names.filter(|name| roots.iter().any(|root| name.starts_with(&format!("{root}/")))).collect();
+    assert!(paths.len() > 30, "the paths were found");
+    for path in paths {
+        assert!(Path::new(ROOT).join(path).exists(), "{path} does not exist");
+    }
+}
+
 /// The first two commands of a new contributor.
 #[test]
 fn readme_names_the_commands_that_start_the_server_and_run_all_tests() {
