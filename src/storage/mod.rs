@@ -23,9 +23,16 @@
 //! | [`RefusalCache`] | refusals without a round trip |
 //! | [`Leases`] | hits without a round trip |
 //!
-//! The guide on [several processes](crate::guide::several_processes) helps to choose a storage, and
-//! lists the round trips of each. The guide on [outages](crate::guide::outages) lists the requests
-//! that fail during an outage.
+//! The page of each storage lists its options, its keys and its faults. The guide on [several
+//! processes](crate::guide::several_processes) helps to choose one, and the guide on
+//! [outages](crate::guide::outages) describes a storage that fails.
+//!
+//! # For authors of storages
+//!
+//! A store with compare-and-swap implements [`CasStorage`]. Any other storage implements
+//! [`Storage`]: a [`StorageRequest`] in, a [`StorageFuture`] with a decision or a [`StorageError`]
+//! out, and optionally a [`Summary`] for requests that are admitted at once. `testing::StorageLaws`
+//! and `testing::CasLaws` (feature `testing`) test both.
 
 mod any;
 mod breaker;

@@ -16,8 +16,8 @@ use crate::storage::StorageRequest;
 use crate::sync::MutexGuard;
 use crate::time::{Timestamp, micros};
 
-/// The decision on a hit of a new key if a [`MemoryStorage`] is full and cannot evict another key.
-/// Defaults to `Refuse`.
+/// The decision on a hit of a new key if a [`MemoryStorage`](super::MemoryStorage) is full and cannot
+/// evict another key. Defaults to `Refuse`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[expect(clippy::exhaustive_enums, reason = "a new key is either refused or admitted")]
 pub enum OnFull {
