@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::hash::Hash;
 use std::panic::catch_unwind;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
 use quick_cache::sync::{Cache, DefaultLifecycle};
@@ -16,6 +16,7 @@ use tokio::time::{Instant, sleep, timeout};
 use super::flight::{self, Flight, FlightSender};
 use super::{Found, Lookup, LookupError, LookupResult, PolicyLookup, Tenant};
 use crate::extract::Head;
+use crate::sync::unpoisoned;
 
 /// The time between look-ups of one id while they fail and an earlier result is cached.
 const RETRY_AFTER: Duration = Duration::from_secs(1);
@@ -168,7 +169,7 @@ impl<I: Clone + Eq + Hash + Send + Sync + 'static> Shared<I> {
     }
 
     fn flights(&self) -> MutexGuard<'_, HashMap<I, Flight>> {
-        self.flights.lock().unwrap_or_else(PoisonError::into_inner)
+        unpoisoned(self.flights.lock())
     }
 }
 

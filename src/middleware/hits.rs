@@ -1,7 +1,7 @@
 //! The hits of one request, which are settled together.
 
 use std::mem;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::task::Context;
 
 use tokio::runtime::Handle;
@@ -11,6 +11,7 @@ use super::shadow_check::ShadowCheck;
 use crate::decision::{Decision, OpenCharge, SettleError};
 use crate::observe::EventKind;
 use crate::policy::Policy;
+use crate::sync::unpoisoned;
 
 /// The hit of a request on the policy, and its hits on shadow limits.
 pub(crate) struct Hits {
@@ -82,7 +83,7 @@ impl PendingCharge {
     }
 
     fn state(&self) -> MutexGuard<'_, ChargeState> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        unpoisoned(self.state.lock())
     }
 
     /// Puts back a shadow check that was taken out to be polled. If the charge was settled
@@ -141,7 +142,7 @@ impl OpenCharge for PendingCharge {
 impl Drop for PendingCharge {
     fn drop(&mut self) {
         let closed = ChargeState::Settled { actual: self.cost, hit: None };
-        let state = mem::replace(self.state.get_mut().unwrap_or_else(PoisonError::into_inner), closed);
+        let state = mem::replace(unpoisoned(self.state.get_mut()), closed);
         if let ChargeState::Open(hits) = state {
             self.in_runtime(|| hits.keep());
         }

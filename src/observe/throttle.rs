@@ -1,11 +1,13 @@
 //! Rate limiting of log lines during an outage.
 
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard};
 use std::time::Duration;
 
 // tokio's instant, because tests pause tokio's clock.
 use tokio::time::Instant;
+
+use crate::sync::unpoisoned;
 
 /// Permits one line per interval, and counts the suppressed events.
 #[derive(Debug)]
@@ -64,6 +66,6 @@ impl Throttle {
     }
 
     fn counters(&self) -> MutexGuard<'_, Counters> {
-        self.counters.lock().unwrap_or_else(PoisonError::into_inner)
+        unpoisoned(self.counters.lock())
     }
 }

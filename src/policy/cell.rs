@@ -3,10 +3,11 @@
 use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, RwLock, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, RwLock, Weak};
 
 use super::Policy;
 use crate::error::ConfigError;
+use crate::sync::unpoisoned;
 
 /// The number of distinct policies that requests can read without a lock.
 const SLOTS: usize = 64;
@@ -80,7 +81,7 @@ impl PolicyCell {
     /// Returns the latest policy that found no free slot. Takes a lock.
     #[cold]
     pub(super) fn in_overflow(&self) -> Policy {
-        let overflow = self.overflow.read().unwrap_or_else(PoisonError::into_inner);
+        let overflow = unpoisoned(self.overflow.read());
         overflow.clone().expect("filled before `current` points to it")
     }
 
@@ -103,13 +104,13 @@ impl PolicyCell {
             None => slot.set(policy.clone()).is_ok(),
         });
         if slot.is_none() {
-            *overflow.write().unwrap_or_else(PoisonError::into_inner) = Some(policy.clone());
+            *unpoisoned(overflow.write()) = Some(policy.clone());
         }
         current.store(slot.unwrap_or(SLOTS), Ordering::Release);
     }
 
     fn users(&self) -> MutexGuard<'_, Users> {
-        self.users.lock().unwrap_or_else(PoisonError::into_inner)
+        unpoisoned(self.users.lock())
     }
 }
 

@@ -1,12 +1,13 @@
 //! A hash table with a bounded number of keys, for wrappers that keep data per key.
 
 use std::hash::{BuildHasher, Hasher};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard};
 
 use foldhash::quality::RandomState;
 
 use crate::key::Key;
 use crate::policy::Policy;
+use crate::sync::unpoisoned;
 
 /// The approximate maximum number of rows in a bucket. Each bucket has one lock.
 const WAYS: usize = 16;
@@ -85,7 +86,7 @@ impl<T> Table<T> {
     pub(super) fn lock(&self, key: TableKey) -> Bucket<'_, T> {
         #[allow(clippy::cast_possible_truncation)] // less than the number of buckets
         let number = ((u128::from(key.0[1]) * self.buckets.len() as u128) >> u64::BITS) as usize;
-        let rows = self.buckets[number].lock().unwrap_or_else(PoisonError::into_inner);
+        let rows = unpoisoned(self.buckets[number].lock());
         Bucket { rows, key, ways: self.ways }
     }
 
@@ -108,7 +109,7 @@ impl<T> Table<T> {
     /// such bucket.
     pub(super) fn visit(&self, bucket: usize, mut visit: impl FnMut(&mut T)) -> bool {
         let Some(bucket) = self.buckets.get(bucket) else { return false };
-        let mut rows = bucket.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut rows = unpoisoned(bucket.lock());
         rows.iter_mut().for_each(|row| visit(&mut row.value));
         true
     }

@@ -1,12 +1,14 @@
 use std::collections::BTreeMap;
 use std::mem;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard};
 use std::task::{Context, Waker};
 use std::time::Duration;
 
 use tokio::time::Instant;
 
 use super::Refusal;
+
+use crate::sync::unpoisoned;
 
 /// The maximum number of hits of a queue that ask the storage at the same time.
 const MAX_TURNS: usize = 32;
@@ -145,7 +147,7 @@ impl Queue {
     }
 
     fn lock(&self) -> MutexGuard<'_, QueueState> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        unpoisoned(self.0.lock())
     }
 }
 

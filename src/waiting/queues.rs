@@ -1,10 +1,11 @@
 use std::collections::HashMap;
 use std::fmt;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 
 use super::queue::Queue;
 use crate::key::Key;
+use crate::sync::unpoisoned;
 
 /// The digest of a policy, and a key.
 pub(super) type Id = (u128, Key);
@@ -60,7 +61,7 @@ impl Queues {
     }
 
     fn lock(&self) -> MutexGuard<'_, HashMap<Id, Members>> {
-        self.queues.lock().unwrap_or_else(PoisonError::into_inner)
+        unpoisoned(self.queues.lock())
     }
 }
 

@@ -2,7 +2,7 @@
 
 use std::fmt;
 use std::hash::{BuildHasher, RandomState};
-use std::sync::{Arc, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::time::Instant;
@@ -11,6 +11,7 @@ use super::state::{CircuitState, Counts, Phase};
 use super::telemetry;
 use crate::storage::{StorageError, StorageErrorKind};
 use crate::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use crate::sync::unpoisoned;
 use crate::sync::{Mutex, MutexGuard};
 use crate::time::micros;
 
@@ -239,7 +240,7 @@ impl Circuit {
     }
 
     fn lock(&self) -> MutexGuard<'_, ProbeState> {
-        self.0.probe_state.lock().unwrap_or_else(PoisonError::into_inner)
+        unpoisoned(self.0.probe_state.lock())
     }
 }
 

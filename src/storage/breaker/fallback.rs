@@ -4,13 +4,14 @@ use std::collections::HashMap;
 use std::fmt;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::num::NonZeroU32;
-use std::sync::{PoisonError, RwLock};
+use std::sync::RwLock;
 
 use crate::decision::Decision;
 use crate::error::ConfigError;
 use crate::policy::Policy;
 use crate::storage::AnyStorage;
 use crate::strategy::Status;
+use crate::sync::unpoisoned;
 
 /// The maximum number of divided policies in the cache. A full cache is cleared.
 const MAX_CACHED: usize = 1_024;
@@ -34,7 +35,7 @@ impl Fallback {
             return Ok(policy.clone());
         }
         let hash = hash(policy);
-        let cached = self.divided.read().unwrap_or_else(PoisonError::into_inner);
+        let cached = unpoisoned(self.divided.read());
         if let Some((_, divided)) =
             cached.get(&hash).and_then(|cached| cached.iter().find(|(original, _)| original == policy))
         {
@@ -42,7 +43,7 @@ impl Fallback {
         }
         drop(cached);
         let divided = policy.divide(self.replicas)?;
-        let mut cached = self.divided.write().unwrap_or_else(PoisonError::into_inner);
+        let mut cached = unpoisoned(self.divided.write());
         if cached.values().map(Vec::len).sum::<usize>() >= MAX_CACHED {
             cached.clear();
         }

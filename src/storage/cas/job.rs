@@ -3,7 +3,7 @@
 //! A hit is refused as contended only if the store cannot execute it anymore. If a swap with the
 //! hit was sent and has no result, its caller gets an error for which `may_have_counted` is `true`.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
 use tokio::sync::oneshot;
@@ -13,6 +13,7 @@ use super::error;
 use crate::decision::Decision;
 use crate::policy::Policy;
 use crate::storage::StorageError;
+use crate::sync::unpoisoned;
 use crate::time::Timestamp;
 
 /// The `retry_after` of a contended hit, in microseconds.
@@ -75,7 +76,7 @@ struct Stage {
 
 impl Progress {
     fn lock(&self) -> MutexGuard<'_, Stage> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        unpoisoned(self.0.lock())
     }
 }
 

@@ -3,7 +3,9 @@
 use std::collections::HashMap;
 use std::hash::{BuildHasher, RandomState};
 use std::mem;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard};
+
+use crate::sync::unpoisoned;
 
 /// The maximum number of keys in each of the two generations.
 const GENERATION: usize = 8_192;
@@ -48,7 +50,7 @@ impl Known {
     }
 
     fn lock(&self) -> MutexGuard<'_, Generations> {
-        self.generations.lock().unwrap_or_else(PoisonError::into_inner)
+        unpoisoned(self.generations.lock())
     }
 }
 

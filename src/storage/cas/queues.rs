@@ -2,11 +2,12 @@
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 
 use tokio::runtime::Id;
 
 use super::job::Job;
+use crate::sync::unpoisoned;
 use crate::time::Timestamp;
 
 /// Identifies a worker by its runtime and its key. Each runtime has its own workers, because a
@@ -69,6 +70,6 @@ impl Queues {
     }
 
     fn lock(&self) -> MutexGuard<'_, HashMap<Place, Vec<Job>>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        unpoisoned(self.0.lock())
     }
 }

@@ -8,7 +8,7 @@
 //! the time of the key. So the time of the key goes on by the time that passes on any clock, and
 //! does not jump to the fastest clock again after each decision of a slower one.
 
-use std::sync::{Mutex, PoisonError};
+use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
 use super::error;
@@ -18,6 +18,7 @@ use crate::error::ConfigError;
 use crate::policy::{Op, Policy};
 use crate::storage::StorageError;
 use crate::storage::text::{self, Head};
+use crate::sync::unpoisoned;
 use crate::time::{Timestamp, micros};
 
 /// The default of `max_skew`. The clocks of machines with NTP differ by less. In the worst case, a
@@ -113,7 +114,7 @@ impl Skew {
     fn report(&self, ahead: Duration) {
         #[cfg(feature = "metrics")]
         metrics::counter!(SKEWED).increment(1);
-        let mut warned = self.warned.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut warned = unpoisoned(self.warned.lock());
         if warned.is_some_and(|at| at.elapsed() < WARN_EVERY) {
             return;
         }

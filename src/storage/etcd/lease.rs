@@ -4,7 +4,7 @@
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use tokio::time::Instant;
@@ -13,6 +13,7 @@ use super::link::Members;
 use super::wire::LeaseGrant;
 use crate::storage::StorageError;
 use crate::storage::net::{Reconnecting, Usable};
+use crate::sync::unpoisoned;
 
 /// The shortest step, in seconds. The end of a lease is rounded up to a multiple of a step.
 ///
@@ -123,7 +124,7 @@ impl Leases {
     }
 
     fn source(&self, end: LeaseEnd, now: Duration, members: &Members) -> Arc<Reconnecting<Lease>> {
-        let mut granted = self.granted.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut granted = unpoisoned(self.granted.lock());
         if let Some(source) = granted.get(&end) {
             return Arc::clone(source);
         }

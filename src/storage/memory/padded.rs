@@ -1,11 +1,12 @@
 //! A shard with its lock, and the published state of the key that it refused last.
 
 use std::hint;
-use std::sync::{PoisonError, TryLockError};
+use std::sync::TryLockError;
 
 use super::shard::{KeyHash, Shard};
 use crate::strategy::State;
 use crate::sync::atomic::{AtomicU64, Ordering, fence};
+use crate::sync::unpoisoned;
 use crate::sync::{Mutex, MutexGuard};
 use crate::time::Timestamp;
 
@@ -46,7 +47,7 @@ impl Padded {
         }
         // A custom strategy that panics leaves its state unchanged or fresh, so the lock stays
         // usable.
-        self.shard.lock().unwrap_or_else(PoisonError::into_inner)
+        unpoisoned(self.shard.lock())
     }
 
     /// Returns the shard, unless another thread has locked it.

@@ -5,7 +5,7 @@
 //! rises with each reply.
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use tokio::time::Instant;
@@ -13,6 +13,7 @@ use tokio::time::Instant;
 use super::reconnect::{Reconnecting, Usable};
 use super::waiters::{MOST, overloaded};
 use crate::storage::StorageError;
+use crate::sync::unpoisoned;
 
 /// The smallest value of the limit.
 const LEAST: usize = 16;
@@ -161,7 +162,7 @@ impl Calls {
     pub(in crate::storage) fn record_sign_of_life(&self) {
         // Read before writing: a write would invalidate the cache line of all other threads.
         if self.is_silent.load(Ordering::Relaxed) {
-            let mut silence = self.silence.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut silence = unpoisoned(self.silence.lock());
             (silence.total, silence.until) = (Duration::ZERO, None);
             self.is_silent.store(false, Ordering::Relaxed);
         }
@@ -170,7 +171,7 @@ impl Calls {
     /// Records a call without a reply. Returns `true` if the connection has been silent for too
     /// long.
     fn record_silence(&self, begun: Instant, timeout: Duration) -> bool {
-        let mut silence = self.silence.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut silence = unpoisoned(self.silence.lock());
         let now = Instant::now();
         let from = silence.until.map_or(begun, |until| until.max(begun));
         // A call that ends much later than its deadline indicates that this machine is busy, and

@@ -1,7 +1,7 @@
 //! A connection that is opened on demand, in a background task that all callers share.
 
 use std::fmt;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
 use tokio::sync::watch;
@@ -10,6 +10,7 @@ use tokio::time::Instant;
 use super::CONNECT_WITHIN;
 use super::waiters::Waiters;
 use crate::storage::StorageError;
+use crate::sync::unpoisoned;
 
 /// The backoff after the first failed attempt. Each further failure doubles it, up to
 /// [`MAX_BACKOFF`].
@@ -185,7 +186,7 @@ impl<T: Usable + Send + Sync + 'static> Reconnecting<T> {
 
 impl<T> Reconnecting<T> {
     fn lock(&self) -> MutexGuard<'_, ConnectionState<T>> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        unpoisoned(self.state.lock())
     }
 }
 

@@ -1,9 +1,10 @@
 //! The last known texts of keys, and the server's time. With both, a hit needs one round trip.
 
 use std::collections::HashMap;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard};
 use std::time::Instant;
 
+use crate::sync::unpoisoned;
 use crate::time::{Timestamp, micros};
 
 /// The maximum number of keys in each of the two generations.
@@ -66,7 +67,7 @@ impl Recent {
     }
 
     fn lock(&self) -> MutexGuard<'_, Inner> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        unpoisoned(self.0.lock())
     }
 }
 

@@ -1,11 +1,13 @@
 //! Bounds the connections to each server, including those that are being opened or closed.
 
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use super::socket::Address;
+
+use crate::sync::unpoisoned;
 
 /// A place for one connection. It is taken before the login, and dropped when the server has closed
 /// the connection.
@@ -27,7 +29,7 @@ impl Slots {
     /// Waits for a free slot of the server.
     pub(super) async fn take(&self, address: &Address) -> Slot {
         let slots = {
-            let mut taken = self.taken.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut taken = unpoisoned(self.taken.lock());
             // The addresses of a name can change, so those without a connection are forgotten.
             taken.retain(|other, slots| other == address || Arc::strong_count(slots) > 1);
             let new = || Arc::new(Semaphore::new(self.count));

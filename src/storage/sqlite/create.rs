@@ -13,7 +13,7 @@ mod unix {
     use std::io::ErrorKind;
     use std::os::unix::fs::OpenOptionsExt;
     use std::path::Path;
-    use std::sync::{Mutex, PoisonError};
+    use std::sync::Mutex;
 
     /// The maximum number of symbolic links to follow, as on Linux.
     const MAX_LINKS: usize = 40;
@@ -24,7 +24,7 @@ mod unix {
         // A process that closes a file loses all locks that it has on it. So no other thread may
         // open the file before it is closed here. A file that exists is not opened.
         static CREATING: Mutex<()> = Mutex::new(());
-        let _creating = CREATING.lock().unwrap_or_else(PoisonError::into_inner);
+        let _creating = crate::sync::unpoisoned(CREATING.lock());
         let mut path = path.to_owned();
         for _ in 0..MAX_LINKS {
             match OpenOptions::new().write(true).create_new(true).mode(0o600).open(&path) {

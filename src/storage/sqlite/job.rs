@@ -2,7 +2,7 @@
 
 use std::path::Path;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 
 use tokio::sync::oneshot;
 use tokio::time::{Instant, timeout_at};
@@ -12,6 +12,7 @@ use crate::decision::Decision;
 use crate::policy::{Op, Policy};
 use crate::storage::cas::Command;
 use crate::storage::{Clock, StorageError};
+use crate::sync::unpoisoned;
 
 /// The work of a call.
 #[derive(Debug)]
@@ -138,5 +139,5 @@ impl WorkWaiter {
 }
 
 fn lock(stage: &Mutex<Stage>) -> MutexGuard<'_, Stage> {
-    stage.lock().unwrap_or_else(PoisonError::into_inner)
+    unpoisoned(stage.lock())
 }
