@@ -23,7 +23,7 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use self::combine::Combiner;
+use self::combine::{Combine, Combiner};
 use self::link::Link;
 use self::script::Scripts;
 use self::swap::SwapStore;
@@ -51,7 +51,7 @@ use crate::storage::{Cas, Clock, StorageError, deadline};
 /// One Lua script checks and updates all limits of a policy in one round trip, by the server's
 /// clock. All processes together admit exactly as many hits as the limit allows.
 ///
-/// Under load, up to 16 hits share a call to the server: see [`combine`](Self::combine).
+/// Under load, up to 16 hits share a call to a single server: see [`combine`](Self::combine).
 ///
 /// If a strategy of a policy has no [script](crate::strategy::Strategy::script), the storage uses
 /// compare-and-swap for that policy, as [`Cas`] does. A hit then takes two round trips or more. If
@@ -62,7 +62,7 @@ use crate::storage::{Cas, Clock, StorageError, deadline};
 /// |---|---|---|
 /// | `prefix` | `rl` | the prefix of all keys |
 /// | `timeout` | `100ms` | the timeout of a call |
-/// | `combine` | `true` | `true` lets several hits share a call |
+/// | `combine` | `true` | `true` lets several hits share a call to a single server, `always` to any server |
 /// | `ca` | the system's roots | for TLS, a PEM file with the certificates to trust |
 /// | `cert`, `key` | none | for TLS, PEM files with a client certificate and its private key |
 /// | `sentinel-user`, `sentinel-password` | no login | the login for the sentinels |
@@ -89,7 +89,7 @@ pub struct RedisStorage {
     target: Arc<(Servers, Access)>,
     prefix: Arc<str>,
     deadline: Duration,
-    combine: bool,
+    combine: Combine,
     scripts: Scripts,
     combiner: Arc<Combiner>,
     /// Decides policies with a strategy that has no script.
@@ -117,14 +117,15 @@ impl RedisStorage {
         let (link, target) = (Link::new(servers.clone(), &access), Arc::new((servers, access)));
         let (scripts, prefix) = (Scripts::default(), Arc::from(prefix));
         let cas = swap::cas(&link, &prefix, deadline, None);
-        let combiner = Combiner::new(combine);
+        let combiner = Combiner::new(combine, Arc::clone(&prefix));
         Ok(Self { link, target, prefix, deadline, combine, scripts, combiner, cas, clock: None })
     }
 
     /// Creates the compare-and-swap storage and the combiner again, with the current settings.
     fn with_new_cas(self) -> Self {
         let cas = swap::cas(&self.link, &self.prefix, self.deadline, self.clock.clone());
-        Self { cas, combiner: Combiner::new(self.combine), ..self }
+        let combiner = Combiner::new(self.combine, Arc::clone(&self.prefix));
+        Self { cas, combiner, ..self }
     }
 
     /// Sets the prefix of all keys on the server. Overrides the option `prefix` of the URL.
@@ -168,16 +169,19 @@ impl RedisStorage {
     /// [`MovingWindow`](crate::MovingWindow). Peeks, charges, settlements and clears are never
     /// combined.
     ///
-    /// Set it to `false` behind a proxy that distributes keys to several servers, such as Envoy or
-    /// twemproxy. Such a proxy sends a call with several keys to the server of its first key. The
-    /// hits of the other keys then count on the wrong server, and more hits than the limit are
-    /// admitted.
+    /// Hits are combined only on a connection that has proved to lead to a single server. Under
+    /// load, the storage makes this proof once per connection, in the background, and
+    /// [`ready`](Self::ready) makes it too. A proxy that distributes keys to several servers, such
+    /// as Envoy or twemproxy, fails the proof, and so does a single server that belongs to a
+    /// cluster. Each hit is then a call of its own.
     ///
-    /// With the URL of a cluster, hits never share a call. A single server that belongs to a
-    /// cluster refuses a call whose keys are in several slots of the cluster. The storage then
-    /// sends these hits again, and from then on each hit in a call of its own.
+    /// The option `combine=always` of the URL skips the proof. Such a proxy would send a call with
+    /// several keys to the server of its first key, and more hits than the limit would be admitted.
+    ///
+    /// With the URL of a cluster, hits never share a call.
     #[must_use]
     pub fn combine(self, combine: bool) -> Self {
+        let combine = if combine { Combine::OnSingleServer } else { Combine::Never };
         Self { combine, ..self }.with_new_cas()
     }
 

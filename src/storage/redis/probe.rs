@@ -4,6 +4,7 @@ use redis::cmd;
 use tokio::time::Instant;
 
 use super::RedisStorage;
+use super::combine::Combine;
 use crate::storage::StorageError;
 
 const SCRIPT: &str = include_str!("script/probe.lua");
@@ -20,6 +21,9 @@ impl RedisStorage {
             for (command, script) in [("EVAL", SCRIPT), ("EVALSHA", &*hash)] {
                 self.link.run(cmd(command).arg(script).arg(1).arg(&key), deadline).await?;
             }
+        }
+        if self.combine == Combine::OnSingleServer {
+            self.link.prove_single_server(&self.prefix, deadline).await;
         }
         Ok(())
     }

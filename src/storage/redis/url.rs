@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use super::combine::Combine;
 use crate::error::ConfigError;
 use crate::storage::credentials::LoginSource;
 use crate::storage::tls::Tls;
@@ -15,7 +16,7 @@ pub(super) struct RedisUrl {
     pub(super) access: Access,
     pub(super) prefix: Box<str>,
     pub(super) deadline: Duration,
-    pub(super) combine: bool,
+    pub(super) combine: Combine,
 }
 
 /// The servers in a URL.
@@ -104,7 +105,7 @@ impl RedisUrl {
         };
         let tls = if tls { Some(Tls::from_options(&mut options, None, wrong)?) } else { None };
         let (prefix, deadline) = (options.prefix()?, options.timeout()?);
-        let combine = options.choice("combine", true, &[("true", true), ("false", false)])?;
+        let combine = options.choice("combine", Combine::OnSingleServer, &Combine::WORDS)?;
         options.end()?;
         let access = Access { login: LoginSource::Fixed(login), db: db.unwrap_or(0), tls };
         Ok(Self { servers, access, prefix, deadline, combine })

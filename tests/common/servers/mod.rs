@@ -11,6 +11,7 @@ mod postgres;
 mod process;
 mod proxy;
 mod resp;
+mod sharding_proxy;
 pub mod storage;
 
 use std::env;
@@ -33,6 +34,7 @@ pub use self::postgres::{Postgres, Session};
 use self::process::{Folder, Process};
 pub use self::proxy::{Mode, Proxy};
 pub use self::resp::Reply;
+pub use self::sharding_proxy::ShardingProxy;
 use crate::time::EVENTUALLY;
 pub use crate::time::wait_until;
 

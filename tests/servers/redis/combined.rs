@@ -82,9 +82,20 @@ async fn scripts_that_the_server_has_forgotten_are_sent_again() {
 #[tokio::test]
 async fn hits_on_forbidden_keys_do_not_fail_the_other_hits() {
     let server = Server::start(&[]);
-    server.ask(&["ACL", "SETUSER", "some", "on", ">password", "+@all", "~rl:{p|n:?}v1", "~rl:{p|n:[1-4]?}v1"]);
+    server.ask(&[
+        "ACL",
+        "SETUSER",
+        "some",
+        "on",
+        ">password",
+        "+@all",
+        "~rl:{ready*",
+        "~rl:{p|n:?}v1",
+        "~rl:{p|n:[1-4]?}v1",
+    ]);
     let storage = storage(&server.url().replace("redis://", "redis://some:password@"));
     let policy = policy("10/day").with_name("p");
+    ready(&storage).await;
     let _ = hit(&storage, &policy, 1, 1).await.unwrap();
     for round in 1..=3 {
         for (client, result) in hits(&storage, &policy).await.into_iter().enumerate() {

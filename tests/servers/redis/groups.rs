@@ -1,10 +1,12 @@
-//! Combined hits: callers that are not polled, several runtimes, and hits that are never sent.
+//! Combined hits: callers that are not polled, several runtimes, hits that are never sent, and
+//! servers on which hits must not be combined.
 
 use std::net::TcpListener;
 use std::time::Duration;
 
 use common::policy;
-use common::servers::{Reply, Server};
+use common::servers::{Reply, Server, ShardingProxy};
+use common::time::eventually;
 use futures_util::future::{join_all, poll_immediate};
 use tokio::runtime::{Builder, Runtime};
 use tokio::task::yield_now;
@@ -160,8 +162,66 @@ async fn combined_hits_count_towards_the_limit_of_calls_in_flight() {
     assert!((1_000..=1_100).contains(&admitted) && admitted + refused == 4_096, "{admitted}, {refused}");
 }
 
+/// Makes 40 hits per client, all clients at the same time, and in another order in each round.
+/// Returns the admitted hits of each client.
+async fn admitted_hits(storage: &RedisStorage, policy: &Policy) -> Vec<usize> {
+    let mut admitted = vec![0; usize::try_from(CLIENTS).unwrap()];
+    for round in 0..40 {
+        let hits = (0..CLIENTS).map(async |number| {
+            let client = (number + 5 * round) % CLIENTS;
+            (usize::try_from(client).unwrap(), hit(storage, policy, client).await.unwrap())
+        });
+        for (client, decision) in join_all(hits).await {
+            admitted[client] += usize::from(decision.is_admitted());
+        }
+    }
+    admitted
+}
+
+/// The servers of the first proxy have equal shares. In the second one, a server has a quarter.
 #[tokio::test]
-async fn storage_stops_combining_hits_after_a_cluster_refuses_several_keys() {
+async fn hits_behind_a_proxy_that_distributes_keys_are_not_combined() {
+    let (server, policy) = ([Server::start(&[]), Server::start(&[])], policy("10/day"));
+    let [one, other] = [server[0].port(), server[1].port()];
+    for ports in [vec![one, other], [vec![one; 3], vec![other]].concat()] {
+        let url = ShardingProxy::start(&ports).url();
+        let name = |text: &str| format!("{url}?prefix={text}-{}", ports.len());
+        let unchecked = storage(&format!("{}&combine=always", name("unchecked")));
+        let most = admitted_hits(&unchecked, &policy).await.into_iter().max().unwrap();
+        assert!(most > 10, "the proxy splits the hits of a client: {most}");
+        for is_ready in [false, true] {
+            let storage = storage(&name(if is_ready { "ready" } else { "lazy" }));
+            if is_ready {
+                ready(&storage).await;
+            }
+            assert_eq!(admitted_hits(&storage, &policy).await, vec![10; 64]);
+        }
+    }
+}
+
+#[tokio::test]
+async fn one_server_is_proved_once_per_connection() {
+    let (server, policy) = (Server::start(&[]), policy("10/day"));
+    let (proxy, storages) = (ShardingProxy::start(&[server.port()]), ["", "?combine=always"]);
+    for (url, proofs) in storages.map(|query| proxy.url() + query).into_iter().zip([1, 0]) {
+        let storage = storage(&url);
+        // The server caches the script of a single hit.
+        assert!(hit(&storage, &policy, CLIENTS).await.unwrap().is_admitted());
+        let evals = server.calls("eval");
+        eventually("hits are combined", async || {
+            let before = server.calls("evalsha");
+            assert_eq!(admitted_hits(&storage, &policy).await.len(), 64);
+            server.calls("evalsha") - before < 40 * CLIENTS / 4
+        })
+        .await;
+        // The first calls of the script of several hits send its text.
+        let sent = server.calls("eval") - evals;
+        assert!((proofs * 64..=proofs * 64 + 8).contains(&sent), "{url}: {sent}");
+    }
+}
+
+#[tokio::test]
+async fn server_of_a_cluster_fails_the_proof_once() {
     let server = Server::start(&["--cluster-enabled", "yes"]);
     let slots: Vec<String> = (0..16_384).map(|slot| slot.to_string()).collect();
     let all = ["CLUSTER", "ADDSLOTS"].into_iter().chain(slots.iter().map(|slot| &**slot)).collect::<Vec<_>>();

@@ -8,6 +8,8 @@ use tower_ratelimit::storage::{ManualClock, RedisStorage, StorageRequest};
 use tower_ratelimit::strategy::{Hit, Script, State, Status, Strategy};
 use tower_ratelimit::{FixedWindow, Key, Limit, MovingWindow, Op, Policy, Quota, Storage, Timestamp, TokenBucket};
 
+use super::ready;
+
 /// Another strategy under a new name, with another script.
 #[derive(Debug)]
 struct Renamed<S> {
@@ -196,6 +198,7 @@ async fn hit_whose_script_fails_does_not_fail_those_in_the_same_call() {
     let (good, bad, key) = (policy(12), policy(13), Key::from("k"));
     let policies: Vec<&Policy> = (0..40).map(|number| if number % 10 == 9 { &bad } else { &good }).collect();
     let hits = policies.iter().map(|policy| storage.decide(StorageRequest::new(policy, &key, Op::Hit, 1)));
+    ready(&storage).await;
     let before = server.calls("evalsha");
     let decided = join_all(hits).await;
     let mut remaining = Vec::new();

@@ -48,7 +48,7 @@ fn invalid_url_is_rejected_with_a_correction() {
         ("redis://host?timeout=0s", &["\"0s\"", "at least 1ms"]),
         ("redis://host?timeout=2h", &["\"2h\"", "100ms or 2s"]),
         ("redis://host?timeout=1s&timeout=2s", &["\"timeout\"", "twice"]),
-        ("redis://host?combine=no", &["\"no\"", "combine=true or combine=false"]),
+        ("redis://host?combine=no", &["\"no\"", "combine=true or combine=false or combine=always"]),
         ("redis://host?combine=", &["\"\"", "combine=false"]),
         ("redis://host?prefix=", &["\"\"", "\"rl\""]),
         ("redis://host?prefix=a{b}", &["\"a{b}\"", "{ and }"]),

@@ -1,6 +1,6 @@
 //! A group of hits that one call sends.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 
 use redis::Value;
 use tokio::sync::oneshot;
@@ -8,6 +8,7 @@ use tokio::time::Instant;
 
 use super::super::script::Call;
 use crate::storage::StorageError;
+use crate::sync::unpoisoned;
 
 /// The hits of one call that have not been sent yet.
 #[derive(Debug, Default)]
@@ -54,7 +55,7 @@ impl Group {
     }
 
     fn hits(&self) -> MutexGuard<'_, Vec<Hit>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        unpoisoned(self.0.lock())
     }
 }
 

@@ -3,6 +3,9 @@
 //! A script call costs the server a few microseconds besides the decision, for example to read the
 //! clock. It costs the client a reply. Hits that share a call share these costs.
 //!
+//! The keys of such a call must be on one server. So hits are combined only on a connection that has
+//! [proved](super::link) to be one server, or that the user has vouched for.
+//!
 //! A hit is sent at once if fewer than four other hits of the storage are in flight. Otherwise it
 //! joins a [`Group`]. A task of the group yields to the runtime once, and then sends all hits that
 //! have joined in the meantime. A full group is sent without the yield. The script decides the hits
@@ -15,8 +18,8 @@ mod group;
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard};
 
 use redis::Value;
 use tokio::runtime::{self, Handle};
@@ -25,10 +28,11 @@ use tokio::task::yield_now;
 use tokio::time::{Instant, timeout_at};
 
 use self::group::{Group, Hit, Member, Outcome};
-use super::error::{is_cross_slot, is_script_missing};
+use super::error::is_script_missing;
 use super::link::{Link, Node};
 use super::script::{Call, Combined, Kin};
 use crate::storage::{StorageError, StorageErrorKind};
+use crate::sync::unpoisoned;
 
 /// The maximum number of hits in one call.
 ///
@@ -39,11 +43,28 @@ const MAX_HITS: usize = 16;
 /// A hit joins a group only if at least this many other hits are in flight.
 const MIN_IN_FLIGHT: usize = 4;
 
+/// The connections on which hits are combined.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Combine {
+    Never,
+    /// Those that have proved to be one server.
+    OnSingleServer,
+    /// All, because the user vouches for them.
+    Always,
+}
+
+impl Combine {
+    /// The values of the option `combine` in a URL.
+    pub(super) const WORDS: [(&str, Self); 3] =
+        [("true", Self::OnSingleServer), ("false", Self::Never), ("always", Self::Always)];
+}
+
 /// Combines the hits of one storage.
 #[derive(Debug)]
 pub(super) struct Combiner {
-    /// `false` if each hit is sent in a call of its own.
-    is_enabled: AtomicBool,
+    mode: Combine,
+    /// The prefix of all keys.
+    prefix: Arc<str>,
     in_flight: AtomicUsize,
     /// The groups that hits can join. The task of a group closes it, and then sends it.
     open: Mutex<HashMap<GroupKey, Arc<Group>>>,
@@ -70,9 +91,17 @@ struct Sending {
 }
 
 impl Combiner {
-    pub(super) fn new(is_enabled: bool) -> Arc<Self> {
-        let (is_enabled, in_flight, open) = (AtomicBool::new(is_enabled), AtomicUsize::new(0), Mutex::default());
-        Arc::new(Self { is_enabled, in_flight, open })
+    pub(super) fn new(mode: Combine, prefix: Arc<str>) -> Arc<Self> {
+        Arc::new(Self { mode, prefix, in_flight: AtomicUsize::new(0), open: Mutex::default() })
+    }
+
+    /// Returns `true` if hits can be combined on this connection now.
+    fn is_possible_on(&self, node: &Node) -> bool {
+        match self.mode {
+            Combine::Never => false,
+            Combine::OnSingleServer => node.is_single_server(&self.prefix),
+            Combine::Always => true,
+        }
     }
 
     /// Runs the script of a call, in one call with other hits if possible.
@@ -87,9 +116,9 @@ impl Combiner {
         let others = self.in_flight.fetch_add(1, Ordering::Relaxed);
         let _in_flight = InFlight(&self.in_flight);
         if others >= MIN_IN_FLIGHT
-            && self.is_enabled.load(Ordering::Relaxed)
             && call.can_be_combined()
             && let Some(node) = link.single()
+            && self.is_possible_on(node)
             && let Some(result) = self.join(node, call, deadline).await
         {
             return result;
@@ -140,7 +169,7 @@ impl Combiner {
     }
 
     fn open(&self) -> MutexGuard<'_, HashMap<GroupKey, Arc<Group>>> {
-        self.open.lock().unwrap_or_else(PoisonError::into_inner)
+        unpoisoned(self.open.lock())
     }
 }
 
@@ -175,35 +204,33 @@ impl Sending {
             hits = self.group.take();
             (!hits.is_empty()).then(|| Combined::new(&calls(&hits)).by_hash())
         };
-        let reply = match self.node.run_with(deadline, count, by_hash).await {
-            Err(error) if is_script_missing(&error) => {
-                let by_text = Combined::new(&calls(&hits)).by_text();
-                self.node.run(&by_text, deadline).await
-            }
-            other => other,
-        };
+        let needs_proof = self.combiner.mode != Combine::Always;
+        let mut reply = self.node.run_several(deadline, count, needs_proof, by_hash).await;
+        if reply.as_ref().is_err_and(is_script_missing) {
+            let by_text = Combined::new(&calls(&hits)).by_text();
+            reply = self.node.run_several(deadline, hits.len(), needs_proof, || Some(by_text)).await;
+        }
         if hits.is_empty() {
             // The call was not sent.
             hits = self.group.take();
         }
         match reply {
-            Ok(Value::Array(replies)) if replies.len() == hits.len() => {
+            Ok(Some(Value::Array(replies))) if replies.len() == hits.len() => {
                 for (hit, reply) in hits.into_iter().zip(replies) {
                     // A hit that failed has counted nothing. A call of its own returns the error.
                     hit.complete((reply != Value::Nil).then_some(Ok(reply)));
                 }
             }
+            // The connection was replaced, and the new one has not proved to be one server.
+            Ok(None) => hits.into_iter().for_each(Hit::send_alone),
             // The server refused the call, so it executed nothing. The key of one hit may be the
             // cause, so the other hits can succeed in calls of their own.
             Err(error) if error.kind() == StorageErrorKind::Refused => {
-                if is_cross_slot(&error) {
-                    self.combiner.is_enabled.store(false, Ordering::Relaxed);
-                }
                 hits.into_iter().for_each(Hit::send_alone);
             }
             Err(error) => hits.into_iter().for_each(|hit| hit.complete(Some(Err(error.clone())))),
             // The caller reports the unexpected reply.
-            Ok(other) => hits.into_iter().for_each(|hit| hit.complete(Some(Ok(other.clone())))),
+            Ok(Some(other)) => hits.into_iter().for_each(|hit| hit.complete(Some(Ok(other.clone())))),
         }
     }
 }

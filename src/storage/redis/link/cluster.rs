@@ -7,7 +7,7 @@
 use std::collections::HashMap;
 use std::fmt;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
 use redis::{Cmd, Value, cmd};
@@ -20,6 +20,7 @@ use super::slots::{Slots, slot_of};
 use crate::storage::StorageError;
 use crate::storage::net::Reconnecting;
 use crate::storage::url::{Address, Host};
+use crate::sync::unpoisoned;
 
 /// The maximum number of times that a command is sent. It is sent again only after a reply that
 /// means that the node has not executed it.
@@ -142,7 +143,7 @@ impl ClusterInner {
     }
 
     fn nodes(&self) -> MutexGuard<'_, HashMap<Host, Node>> {
-        self.nodes.lock().unwrap_or_else(PoisonError::into_inner)
+        unpoisoned(self.nodes.lock())
     }
 
     /// Loads the slot map from the first node that returns it. Tries the known nodes and those in

@@ -6,6 +6,7 @@
 mod cluster;
 mod connect;
 mod node;
+mod proof;
 #[cfg(feature = "redis-sentinel")]
 mod sentinel;
 #[cfg(feature = "redis-cluster")]
@@ -122,6 +123,14 @@ impl Link {
             }
             #[cfg(feature = "redis-cluster")]
             Topology::Cluster(cluster) => cluster.nodes(deadline).await,
+        }
+    }
+
+    /// Waits for the proof that all keys under `prefix` are on one server, before calls are combined.
+    /// In a cluster, calls are never combined.
+    pub(super) async fn prove_single_server(&self, prefix: &str, deadline: Instant) {
+        if let Some(node) = self.single() {
+            node.prove(prefix, deadline).await;
         }
     }
 

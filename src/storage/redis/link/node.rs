@@ -5,13 +5,14 @@ use std::future::ready;
 use std::pin::Pin;
 use std::sync::Arc;
 
-use redis::{Cmd, RedisError, Value};
-use tokio::time::{Instant, timeout_at};
+use redis::{Cmd, ErrorKind, RedisError, Value};
+use tokio::time::{Instant, timeout, timeout_at};
 
 use super::super::error::{from_redis, is_permission_denied, needs_new_connection};
 use super::super::url::Access;
 use super::connect::RedisConnection;
-use crate::storage::net::{Call, Calls, Connected, Reconnecting, Usable};
+use super::proof::{Commands, Proof};
+use crate::storage::net::{CONNECT_WITHIN, Call, Calls, Connected, Reconnecting, Usable};
 use crate::storage::url::Address;
 use crate::storage::{StorageError, StorageErrorKind};
 
@@ -68,11 +69,31 @@ pub(super) struct OpenConnection {
     connection: RedisConnection,
     address: Address,
     calls: Calls,
+    proof: Proof,
 }
 
 impl OpenConnection {
     fn new(connection: RedisConnection, address: Address) -> Self {
-        Self { connection, address, calls: Calls::default() }
+        Self { connection, address, calls: Calls::default(), proof: Proof::default() }
+    }
+
+    /// Proves that all keys under `prefix` are on one server, unless the proof was begun before.
+    async fn prove(&self, prefix: &str) {
+        let Some(proving) = self.proof.begin() else { return };
+        let (mut connection, commands) = (self.connection.commands(), Commands::new(prefix));
+        let replies = async {
+            connection.send_packed_command(&commands.store).await?;
+            let replies = connection.send_packed_commands(&commands.read, 0, Commands::READS).await;
+            connection.send_packed_command(&commands.delete).await?;
+            replies
+        };
+        match timeout(CONNECT_WITHIN, replies).await {
+            Ok(Ok(replies)) => proving.end(commands.is_proof(&replies)),
+            // A lost connection or a timeout proves nothing, so the proof can be tried again. A
+            // server that refuses a command would refuse it again.
+            Ok(Err(error)) if matches!(error.kind(), ErrorKind::Server(_) | ErrorKind::Extension) => proving.end(false),
+            Ok(Err(_)) | Err(_) => drop(proving),
+        }
     }
 }
 
@@ -119,18 +140,44 @@ impl Node {
     }
 
     /// Runs a command for several hits, like [`run`](Self::run). Calls the closure `command` only
-    /// when the connection is ready to send. Returns nil if the closure returns `None`.
-    pub(in super::super) async fn run_with(
+    /// when the connection is ready to send. Returns `None` without sending anything if the closure
+    /// returns `None`, or if all hits must be on one server (`needs_proof`) and the connection has
+    /// not proved that.
+    pub(in super::super) async fn run_several(
         &self,
         deadline: Instant,
         hits: usize,
+        needs_proof: bool,
         command: impl FnOnce() -> Option<Cmd>,
-    ) -> Result<Value, StorageError> {
+    ) -> Result<Option<Value>, StorageError> {
         let open = self.open(deadline).await?;
+        if needs_proof && !open.proof.is_single_server() {
+            return Ok(None);
+        }
         let call = self.0.connection.begin_several(&open, deadline, hits).await?;
-        let Some(command) = command() else { return Ok(Value::Nil) };
+        let Some(command) = command() else { return Ok(None) };
         let mut commands = open.connection.commands();
-        self.receive(&open, call, deadline, commands.send_packed_command(&command)).await
+        self.receive(&open, call, deadline, commands.send_packed_command(&command)).await.map(Some)
+    }
+
+    /// Returns `true` if the open connection has proved that all keys under `prefix` are on one
+    /// server. Otherwise begins the proof in the background, once per connection.
+    pub(in super::super) fn is_single_server(&self, prefix: &Arc<str>) -> bool {
+        let Some(open) = self.0.connection.value() else { return false };
+        let is_single_server = open.proof.is_single_server();
+        if !is_single_server && !open.proof.is_begun() {
+            let prefix = Arc::clone(prefix);
+            tokio::spawn(async move { open.prove(&prefix).await });
+        }
+        is_single_server
+    }
+
+    /// Waits for the proof that all keys under `prefix` are on one server, if the connection has
+    /// not begun it before.
+    pub(super) async fn prove(&self, prefix: &str, deadline: Instant) {
+        if let Ok(open) = self.open(deadline).await {
+            let _ = timeout_at(deadline, open.prove(prefix)).await;
+        }
     }
 
     /// Checks that the server replies. A user without the right to run `PING` passes the check.

@@ -2,7 +2,7 @@
 
 use std::fmt;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use redis::{Value, cmd};
@@ -14,6 +14,7 @@ use super::node::{BoxFuture, Node, Route};
 use crate::storage::StorageError;
 use crate::storage::credentials::LoginSource;
 use crate::storage::url::{Address, Host, Login};
+use crate::sync::unpoisoned;
 
 /// The timeout of a command on one sentinel.
 const SENTINEL_TIMEOUT: Duration = Duration::from_millis(200);
@@ -79,7 +80,7 @@ impl Route for Sentinels {
 
     /// Returns `true` to one caller per [`CHECK_INTERVAL`].
     fn take_check(&self) -> bool {
-        let mut checked_at = self.checked_at.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut checked_at = unpoisoned(self.checked_at.lock());
         let is_due = checked_at.elapsed() >= CHECK_INTERVAL;
         if is_due {
             *checked_at = Instant::now();

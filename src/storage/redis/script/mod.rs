@@ -4,7 +4,7 @@ mod assembled;
 mod combined;
 
 use std::collections::HashMap;
-use std::sync::{Arc, PoisonError, RwLock};
+use std::sync::{Arc, RwLock};
 
 use redis::{Cmd, cmd};
 
@@ -15,6 +15,7 @@ use crate::key::Key;
 use crate::policy::{Limit, Op, Policy};
 use crate::storage::{StorageRequest, names};
 use crate::strategy::Script as StrategyScript;
+use crate::sync::unpoisoned;
 use crate::time::Timestamp;
 
 /// The minimum time by which a key outlives its state, in milliseconds.
@@ -198,13 +199,13 @@ impl Scripts {
             counts_refusals: limit.strategy().counts_refusals(),
         };
         let id = (kind, limits.iter().zip(scripts).map(shape).collect());
-        let cached = self.0.read().unwrap_or_else(PoisonError::into_inner).get(&id).cloned();
+        let cached = unpoisoned(self.0.read()).get(&id).cloned();
         cached.unwrap_or_else(|| {
             let parts = parts(kind, limits, scripts);
             let single = Text::new(assembled::text(kind, &parts));
             let combined = assembled::combined_text(kind, &parts).map(Text::new);
             let script = Arc::new(Script { single, combined });
-            self.0.write().unwrap_or_else(PoisonError::into_inner).insert(id, Arc::clone(&script));
+            unpoisoned(self.0.write()).insert(id, Arc::clone(&script));
             script
         })
     }
