@@ -65,6 +65,7 @@ mod refusal_cache;
 mod sqlite;
 mod storage_url;
 mod text;
+mod ticket;
 #[cfg(any(feature = "redis", feature = "etcd", feature = "postgres"))]
 mod tls;
 #[cfg(any(feature = "redis", feature = "memcached", feature = "etcd", feature = "postgres", feature = "sqlite"))]

@@ -3,17 +3,15 @@
 //! A hit is refused as contended only if the store cannot execute it anymore. If a swap with the
 //! hit was sent and has no result, its caller gets an error for which `may_have_counted` is `true`.
 
-use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
-use tokio::sync::oneshot;
-use tokio::time::{Instant, timeout_at};
+use tokio::time::Instant;
 
 use super::error;
 use crate::decision::Decision;
 use crate::policy::Policy;
 use crate::storage::StorageError;
-use crate::sync::unpoisoned;
+use crate::storage::ticket::{Caller, Stage, Ticket, Unanswered};
 use crate::time::Timestamp;
 
 /// The `retry_after` of a contended hit, in microseconds.
@@ -36,18 +34,17 @@ pub(in crate::storage) enum Command {
     Clear,
 }
 
-/// The worker's side of a call.
+/// The worker's side of a call. The ticket is begun while a swap with the job is in flight.
 #[derive(Debug)]
 pub(super) struct Job {
     pub(super) policy: Policy,
     pub(super) command: Command,
+    pub(super) ticket: Ticket<JobResult>,
     deadline: Instant,
     /// The timeout of the call.
     pub(super) timeout: Duration,
     /// The number of lost swaps.
     lost: u32,
-    progress: Arc<Progress>,
-    reply: oneshot::Sender<JobResult>,
 }
 
 /// The caller's side of a call. The job is executed even if this is dropped.
@@ -55,61 +52,24 @@ pub(super) struct Job {
 pub(super) struct JobWaiter {
     policy: Policy,
     command: Command,
+    caller: Caller<JobResult>,
     deadline: Instant,
-    progress: Arc<Progress>,
-    reply: oneshot::Receiver<JobResult>,
-}
-
-/// The progress of a job, shared by both sides.
-#[derive(Debug, Default)]
-struct Progress(Mutex<Stage>);
-
-#[derive(Debug, Default)]
-struct Stage {
-    /// The last time at which other jobs or processes were known to delay this job, if any.
-    contended: Option<Timestamp>,
-    /// `true` if the job is part of a swap that was sent, or that is about to be sent.
-    sent: bool,
-    /// `true` if the caller has left. Then the job is not sent anymore.
-    left: bool,
-}
-
-impl Progress {
-    fn lock(&self) -> MutexGuard<'_, Stage> {
-        unpoisoned(self.0.lock())
-    }
 }
 
 impl Job {
     /// Creates both sides of a call that times out after `timeout`.
     pub(super) fn new(policy: &Policy, command: Command, timeout: Duration) -> (Self, JobWaiter) {
-        let (sender, reply) = oneshot::channel();
-        let (deadline, progress) = (Instant::now() + timeout, Arc::new(Progress::default()));
-        let waiting = JobWaiter {
-            policy: policy.clone(),
-            command: command.clone(),
-            deadline,
-            progress: Arc::clone(&progress),
-            reply,
-        };
-        (Self { policy: policy.clone(), command, deadline, timeout, lost: 0, progress, reply: sender }, waiting)
-    }
-
-    /// Records that other jobs or processes delay this one.
-    pub(super) fn set_contended(&self, at: Timestamp) {
-        self.progress.lock().contended = Some(at);
+        let (ticket, caller) = Ticket::new();
+        let (policy, deadline) = (policy.clone(), Instant::now() + timeout);
+        let waiting = JobWaiter { policy: policy.clone(), command: command.clone(), caller, deadline };
+        (Self { policy, command, ticket, deadline, timeout, lost: 0 }, waiting)
     }
 
     /// Records that a swap with this job was lost.
     pub(super) fn set_lost(&mut self, at: Timestamp) {
         self.lost += 1;
-        let mut stage = self.progress.lock();
-        (stage.contended, stage.sent) = (Some(at), false);
-    }
-
-    /// Records that no swap with this job was stored.
-    pub(super) fn take_back(&self) {
-        self.progress.lock().sent = false;
+        self.ticket.set_contended(at);
+        self.ticket.take_back();
     }
 
     /// Returns the job if it can still be executed before its deadline, assuming that a round trip
@@ -121,57 +81,30 @@ impl Job {
     /// A contended or blocked job without enough time is not sent. Its caller gets a definite answer
     /// instead: the hit was not counted.
     pub(super) fn retain(self, trip: Duration, blocked: Duration) -> Option<Self> {
-        let stage = self.progress.lock();
-        if stage.left {
+        if !self.ticket.is_awaited() {
             return None;
         }
+        let stage = self.ticket.stage();
         let trips = if stage.contended.is_some() { 2 * trip } else { Duration::ZERO };
         // The extra eighth keeps a slow reply from turning a definite answer into an indefinite one.
         let is_delayed = stage.contended.is_some() || !blocked.is_zero();
         let least = if is_delayed { trips.max(blocked) + self.timeout / 8 } else { Duration::ZERO };
         if self.lost < MAX_LOST_SWAPS && Instant::now() + least < self.deadline {
-            drop(stage);
             return Some(self);
         }
-        let answer = unfinished_answer(&self.policy, &self.command, &stage);
-        drop(stage);
-        let _ = self.reply.send(answer);
+        self.ticket.answer(unfinished_answer(&self.policy, &self.command, &stage));
         None
-    }
-
-    /// Marks the job as sent. Returns `false` if the caller has left.
-    pub(super) fn begin(&self) -> bool {
-        let mut stage = self.progress.lock();
-        stage.sent = !stage.left;
-        stage.sent
-    }
-
-    /// Sends the answer to the caller, if it still waits. A caller that left after its job was sent
-    /// has already returned an error for which `may_have_counted` is `true`.
-    pub(super) fn answer(self, answer: JobResult) {
-        // The caller checks for an answer under the same lock before it leaves.
-        let _stage = self.progress.lock();
-        let _ = self.reply.send(answer);
     }
 }
 
 impl JobWaiter {
     /// Waits for the answer until the deadline.
-    pub(super) async fn answer(mut self) -> JobResult {
-        match timeout_at(self.deadline, &mut self.reply).await {
-            Ok(answer) => answer.unwrap_or_else(|_| Err(error::cancelled())),
-            Err(_) => self.leave(),
+    pub(super) async fn answer(self) -> JobResult {
+        match self.caller.wait(self.deadline).await {
+            Ok(answer) => answer,
+            Err(Unanswered::Dropped) => Err(error::cancelled()),
+            Err(Unanswered::Late(stage)) => unfinished_answer(&self.policy, &self.command, &stage),
         }
-    }
-
-    /// Stops waiting at the deadline.
-    fn leave(mut self) -> JobResult {
-        let mut stage = self.progress.lock();
-        if let Ok(answer) = self.reply.try_recv() {
-            return answer;
-        }
-        stage.left = true;
-        unfinished_answer(&self.policy, &self.command, &stage)
     }
 }
 
@@ -180,7 +113,7 @@ impl JobWaiter {
 /// that nothing was spent.
 fn unfinished_answer(policy: &Policy, command: &Command, stage: &Stage) -> JobResult {
     match (stage.contended, command) {
-        _ if stage.sent => Err(error::late(true)),
+        _ if stage.is_begun => Err(error::late(true)),
         (Some(at), Command::Hit(cost) | Command::Charge(cost)) => {
             Ok(Some(policy.refuse(at, *cost, RETRY_AFTER).contended()))
         }

@@ -60,7 +60,7 @@ impl Queues {
     /// the time `at`.
     pub(super) fn set_contended(&self, place: &Place, at: Timestamp) {
         for job in self.lock().get(place).into_iter().flatten() {
-            job.set_contended(at);
+            job.ticket.set_contended(at);
         }
     }
 

@@ -66,7 +66,7 @@ impl<S: CasStorage> Worker<S> {
                 Ok(()) => return,
                 Err((remaining, newer)) => {
                     // An outdated recalled text does not count as a lost race.
-                    remaining.iter().for_each(Job::take_back);
+                    remaining.iter().for_each(|job| job.ticket.take_back());
                     (jobs, newest) = (self.in_time(remaining), newer);
                 }
             }
@@ -115,7 +115,7 @@ impl<S: CasStorage> Worker<S> {
     ) -> Result<(), (Vec<Job>, Option<Loaded<S::Version>>)> {
         let mut batch = Batch::new(self.shared.view(&self.place.1, loaded));
         let mut pending: Vec<(Job, JobResult)> = Vec::with_capacity(jobs.len());
-        for job in jobs.into_iter().filter(Job::begin) {
+        for job in jobs.into_iter().filter(|job| job.ticket.begin()) {
             let answer = batch.execute(&job.policy, &job.command);
             if is_recalled || batch.is_changed() {
                 pending.push((job, answer));
@@ -195,7 +195,7 @@ impl<S: CasStorage> Worker<S> {
 
     fn send_all(answers: impl IntoIterator<Item = (Job, JobResult)>) {
         for (job, answer) in answers {
-            job.answer(answer);
+            job.ticket.answer(answer);
         }
     }
 }

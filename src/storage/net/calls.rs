@@ -13,7 +13,7 @@ use tokio::time::Instant;
 use super::reconnect::{Reconnecting, Usable};
 use super::waiters::{MOST, overloaded};
 use crate::storage::StorageError;
-use crate::sync::unpoisoned;
+use crate::sync::{Counted, Gauge, unpoisoned};
 
 /// The smallest value of the limit.
 const LEAST: usize = 16;
@@ -27,7 +27,7 @@ const HALF_DEADLINES: u32 = 5;
 
 /// The state of the calls on one connection.
 pub(in crate::storage) struct Calls {
-    in_flight: AtomicUsize,
+    in_flight: Gauge,
     /// The limit of `in_flight`, times `REPLIES_PER_STEP`.
     limit: AtomicUsize,
     /// `true` from a call without a reply until the next reply. A reply locks `silence` only if
@@ -62,6 +62,7 @@ pub(in crate::storage) struct Call<'a, T: Connected + Send + Sync + 'static> {
     timeout: Duration,
     /// The number of hits in the call.
     count: usize,
+    counted: Option<Counted>,
     is_answered: bool,
 }
 
@@ -73,7 +74,7 @@ impl<T: Connected + Send + Sync + 'static> Reconnecting<T> {
             || (self.waiting.count(), MOST),
             |connection| {
                 let Calls { in_flight, limit, .. } = connection.calls();
-                (in_flight.load(Ordering::Relaxed), limit.load(Ordering::Relaxed) / REPLIES_PER_STEP)
+                (in_flight.count(), limit.load(Ordering::Relaxed) / REPLIES_PER_STEP)
             },
         );
         (count >= limit).then(|| StorageError::overloaded(self.name(), limit))
@@ -107,14 +108,13 @@ impl<T: Connected + Send + Sync + 'static> Reconnecting<T> {
     ) -> Result<Call<'a, T>, StorageError> {
         let Calls { in_flight, limit, .. } = connection.calls();
         let limit = limit.load(Ordering::Relaxed) / REPLIES_PER_STEP;
-        if in_flight.fetch_add(count, Ordering::Relaxed) >= limit {
-            in_flight.fetch_sub(count, Ordering::Relaxed);
+        let Some(counted) = in_flight.enter(count, limit) else {
             let timeout = deadline.saturating_duration_since(Instant::now());
             return overloaded(StorageError::overloaded(self.name(), limit), timeout).await;
-        }
+        };
         let begun = Instant::now();
         let timeout = deadline.saturating_duration_since(begun);
-        Ok(Call { of: self, connection, begun, timeout, count, is_answered: false })
+        Ok(Call { of: self, connection, begun, timeout, count, counted: Some(counted), is_answered: false })
     }
 }
 
@@ -128,7 +128,7 @@ impl<T: Connected + Send + Sync + 'static> Call<'_, T> {
 impl<T: Connected + Send + Sync + 'static> Drop for Call<'_, T> {
     fn drop(&mut self) {
         let calls = self.connection.calls();
-        calls.in_flight.fetch_sub(self.count, Ordering::Relaxed);
+        self.counted = None;
         if self.is_answered {
             calls.record_reply(self.count);
         } else if calls.record_silence(self.begun, self.timeout) {
@@ -140,7 +140,7 @@ impl<T: Connected + Send + Sync + 'static> Drop for Call<'_, T> {
 impl Default for Calls {
     fn default() -> Self {
         Self {
-            in_flight: AtomicUsize::new(0),
+            in_flight: Gauge::default(),
             limit: AtomicUsize::new(MOST * REPLIES_PER_STEP),
             is_silent: AtomicBool::new(false),
             silence: Mutex::default(),

@@ -53,7 +53,7 @@ impl<T: Usable + Send + Sync + 'static> Reconnecting<T> {
                 Found::Failure(error) => return Err(error),
                 Found::Attempt(attempt) => attempt,
             };
-            let Some(waiter) = other.waiting.enter() else {
+            let Some(waiter) = other.waiting.enter(1, MOST) else {
                 let timeout = deadline.saturating_duration_since(Instant::now());
                 return overloaded(StorageError::overloaded(self.name(), MOST), timeout).await;
             };

@@ -8,9 +8,8 @@ use tokio::sync::watch;
 use tokio::time::Instant;
 
 use super::CONNECT_WITHIN;
-use super::waiters::Waiters;
 use crate::storage::StorageError;
-use crate::sync::unpoisoned;
+use crate::sync::{Gauge, unpoisoned};
 
 /// The backoff after the first failed attempt. Each further failure doubles it, up to
 /// [`MAX_BACKOFF`].
@@ -33,7 +32,7 @@ const STALLED_AFTER: Duration = CONNECT_WITHIN.saturating_mul(2);
 pub(in crate::storage) struct Reconnecting<T> {
     /// The server's address, for error messages.
     name: Box<str>,
-    pub(super) waiting: Waiters,
+    pub(super) waiting: Gauge,
     state: Mutex<ConnectionState<T>>,
 }
 
@@ -80,7 +79,7 @@ impl<T: Usable + Send + Sync + 'static> Reconnecting<T> {
     pub(in crate::storage) fn new(name: &str) -> Arc<Self> {
         let (not_before, backoff) = (Instant::now(), MIN_BACKOFF);
         let state = ConnectionState { value: None, attempt: None, attempts: 0, failure: None, not_before, backoff };
-        Arc::new(Self { name: name.into(), waiting: Waiters::default(), state: Mutex::new(state) })
+        Arc::new(Self { name: name.into(), waiting: Gauge::default(), state: Mutex::new(state) })
     }
 
     pub(in crate::storage) fn name(&self) -> &str {

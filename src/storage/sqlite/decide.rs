@@ -6,13 +6,14 @@ use std::time::Duration;
 use tokio::runtime::Handle;
 use tokio::time::{Instant, sleep_until};
 
-use super::job::{Counted, Job, Work, WorkResult};
+use super::job::{Job, Work, WorkResult};
 use super::{SqliteStorage, error};
 use crate::decision::Decision;
 use crate::key::Key;
 use crate::policy::{Op, Policy};
 use crate::storage::calls::measured;
 use crate::storage::cas::Command;
+use crate::storage::ticket::{Ticket, Unanswered};
 use crate::storage::{Storage, StorageError, StorageErrorKind, StorageFuture, StorageRequest, names};
 
 /// The label `storage` of the metrics.
@@ -104,14 +105,19 @@ impl SqliteStorage {
                 return Err(StorageError::new(StorageErrorKind::Cancelled, message).with_may_have_counted(false));
             }
             let started = Instant::now();
-            let Some(counted) = Counted::new(&shared.waiting, MAX_WAITING) else {
+            let Some(counted) = shared.waiting.enter(1, MAX_WAITING) else {
                 // Without the delay, callers that retry at once would take all processor time.
                 sleep_until(started + timeout * 3 / 4).await;
                 return Err(error::overloaded(&shared.path, MAX_WAITING));
             };
-            let (job, waiting) = Job::new(work, clock, counted);
-            shared.send(job)?;
-            waiting.answer(started + timeout, &shared.path).await
+            let (ticket, caller) = Ticket::new();
+            shared.send(Job { work, clock, ticket, _counted: counted })?;
+            caller.wait(started + timeout).await.unwrap_or_else(|unanswered| {
+                Err(match unanswered {
+                    Unanswered::Dropped => error::ended(&shared.path),
+                    Unanswered::Late(stage) => error::late(&shared.path, stage.is_begun),
+                })
+            })
         }
     }
 }

@@ -13,7 +13,6 @@ mod worker;
 
 use std::fmt;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::AtomicUsize;
 use std::sync::{Arc, OnceLock, mpsc};
 use std::thread;
 use std::time::Duration;
@@ -27,6 +26,7 @@ use crate::error::{ConfigError, chain, or_panic};
 use crate::storage::deadline::DEADLINE;
 use crate::storage::url::{PREFIX, checked_prefix};
 use crate::storage::{Clock, StorageError, StorageErrorKind, deadline, names};
+use crate::sync::Gauge;
 
 /// Shares rate limit states between the processes of one machine, in an SQLite file.
 ///
@@ -148,7 +148,7 @@ struct Shared {
     path: PathBuf,
     durability: Durability,
     /// The number of waiting calls.
-    waiting: Arc<AtomicUsize>,
+    waiting: Gauge,
     calls: OnceLock<mpsc::Sender<Job>>,
 }
 
@@ -241,7 +241,7 @@ impl SqliteStorage {
 
 impl Shared {
     fn new(path: PathBuf, durability: Durability) -> Self {
-        Self { path, durability, waiting: Arc::default(), calls: OnceLock::new() }
+        Self { path, durability, waiting: Gauge::default(), calls: OnceLock::new() }
     }
 
     /// Sends a call to the thread, which is started for the first call.

@@ -1,7 +1,7 @@
 //! A test with a full disk, simulated by a limit on the pages of the file.
 
 use std::path::Path;
-use std::sync::{Arc, mpsc};
+use std::sync::mpsc;
 use std::thread;
 use std::time::Duration;
 
@@ -10,13 +10,15 @@ use tokio::time::Instant;
 
 use super::Durability;
 use super::file::File;
-use super::job::{Counted, Job, Work, WorkResult};
+use super::job::{Job, Work, WorkResult};
 use super::worker::Worker;
 use crate::policy::Policy;
 use crate::quota::Quota;
 use crate::storage::cas::Command;
+use crate::storage::ticket::Ticket;
 use crate::storage::{StorageError, StorageErrorKind};
 use crate::strategy::FixedWindow;
+use crate::sync::Gauge;
 
 /// The database, its log, the memory that its processes share, and the reserve.
 const FILES: [&str; 4] = ["", "-wal", "-shm", "-reserve"];
@@ -37,9 +39,9 @@ async fn full_disk_is_an_error_and_counts_nothing_until_rows_expire() {
     let hit = async |client: u32| -> Result<WorkResult, StorageError> {
         let key = format!("{client}{}", "x".repeat(150)).into();
         let work = Work::Change { policy: policy.clone(), key, command: Command::Hit(1) };
-        let (job, waiting) = Job::new(work, None, Counted::new(&Arc::default(), 1).unwrap());
-        calls.send(job).unwrap();
-        waiting.answer(Instant::now() + Duration::from_secs(20), &path).await
+        let ((ticket, caller), counted) = (Ticket::new(), Gauge::default().enter(1, 1).unwrap());
+        calls.send(Job { work, clock: None, ticket, _counted: counted }).unwrap();
+        caller.wait(Instant::now() + Duration::from_secs(20)).await.unwrap()
     };
     assert!(has_reserve(&path));
     let mut admitted = 0;

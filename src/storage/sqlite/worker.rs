@@ -93,7 +93,7 @@ impl Worker {
     fn run_batch(&mut self, mut jobs: Vec<Job>, calls: &Receiver<Job>) {
         let (mut wait, mut attempts) = (FIRST_WAIT, 0);
         loop {
-            jobs.retain(Job::is_awaited);
+            jobs.retain(|job| job.ticket.is_awaited());
             if jobs.is_empty() {
                 return;
             }
@@ -104,7 +104,7 @@ impl Worker {
             let (Failure::RolledBack(error) | Failure::AtCommit(error)) = &failure;
             let (is_busy, is_full) = (is_busy(error), is_full(error));
             if is_busy || is_full {
-                jobs.iter().for_each(Job::roll_back);
+                jobs.iter().for_each(|job| job.ticket.take_back());
             }
             if is_busy {
                 thread::sleep(wait);
@@ -123,7 +123,7 @@ impl Worker {
                 Failure::AtCommit(error) => at_commit(&self.path, error),
             };
             for job in jobs {
-                job.answer(Err(error.clone()));
+                job.ticket.answer(Err(error.clone()));
             }
             return;
         }
@@ -143,7 +143,7 @@ impl Worker {
             None => self.file.insert(File::open(&self.path, self.durability)?),
         };
         file.begin(writes)?;
-        jobs.retain(Job::begin);
+        jobs.retain(|job| job.ticket.begin());
         let executed = execute(file, &self.skew, jobs).map_err(Failure::from);
         let committed = executed.and_then(|answers| file.commit().map(|()| answers).map_err(Failure::AtCommit));
         let answers = match committed {
@@ -160,7 +160,7 @@ impl Worker {
             self.unsynced.get_or_insert_with(Instant::now);
         }
         for (job, answer) in jobs.drain(..).zip(answers) {
-            job.answer(answer);
+            job.ticket.answer(answer);
         }
         Ok(())
     }

@@ -7,32 +7,28 @@
 //! [proved](super::link) to be one server, or that the user has vouched for.
 //!
 //! A hit is sent at once if fewer than four other hits of the storage are in flight. Otherwise it
-//! joins a [`Group`]. A task of the group yields to the runtime once, and then sends all hits that
+//! joins a group. A task of the group yields to the runtime once, and then sends all hits that
 //! have joined in the meantime. A full group is sent without the yield. The script decides the hits
 //! of a call in order, with the same results as in calls of their own.
 //!
 //! A task sends the group, because the future of a hit may not be polled for a while. Each runtime
 //! has its own groups, because the tasks of another runtime may not run for a while.
 
-mod group;
-
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 
 use redis::Value;
 use tokio::runtime::{self, Handle};
-use tokio::sync::oneshot;
 use tokio::task::yield_now;
-use tokio::time::{Instant, timeout_at};
+use tokio::time::Instant;
 
-use self::group::{Group, Hit, Member, Outcome};
 use super::error::is_script_missing;
 use super::link::{Link, Node};
 use super::script::{Call, Combined, Kin};
+use crate::storage::ticket::{Ticket, Unanswered};
 use crate::storage::{StorageError, StorageErrorKind};
-use crate::sync::unpoisoned;
+use crate::sync::{Gauge, unpoisoned};
 
 /// The maximum number of hits in one call.
 ///
@@ -65,7 +61,7 @@ pub(super) struct Combiner {
     mode: Combine,
     /// The prefix of all keys.
     prefix: Arc<str>,
-    in_flight: AtomicUsize,
+    in_flight: Gauge,
     /// The groups that hits can join. The task of a group closes it, and then sends it.
     open: Mutex<HashMap<GroupKey, Arc<Group>>>,
 }
@@ -77,8 +73,19 @@ struct GroupKey {
     kin: Kin,
 }
 
-/// A guard that decrements the number of hits in flight when it is dropped.
-struct InFlight<'a>(&'a AtomicUsize);
+/// The hits of one call that have not been sent yet.
+type Group = Mutex<Vec<Hit>>;
+
+/// A hit that waits to be sent with others.
+#[derive(Debug)]
+struct Hit {
+    call: Arc<Call>,
+    deadline: Instant,
+    ticket: Ticket<Outcome>,
+}
+
+/// The result of a hit, or `None` if the hit has not counted and must be sent in a call of its own.
+type Outcome = Option<Result<Value, StorageError>>;
 
 /// The task that sends a group. If the runtime drops the task before that, each hit is sent in a
 /// call of its own.
@@ -92,7 +99,7 @@ struct Sending {
 
 impl Combiner {
     pub(super) fn new(mode: Combine, prefix: Arc<str>) -> Arc<Self> {
-        Arc::new(Self { mode, prefix, in_flight: AtomicUsize::new(0), open: Mutex::default() })
+        Arc::new(Self { mode, prefix, in_flight: Gauge::default(), open: Mutex::default() })
     }
 
     /// Returns `true` if hits can be combined on this connection now.
@@ -113,8 +120,8 @@ impl Combiner {
         call: &Arc<Call>,
         deadline: Instant,
     ) -> Result<Value, StorageError> {
-        let others = self.in_flight.fetch_add(1, Ordering::Relaxed);
-        let _in_flight = InFlight(&self.in_flight);
+        let others = self.in_flight.count();
+        let _in_flight = self.in_flight.enter(1, usize::MAX);
         if others >= MIN_IN_FLIGHT
             && call.can_be_combined()
             && let Some(node) = link.single()
@@ -129,43 +136,47 @@ impl Combiner {
     /// Joins a group, and waits for the outcome. Returns `None` if the hit must be sent in a call
     /// of its own.
     async fn join(self: &Arc<Self>, node: &Node, call: &Arc<Call>, deadline: Instant) -> Outcome {
-        let (outcome, received) = oneshot::channel();
-        let member = self.enter(node, Hit { call: Arc::clone(call), deadline, outcome });
-        match timeout_at(deadline, received).await {
-            Ok(Ok(outcome)) => outcome,
-            // The runtime ended after the call was sent. The server may have executed it.
-            Ok(Err(_)) => Some(Err(StorageError::connection_lost(node.name(), "the runtime has ended"))),
-            Err(_) if member.leave() => Some(Err(StorageError::not_connected(node.name()))),
-            Err(_) => Some(Err(StorageError::timed_out(node.name()))),
-        }
+        let (ticket, caller) = Ticket::new();
+        self.enter(node, Hit { call: Arc::clone(call), deadline, ticket });
+        caller.wait(deadline).await.unwrap_or_else(|unanswered| {
+            Some(Err(match unanswered {
+                // The runtime ended after the call was sent. The server may have executed it.
+                Unanswered::Dropped => StorageError::connection_lost(node.name(), "the runtime has ended"),
+                Unanswered::Late(stage) if stage.is_begun => StorageError::timed_out(node.name()),
+                Unanswered::Late(_) => StorageError::not_connected(node.name()),
+            }))
+        })
     }
 
     /// Adds a hit to the open group of the current runtime. If the hit is the first of its group or
     /// fills it, also spawns a task that sends the group.
-    fn enter(self: &Arc<Self>, node: &Node, hit: Hit) -> Member {
-        let (runtime, call) = (Handle::current(), Arc::clone(&hit.call));
-        let key = GroupKey { runtime: runtime.id(), kin: call.kin() };
+    fn enter(self: &Arc<Self>, node: &Node, hit: Hit) {
+        let runtime = Handle::current();
+        let key = GroupKey { runtime: runtime.id(), kin: hit.call.kin() };
         let mut open = self.open();
         let (group, is_new) = match open.entry(key) {
             Entry::Occupied(entry) => (Arc::clone(entry.get()), false),
             Entry::Vacant(entry) => (Arc::clone(entry.insert(Arc::default())), true),
         };
-        let is_full = group.push(hit) >= MAX_HITS;
+        let is_full = {
+            let mut hits = unpoisoned(group.lock());
+            hits.push(hit);
+            hits.len() >= MAX_HITS
+        };
         if is_full {
             open.remove(&key);
         }
         // A runtime that shuts down drops a spawned task immediately. Dropping it takes the lock.
         drop(open);
         if is_new || is_full {
-            let (combiner, node, of) = (Arc::clone(self), node.clone(), Arc::clone(&group));
-            let sending = Sending { combiner, node, key, group: of, is_closed: is_full };
+            let (combiner, node) = (Arc::clone(self), node.clone());
+            let sending = Sending { combiner, node, key, group, is_closed: is_full };
             if is_full {
                 runtime.spawn(sending.send());
             } else {
                 runtime.spawn(sending.send_after_yield());
             }
         }
-        Member { group, call }
     }
 
     fn open(&self) -> MutexGuard<'_, HashMap<GroupKey, Arc<Group>>> {
@@ -174,6 +185,11 @@ impl Combiner {
 }
 
 impl Sending {
+    /// Removes all hits from the group.
+    fn take(&self) -> Vec<Hit> {
+        std::mem::take(&mut *unpoisoned(self.group.lock()))
+    }
+
     async fn send_after_yield(mut self) {
         yield_now().await;
         if self.close() {
@@ -193,15 +209,17 @@ impl Sending {
 
     /// Sends the hits in one call, and distributes the replies.
     async fn send(self) {
-        // The callers apply their own deadlines, so the call may take until the last one.
-        let Some(deadline) = self.group.last_deadline() else { return };
-        let count = self.group.len();
-        if count < 2 {
-            return;
-        }
+        let (count, deadline) = {
+            let mut hits = unpoisoned(self.group.lock());
+            hits.retain(Hit::is_awaited);
+            // The callers apply their own deadlines, so the call may take until the last one.
+            (hits.len(), hits.iter().map(|hit| hit.deadline).max())
+        };
+        let Some(deadline) = deadline.filter(|_| count >= 2) else { return };
         let mut hits = Vec::new();
         let by_hash = || {
-            hits = self.group.take();
+            hits = self.take();
+            hits.retain(|hit| hit.is_awaited() && hit.ticket.begin());
             (!hits.is_empty()).then(|| Combined::new(&calls(&hits)).by_hash())
         };
         let needs_proof = self.combiner.mode != Combine::Always;
@@ -212,13 +230,13 @@ impl Sending {
         }
         if hits.is_empty() {
             // The call was not sent.
-            hits = self.group.take();
+            hits = self.take();
         }
         match reply {
             Ok(Some(Value::Array(replies))) if replies.len() == hits.len() => {
                 for (hit, reply) in hits.into_iter().zip(replies) {
                     // A hit that failed has counted nothing. A call of its own returns the error.
-                    hit.complete((reply != Value::Nil).then_some(Ok(reply)));
+                    hit.ticket.answer((reply != Value::Nil).then_some(Ok(reply)));
                 }
             }
             // The connection was replaced, and the new one has not proved to be one server.
@@ -228,9 +246,9 @@ impl Sending {
             Err(error) if error.kind() == StorageErrorKind::Refused => {
                 hits.into_iter().for_each(Hit::send_alone);
             }
-            Err(error) => hits.into_iter().for_each(|hit| hit.complete(Some(Err(error.clone())))),
+            Err(error) => hits.into_iter().for_each(|hit| hit.ticket.answer(Some(Err(error.clone())))),
             // The caller reports the unexpected reply.
-            Ok(Some(other)) => hits.into_iter().for_each(|hit| hit.complete(Some(Ok(other.clone())))),
+            Ok(Some(other)) => hits.into_iter().for_each(|hit| hit.ticket.answer(Some(Ok(other.clone())))),
         }
     }
 }
@@ -238,14 +256,19 @@ impl Sending {
 impl Drop for Sending {
     fn drop(&mut self) {
         if self.is_closed || self.close() {
-            self.group.take().into_iter().for_each(Hit::send_alone);
+            self.take().into_iter().for_each(Hit::send_alone);
         }
     }
 }
 
-impl Drop for InFlight<'_> {
-    fn drop(&mut self) {
-        self.0.fetch_sub(1, Ordering::Relaxed);
+impl Hit {
+    /// Returns `false` if the caller has left, or was dropped. Then the hit is not sent.
+    fn is_awaited(&self) -> bool {
+        self.ticket.is_awaited() && !self.ticket.is_dropped()
+    }
+
+    fn send_alone(self) {
+        self.ticket.answer(None);
     }
 }
 
