@@ -82,15 +82,15 @@ impl LimitedClient {
                 }
                 sleep_until(end).await;
             }
-            let decision = self.limiter.acquire(&key, MAX_WAIT).await?;
-            if decision.is_refused() {
+            let hit = self.limiter.acquire(&key, MAX_WAIT).await?;
+            if hit.is_refused() {
                 return Err(format!("too many requests to {host} wait already").into());
             }
             if self.paused_until(host).is_none() {
                 return Ok(());
             }
             // A pause has begun meanwhile.
-            self.limiter.refund(&key, &decision)?.await?;
+            hit.refund().await?;
         }
     }
 

@@ -41,7 +41,7 @@ use axum::http::Uri;
 use axum::response::sse::{Event, Sse};
 use axum::routing::get;
 use futures_util::stream::{Stream, unfold};
-use tower_ratelimit::{Charge, ConfigError, Header, Headers, MemoryStorage, OnError, Policy, RateLimitLayer};
+use tower_ratelimit::{ConfigError, Header, Headers, MemoryStorage, OnError, Policy, RateLimitLayer, Reservation};
 
 /// The answer of the made-up model to every prompt. Each word is a token.
 const ANSWER: &str = "every word of this short answer counts as exactly one single token";
@@ -78,33 +78,19 @@ fn parameter(uri: &Uri, name: &str) -> Option<u32> {
     pairs.find(|(key, _)| *key == name)?.1.parse().ok()
 }
 
-async fn complete(uri: Uri, charge: Charge) -> Sse<impl Stream<Item = Result<Event, Infallible>>> {
-    let reasoning = parameter(&uri, "reasoning").unwrap_or(0);
+async fn complete(uri: Uri, reservation: Reservation) -> Sse<impl Stream<Item = Result<Event, Infallible>>> {
     let words = ANSWER.split(' ').take(max_tokens(&uri).try_into().unwrap_or(usize::MAX));
-    let usage = Usage { charge, tokens: reasoning };
-    // The stream owns the usage, so both end together.
-    Sse::new(unfold((words, usage), |(mut words, mut usage)| async move {
+    // Settled when it is dropped: at the end of the stream, or when the client disconnects.
+    let mut tokens = reservation.counter();
+    tokens.add(parameter(&uri, "reasoning").unwrap_or(0));
+    // The first token counts from the start, so a client that disconnects before it pays for it.
+    tokens.add(1);
+    Sse::new(unfold((words.enumerate(), tokens), |(mut words, mut tokens)| async move {
         tokio::time::sleep(Duration::from_millis(100)).await;
-        let word = words.next()?;
-        usage.tokens += 1;
-        Some((Ok(Event::default().data(word)), (words, usage)))
+        let (number, word) = words.next()?;
+        tokens.add(u32::from(number > 0));
+        Some((Ok(Event::default().data(word)), (words, tokens)))
     }))
-}
-
-/// The tokens that an answer has used so far. They are settled when the value is dropped: at the
-/// end of the stream, or when the client disconnects. A client that disconnects before the first
-/// token pays for one.
-struct Usage {
-    charge: Charge,
-    tokens: u32,
-}
-
-impl Drop for Usage {
-    fn drop(&mut self) {
-        if let Err(error) = self.charge.settle(self.tokens.max(1)) {
-            tracing::error!(%error, "cannot settle the tokens of an answer");
-        }
-    }
 }
 
 #[tokio::main]

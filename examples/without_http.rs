@@ -14,12 +14,12 @@ async fn app(messages: &[Message]) -> Result<Vec<String>, BoxError> {
     let mut lines = Vec::new();
     for message in messages {
         let key = Key::from(message.from);
-        let decision = limiter.hit(&key).await?;
-        lines.push(match decision.retry_after() {
+        let hit = limiter.reserve(&key, 1).await?;
+        lines.push(match hit.retry_after() {
             Some(wait) => format!("{}: refused for {} ms", message.from, wait.as_millis()),
-            None if deliver(message) => format!("{}: delivered, {} left", message.from, decision.remaining()),
+            None if deliver(message) => format!("{}: delivered, {} left", message.from, hit.remaining()),
             None => {
-                limiter.refund(&key, &decision)?.await?;
+                hit.refund().await?;
                 format!("{}: not delivered, {} left", message.from, limiter.peek(&key).await?.remaining())
             }
         });

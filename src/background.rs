@@ -1,49 +1,38 @@
-//! Futures that run to their end, even if nothing awaits them.
+//! Storage calls that end even if nothing awaits them.
 
 use std::pin::Pin;
 use std::task::{Context, Poll, Waker};
 
-use crate::storage::{StorageError, StorageErrorKind};
+use tokio::runtime::Handle;
+
+use crate::storage::{StorageError, StorageErrorKind, StorageFuture};
 
 /// Polls without a waker, for futures that may be ready immediately.
 pub(crate) fn poll_once<F: Future + Unpin>(future: &mut F) -> Poll<F::Output> {
     Pin::new(future).poll(&mut Context::from_waker(Waker::noop()))
 }
 
-/// The outcome of work that may be moved to a background task.
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub(crate) enum RunOutcome {
-    Finished,
-    /// The work runs in a task of the tokio runtime.
-    Spawned,
-    /// The work was dropped because it was started outside of a tokio runtime.
-    Dropped,
-}
-
-impl RunOutcome {
-    /// Returns an error if the work was dropped.
-    pub(crate) fn error(self) -> Option<StorageError> {
-        let message = "the storage is asynchronous, and the call was made outside of a tokio runtime";
-        (self == Self::Dropped)
-            .then(|| StorageError::new(StorageErrorKind::Cancelled, message).with_may_have_counted(false))
-    }
-}
-
-/// Runs the future and then `then`: immediately if the future is ready, else in a task of the tokio
-/// runtime if there is one.
-pub(crate) fn run_or_spawn<F>(mut future: F, then: impl FnOnce(F::Output) + Send + 'static) -> RunOutcome
+/// Runs the call and passes its result to `then`: immediately if the call is ready, else in a task
+/// of the tokio runtime. Outside of a runtime, drops the call and passes an error.
+pub(crate) fn run_or_spawn<T>(mut call: StorageFuture<T>, then: impl FnOnce(Result<T, StorageError>) + Send + 'static)
 where
-    F: Future + Unpin + Send + 'static,
+    T: Send + 'static,
 {
-    if let Poll::Ready(output) = poll_once(&mut future) {
-        then(output);
-        return RunOutcome::Finished;
+    if let Poll::Ready(result) = poll_once(&mut call) {
+        return then(result);
     }
-    match tokio::runtime::Handle::try_current() {
-        Ok(runtime) => {
-            runtime.spawn(async move { then(future.await) });
-            RunOutcome::Spawned
+    match Handle::try_current() {
+        Ok(runtime) => drop(runtime.spawn(async move { then(call.await) })),
+        Err(_) => {
+            let message = "the storage is asynchronous, and the call was made outside of a tokio runtime";
+            then(Err(StorageError::new(StorageErrorKind::Cancelled, message).with_may_have_counted(false)));
         }
-        Err(_) => RunOutcome::Dropped,
     }
+}
+
+/// Calls `f` in this runtime if the current thread has none.
+pub(crate) fn in_runtime<T>(runtime: Option<&Handle>, f: impl FnOnce() -> T) -> T {
+    let outside = runtime.filter(|_| Handle::try_current().is_err());
+    let _entered = outside.map(Handle::enter);
+    f()
 }

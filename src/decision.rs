@@ -1,6 +1,5 @@
 //! Decisions: the results of hits and peeks.
 
-mod charge;
 mod settle;
 mod verdict;
 mod wait;
@@ -10,10 +9,6 @@ use std::cmp::Reverse;
 use std::fmt;
 use std::time::Duration;
 
-pub use self::charge::Charge;
-pub(crate) use self::charge::OpenCharge;
-use self::settle::PolicyTag;
-pub use self::settle::SettleError;
 pub use self::verdict::DecisionSource;
 use self::verdict::Verdict;
 use crate::strategy::Status;
@@ -50,7 +45,6 @@ pub struct Decision {
     /// The number of seconds by which `at` is ahead of the wall clock.
     ahead: u32,
     cost: u32,
-    policy: PolicyTag,
     verdict: Verdict,
     statuses: Statuses,
 }
@@ -58,15 +52,13 @@ pub struct Decision {
 impl Decision {
     /// Creates the decision on a hit of `cost` units, which is admitted if every status admits.
     pub(crate) fn new(at: Timestamp, cost: u32, statuses: Statuses) -> Self {
-        let mut decision = Self { at, ahead: 0, cost, policy: PolicyTag::UNKNOWN, verdict: Verdict::REFUSED, statuses };
+        let mut decision = Self { at, ahead: 0, cost, verdict: Verdict::REFUSED, statuses };
         decision.conclude(at);
         decision
     }
 
     /// Creates the decision of a policy with one limit, on a hit of `cost` units at `at`. The hit
     /// is admitted if `status` admits it.
-    ///
-    /// Call [`of_policy`](Self::of_policy) on the result, as for [`of_limits`](Self::of_limits).
     pub fn of(at: Timestamp, cost: u32, status: Status) -> Self {
         Self::new(at, cost, Statuses::One([status]))
     }
@@ -77,8 +69,7 @@ impl Decision {
     ///
     /// Use it in a storage that does not call [`Policy::decide`](crate::Policy::decide), for
     /// example because a script on a server decides. [`Limit::answer`](crate::Limit::answer)
-    /// returns such statuses. Call [`of_policy`](Self::of_policy) on the result, so that the hit
-    /// cannot be settled under another policy.
+    /// returns such statuses.
     pub fn of_limits(at: Timestamp, cost: u32, statuses: impl ExactSizeIterator<Item = Status>) -> Self {
         let mut statuses = statuses;
         let limits = statuses.len();
@@ -89,14 +80,7 @@ impl Decision {
     #[inline]
     pub(crate) const fn blank() -> Self {
         let statuses = Statuses::More(Vec::new());
-        Self {
-            at: Timestamp::EPOCH,
-            ahead: 0,
-            cost: 0,
-            policy: PolicyTag::UNKNOWN,
-            verdict: Verdict::REFUSED,
-            statuses,
-        }
+        Self { at: Timestamp::EPOCH, ahead: 0, cost: 0, verdict: Verdict::REFUSED, statuses }
     }
 
     /// Sets the cost and returns blank statuses to be filled in.
@@ -105,11 +89,6 @@ impl Decision {
         self.cost = cost;
         self.statuses = Statuses::from_fn(limits, |_| Status::BLANK);
         self.statuses.as_mut_slice()
-    }
-
-    #[inline]
-    pub(crate) fn set_policy(&mut self, digest: u128) {
-        self.policy = PolicyTag::of(digest);
     }
 
     /// Sets the time to `at`, and computes the verdict from the statuses.

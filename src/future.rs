@@ -39,7 +39,7 @@ pin_project! {
     /// | the request [waits](crate::RateLimitLayer::wait) to be admitted | nothing is spent. A hit in flight is refunded in a task of the tokio runtime |
     /// | a leaky bucket delays the request | the hit is refunded, unless a later hit is in the bucket's queue |
     /// | the request has waited, and the inner service is not ready | the hit is refunded, as during a delay |
-    /// | the inner service was called | the units stay spent, unless a [`Charge`](crate::Charge) corrects them |
+    /// | the inner service was called | the units stay spent, unless a [`Reservation`](crate::Reservation) corrects them |
     #[must_use = "futures do nothing unless they are polled"]
     pub struct ResponseFuture<S, B, R>
     where

@@ -67,7 +67,7 @@
 //!
 //! | feature | adds |
 //! |---|---|
-//! | `axum` (default) | [`PeerIp`] reads `ConnectInfo` and `MockConnectInfo`; [`Head::uri`] reads `OriginalUri`; `extract::MatchedPath`; [`Decision`] and [`Charge`] are extractors |
+//! | `axum` (default) | [`PeerIp`] reads `ConnectInfo` and `MockConnectInfo`; [`Head::uri`] reads `OriginalUri`; `extract::MatchedPath`; [`Decision`] and [`Reservation`] are extractors |
 //! | `quanta` (default) | [`SystemClock`](storage::SystemClock) reads the processor's tick counter, which is faster than the system's clock |
 //! | `tracing` (default) | logs refusals, failures of the storage and [lints](Lint) |
 //! | `tonic` | [`PeerIp`] reads the connect info of tonic's server |
@@ -107,6 +107,7 @@ mod observe;
 mod policy;
 mod quota;
 mod rejection;
+mod reservation;
 #[cfg(feature = "serde")]
 mod serde;
 mod service;
@@ -122,7 +123,7 @@ mod usage_handler;
 mod waiting;
 
 pub use self::client_usage::{Usage, UsageError};
-pub use self::decision::{Charge, Decision, DecisionSource, SettleError};
+pub use self::decision::{Decision, DecisionSource};
 pub use self::error::{BoxError, ConfigError};
 #[doc(no_inline)]
 pub use self::extract::{ClientIp, Global, Head, Header, KeyError, KeyExtractor, PeerIp};
@@ -147,6 +148,7 @@ pub use self::rejection::{
     EmptyRejection, GrpcRejection, LimitExceeded, ProblemRejection, RejectReason, Rejection, TextRejection,
     rejection_by,
 };
+pub use self::reservation::{Counter, Reservation, Reservations, Settling};
 pub use self::service::{CloneService, RateLimit};
 #[cfg(feature = "etcd")]
 #[doc(no_inline)]

@@ -6,10 +6,11 @@ mod local;
 use std::sync::Arc;
 
 pub use self::local::LocalLimiter;
-use crate::decision::{Decision, SettleError};
+use crate::decision::Decision;
 use crate::error::{ConfigError, or_panic};
 use crate::key::Key;
 use crate::policy::{IntoPolicy, Op, Policy, SharedPolicy};
+use crate::reservation::{Account, Reservation};
 use crate::storage::{AnyStorage, MemoryStorage, Storage, StorageFuture, StorageRequest};
 use crate::waiting::Queues;
 
@@ -30,11 +31,11 @@ use crate::waiting::Queues;
 /// let alice = Key::from("alice");
 ///
 /// assert!(limiter.hit(&alice).await?.is_admitted());
-/// let second = limiter.hit(&alice).await?;
+/// let second = limiter.reserve(&alice, 1).await?;
 /// assert!(limiter.hit(&alice).await?.is_refused());
 ///
 /// // Suppose that the second hit should not count.
-/// limiter.refund(&alice, &second)?.await?;
+/// second.refund().await?;
 /// assert_eq!(limiter.peek(&alice).await?.remaining(), 1);
 ///
 /// limiter.clear(&alice).await?;
@@ -165,38 +166,44 @@ impl RateLimiter {
         self.policy.with(|policy| self.storage.decide(StorageRequest::new(policy, key, Op::Peek, cost)))
     }
 
-    /// Refunds the hit that returned `decision`. This is [`settle`](Self::settle) with an actual
-    /// cost of 0.
+    /// Spends `cost` units of `key` like [`hit_with_cost`](Self::hit_with_cost), and returns a
+    /// [`Reservation`], which can correct the cost once. A reservation that is dropped keeps the
+    /// cost.
+    ///
+    /// ```
+    /// use tower_ratelimit::{Key, Quota, RateLimiter};
+    ///
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), tower_ratelimit::storage::StorageError> {
+    /// let limiter = RateLimiter::new(Quota::per_hour(1_000));
+    /// let alice = Key::from("alice");
+    ///
+    /// let answer = limiter.reserve(&alice, 256).await?;
+    /// if answer.is_admitted() {
+    ///     answer.settle(40).await?;
+    /// }
+    /// assert_eq!(limiter.peek(&alice).await?.remaining(), 960);
+    /// # Ok(())
+    /// # }
+    /// ```
     ///
     /// # Errors
     ///
-    /// Returns the same errors as [`settle`](Self::settle).
-    pub fn refund(&self, key: &Key, decision: &Decision) -> Result<StorageFuture<()>, SettleError> {
-        self.settle(key, decision, 0)
-    }
-
-    /// Refunds `units` of the hit that returned `decision`, by the rules of
-    /// [`settle`](Self::settle).
-    ///
-    /// Several calls can refund parts of the same hit. Together they must not refund more than the
-    /// hit has spent, which is not checked.
-    ///
-    /// # Errors
-    ///
-    /// Returns [`SettleError::TooManyUnits`] if `units` is more than the hit has spent. Otherwise
-    /// returns the same errors as [`settle`](Self::settle).
-    pub fn refund_units(&self, key: &Key, decision: &Decision, units: u32) -> Result<StorageFuture<()>, SettleError> {
-        decision.check_settle(self.policy.with(Policy::digest))?;
-        let spent = decision.cost();
-        let actual = spent.checked_sub(units).ok_or(SettleError::TooManyUnits { units, spent })?;
-        self.settle(key, decision, actual)
+    /// Returns the storage's error if the storage fails. The memory storage never fails.
+    pub fn reserve(&self, key: &Key, cost: u32) -> StorageFuture<Reservation> {
+        let account = self.policy.with(|policy| Account {
+            storage: self.storage.clone(),
+            policy: policy.clone(),
+            key: key.clone(),
+        });
+        account.decide(Op::Hit, cost).map(|decided| Ok(Reservation::of_limiter(decided?, account)))
     }
 
     /// Spends `units` of `key` from each limit, even if fewer remain. No limit refuses a charge.
     ///
     /// A charge can leave the key in debt: then nothing remains, and hits are refused until enough
     /// units are free again. The decision contains the state after the charge. A charge cannot be
-    /// [refunded](Self::refund).
+    /// refunded.
     ///
     /// Nothing is charged in these cases:
     ///
@@ -232,66 +239,6 @@ impl RateLimiter {
         self.policy.with(|policy| self.storage.decide(StorageRequest::new(policy, key, Op::Charge, units)))
     }
 
-    /// Corrects the cost of the hit that returned `decision` to `actual` units. Use it for requests
-    /// whose cost is known only after they were admitted.
-    ///
-    /// `key` must be the key of the hit. Settle each hit only once. Neither is checked.
-    ///
-    /// | the hit has spent | effect |
-    /// |---|---|
-    /// | fewer units | the difference is [charged](Self::charge) now |
-    /// | `actual` units | none |
-    /// | more units | the difference is refunded |
-    ///
-    /// A limit refunds only units that are not free again already:
-    ///
-    /// - A window gets the units back only if it still contains the hit.
-    /// - A token bucket gets back only the units that have not been refilled since the hit.
-    /// - A leaky bucket gets units back only if no later hit is in its queue.
-    ///
-    /// After a [`clear`](Self::clear), earlier hits are normally not refunded. A limit recognizes
-    /// the state of the hit by a short form of the state's start time. If the state after the
-    /// `clear` has the same short form, it gets the units. This happens in the same period of an
-    /// aligned sliding window, and with 1 of 32,749 states of a token bucket. It is improbable with
-    /// the other strategies.
-    ///
-    /// If a [full](Decision::is_storage_full) memory storage does not contain the key any more, the
-    /// difference is not charged, and no error is returned.
-    ///
-    /// ```
-    /// use tower_ratelimit::{Key, Quota, RateLimiter, SettleError};
-    ///
-    /// # #[tokio::main(flavor = "current_thread")]
-    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
-    /// let limiter = RateLimiter::new(Quota::per_hour(100));
-    /// let alice = Key::from("alice");
-    ///
-    /// let decision = limiter.hit_with_cost(&alice, 20).await?;
-    /// limiter.settle(&alice, &decision, 50)?.await?;
-    /// assert_eq!(limiter.peek(&alice).await?.remaining(), 50);
-    ///
-    /// let refused = limiter.hit_with_cost(&alice, 60).await?;
-    /// assert_eq!(limiter.settle(&alice, &refused, 0).unwrap_err(), SettleError::Refused);
-    /// # Ok(())
-    /// # }
-    /// ```
-    ///
-    /// # Errors
-    ///
-    /// Returns an error, and changes nothing, if `decision`
-    ///
-    /// - is a refusal,
-    /// - has spent nothing: a peek, a [`charge`](Self::charge), or a hit of cost 0,
-    /// - belongs to another policy.
-    ///
-    /// The future returns the storage's error if the storage fails. The memory storage never fails.
-    pub fn settle(&self, key: &Key, decision: &Decision, actual: u32) -> Result<StorageFuture<()>, SettleError> {
-        self.policy.with(|policy| {
-            decision.check_settle(policy.digest())?;
-            Ok(self.storage.settle(policy, key, decision, actual))
-        })
-    }
-
     /// Deletes the states of all limits of the policy for this key, so that all its units are free
     /// again. A call of [`acquire`](Self::acquire) that sleeps does not notice it before its next
     /// attempt.
@@ -306,32 +253,6 @@ impl RateLimiter {
     /// Returns the policy, or the current one of a [`LivePolicy`](crate::LivePolicy).
     pub fn policy(&self) -> Policy {
         self.policy.read().into_owned()
-    }
-
-    /// Returns a clone of this limiter that keeps the current policy, even if a
-    /// [`LivePolicy`](crate::LivePolicy) changes. Use the clone for a hit and its refund, because a
-    /// refund needs the policy of the hit.
-    ///
-    /// ```
-    /// use tower_ratelimit::{Key, LivePolicy, Quota, RateLimiter};
-    ///
-    /// # #[tokio::main(flavor = "current_thread")]
-    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
-    /// let live = LivePolicy::new(Quota::per_minute(10));
-    /// let limiter = RateLimiter::new(live.clone());
-    /// let alice = Key::from("alice");
-    ///
-    /// let limiter = limiter.current();
-    /// let hit = limiter.hit(&alice).await?;
-    /// live.set(Quota::per_minute(20))?;
-    /// limiter.refund(&alice, &hit)?.await?;
-    /// assert_eq!(limiter.peek(&alice).await?.remaining(), 10);
-    /// # Ok(())
-    /// # }
-    /// ```
-    #[must_use]
-    pub fn current(&self) -> Self {
-        Self { policy: self.policy().into_shared(), ..self.clone() }
     }
 
     /// Returns the storage.

@@ -8,30 +8,12 @@ use axum::response::{IntoResponse, Response};
 use http::StatusCode;
 use http::request::Parts;
 
-use crate::decision::{Charge, Decision};
+use crate::decision::Decision;
 
-/// Implements the extractor for a value in the request's extensions, and its rejection of a request
-/// without that value.
-macro_rules! extract_from_extensions {
-    ($(#[$doc:meta])* $value:ident, $(#[$rejection_doc:meta])* $rejection:ident: $message:literal) => {
+/// Defines the rejection of a request without a value that a layer inserts.
+macro_rules! rejection_without {
+    ($(#[$doc:meta])* $rejection:ident: $message:literal) => {
         $(#[$doc])*
-        impl<S: Sync> FromRequestParts<S> for $value {
-            type Rejection = $rejection;
-
-            async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, $rejection> {
-                parts.extensions.get().cloned().ok_or($rejection)
-            }
-        }
-
-        impl<S: Sync> OptionalFromRequestParts<S> for $value {
-            type Rejection = Infallible;
-
-            async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Option<Self>, Infallible> {
-                Ok(parts.extensions.get().cloned())
-            }
-        }
-
-        $(#[$rejection_doc])*
         #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
         #[non_exhaustive]
         pub struct $rejection;
@@ -54,24 +36,7 @@ macro_rules! extract_from_extensions {
     };
 }
 
-extract_from_extensions! {
-    /// Extracts the decision of the innermost layer with
-    /// [`share_decision`](crate::RateLimitLayer::share_decision) (feature `axum`).
-    ///
-    /// Without a decision, the request is rejected with [`NoDecision`]. Extract an
-    /// `Option<Decision>` if a request may have none, for example because it is not limited, or
-    /// because the storage failed.
-    ///
-    /// ```
-    /// use axum::Router;
-    /// use axum::routing::get;
-    /// use tower_ratelimit::{Decision, Global, Quota, RateLimitLayer};
-    ///
-    /// let app: Router = Router::new()
-    ///     .route("/", get(|decision: Decision| async move { format!("{} to go\n", decision.remaining()) }))
-    ///     .layer(RateLimitLayer::new(Quota::per_minute(60), Global).share_decision());
-    /// ```
-    Decision,
+rejection_without! {
     /// The rejection of the extractor [`Decision`]: the request has no decision (feature `axum`).
     ///
     /// The response is a 500 without the cause, which may be a mistake in the setup of the server.
@@ -81,19 +46,45 @@ extract_from_extensions! {
      or extract Option<Decision> if requests may be unlimited"
 }
 
-extract_from_extensions! {
-    /// Extracts the charge of the innermost layer with
-    /// [`settle_later`](crate::RateLimitLayer::settle_later) (feature `axum`).
-    ///
-    /// Without a charge, the request is rejected with [`NoCharge`]. Extract an `Option<Charge>` if
-    /// a request may have none, for example because it is not limited, or because the storage
-    /// failed.
-    Charge,
-    /// The rejection of the extractor [`Charge`]: the request has no charge (feature `axum`).
+rejection_without! {
+    /// The rejection of the extractor [`Reservation`](crate::Reservation): the request has no
+    /// reservation, or it was taken before (feature `axum`).
     ///
     /// The response is a 500 without the cause, which may be a mistake in the setup of the server.
     /// Its extensions contain this value, whose text names the cause.
-    NoCharge:
-    "the request has no charge to settle: call settle_later() on the layer, \
-     or extract Option<Charge> if requests may be unlimited"
+    NoReservation:
+    "the request has no reservation to settle: call settle_later() on the layer, \
+     or extract Option<Reservation> if requests may be unlimited"
+}
+
+/// Extracts the decision of the innermost layer with
+/// [`share_decision`](crate::RateLimitLayer::share_decision) (feature `axum`).
+///
+/// Without a decision, the request is rejected with [`NoDecision`]. Extract an
+/// `Option<Decision>` if a request may have none, for example because it is not limited, or
+/// because the storage failed.
+///
+/// ```
+/// use axum::Router;
+/// use axum::routing::get;
+/// use tower_ratelimit::{Decision, Global, Quota, RateLimitLayer};
+///
+/// let app: Router = Router::new()
+///     .route("/", get(|decision: Decision| async move { format!("{} to go\n", decision.remaining()) }))
+///     .layer(RateLimitLayer::new(Quota::per_minute(60), Global).share_decision());
+/// ```
+impl<S: Sync> FromRequestParts<S> for Decision {
+    type Rejection = NoDecision;
+
+    async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, NoDecision> {
+        parts.extensions.get().cloned().ok_or(NoDecision)
+    }
+}
+
+impl<S: Sync> OptionalFromRequestParts<S> for Decision {
+    type Rejection = Infallible;
+
+    async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Option<Self>, Infallible> {
+        Ok(parts.extensions.get().cloned())
+    }
 }

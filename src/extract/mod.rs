@@ -33,7 +33,7 @@ pub use self::closure::{IntoKey, key_by};
 pub use self::combine::{And, Or};
 pub use self::extension::Extension;
 #[cfg(feature = "axum")]
-pub use self::handler::{NoCharge, NoDecision};
+pub use self::handler::{NoDecision, NoReservation};
 pub use self::head::Head;
 pub use self::header::Header;
 pub use self::ip::PeerIp;

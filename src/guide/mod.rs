@@ -45,8 +45,8 @@
 //! 8. [`settle`](crate::RateLimitLayer::settle) or
 //!    [`charge_when`](crate::RateLimitLayer::charge_when) corrects the cost by the head of the
 //!    response. Then the header fields are written.
-//! 9. With [`settle_later`](crate::RateLimitLayer::settle_later), a [`Charge`](crate::Charge)
-//!    corrects the cost at any time after step 7 began.
+//! 9. With [`settle_later`](crate::RateLimitLayer::settle_later), a
+//!    [`Reservation`](crate::Reservation) corrects the cost at any time after step 7 began.
 //!
 //! A request spends its cost in step 5. The units stay spent if the inner service fails, or if the
 //! client hangs up after step 7 began.

@@ -74,7 +74,8 @@ impl<R> RateLimitLayer<R> {
     /// ```
     ///
     /// The estimated cost is spent before the inner service is called. When the head of the
-    /// response is ready, the difference is refunded or charged, as [`RateLimiter::settle`](crate::RateLimiter::settle) does.
+    /// response is ready, the difference is refunded or charged, as
+    /// [`Reservation::settle`](crate::Reservation::settle) does.
     ///
     /// - A charge can leave the client in debt.
     /// - A request keeps its estimated cost if the inner service returns an error, or if the client
@@ -96,17 +97,38 @@ impl<R> RateLimitLayer<R> {
         self.with_config(|config| config.settling = Some(Settling::ByResponse(Arc::new(actual))))
     }
 
-    /// Inserts a [`Charge`](crate::Charge) into the extensions of each admitted request. The
-    /// handler settles the charge when the actual cost is known, for example at the end of a
-    /// streamed body. A request whose charge is never settled keeps its estimated cost, which is
-    /// that of [`cost`](Self::cost).
+    /// Passes a [`Reservation`](crate::Reservation) to the handler of each admitted request. The
+    /// handler settles it when the actual cost is known, for example at the end of a streamed body.
+    /// A request whose reservation is dropped keeps its estimated cost, which is that of
+    /// [`cost`](Self::cost), and the layer reports
+    /// [`EventKind::Unsettled`](crate::EventKind::Unsettled).
     ///
-    /// - A request has no charge if it is not limited, or if the storage failed. If either can
-    ///   happen, handlers should take an `Option<Charge>`.
-    /// - With stacked layers, the handler gets the charge of the innermost one.
-    ///   [`Charge::of_policy`](crate::Charge::of_policy) returns those of the others.
-    /// - In a [shadow](Self::shadow) layer, each limited request has a charge, even if it would
-    ///   have been refused, or if the storage failed.
+    /// With the feature `axum`, `Reservation` is an extractor. Other handlers take it out of the
+    /// [`Reservations`](crate::Reservations) in the request's extensions.
+    ///
+    /// - A request has no reservation if it is not limited, or if the storage failed. If either can
+    ///   happen, handlers should take an `Option<Reservation>`.
+    /// - With stacked layers, the handler gets the reservation of the innermost one.
+    ///   [`Reservations::take_policy`](crate::Reservations::take_policy) returns those of the
+    ///   others.
+    /// - In a [shadow](Self::shadow) layer, each limited request has a reservation, even if it would
+    ///   have been refused, or if the storage failed. Its decision is then the verdict on a client
+    ///   that has spent nothing.
+    ///
+    /// ```
+    /// use axum::Router;
+    /// use axum::routing::post;
+    /// use tower_ratelimit::{Global, Policy, RateLimitLayer, Reservation};
+    ///
+    /// let tokens: Policy = "token-bucket 10000/minute burst 20000".parse()?;
+    /// let limit = RateLimitLayer::new(tokens, Global).cost(|_| 500).settle_later();
+    /// let complete = |reservation: Reservation, prompt: String| async move {
+    ///     let used = prompt.len().try_into().unwrap_or(u32::MAX);
+    ///     reservation.settle(used);
+    /// };
+    /// let app: Router = Router::new().route("/", post(complete)).layer(limit);
+    /// # Ok::<(), tower_ratelimit::ConfigError>(())
+    /// ```
     ///
     /// Replaces an earlier call of [`settle`](Self::settle) or
     /// [`charge_when`](Self::charge_when). See the guide on

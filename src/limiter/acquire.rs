@@ -8,6 +8,7 @@ use tokio::time::{Instant, sleep};
 use super::RateLimiter;
 use crate::decision::Decision;
 use crate::key::Key;
+use crate::reservation::Reservation;
 use crate::storage::StorageError;
 use crate::waiting::{Attempted, Place, Queues, Refusal, Spent, Waiter, later};
 
@@ -15,8 +16,9 @@ impl RateLimiter {
     /// Spends one unit of `key` like [`hit`](Self::hit), but waits for up to `max_wait` instead of
     /// refusing. The future does nothing until it is polled.
     ///
-    /// Returns the decision as soon as the hit is admitted and its [`delay`](Decision::delay) is
-    /// over. Returns a refusal as soon as an attempt shows that waiting cannot succeed within
+    /// Returns the hit as soon as it is admitted and its [`delay`](Decision::delay) is over. The
+    /// [`Reservation`] dereferences to the decision, and can refund the hit. Returns a refusal as
+    /// soon as an attempt shows that waiting cannot succeed within
     /// `max_wait`:
     ///
     /// - Its [`retry_after`](Decision::retry_after) is longer than the time that is left.
@@ -119,7 +121,7 @@ impl RateLimiter {
         &self,
         key: &Key,
         max_wait: Duration,
-    ) -> impl Future<Output = Result<Decision, StorageError>> + Send + use<> {
+    ) -> impl Future<Output = Result<Reservation, StorageError>> + Send + use<> {
         self.acquire_with_cost(key, 1, max_wait)
     }
 
@@ -143,28 +145,31 @@ impl RateLimiter {
         key: &Key,
         cost: u32,
         max_wait: Duration,
-    ) -> impl Future<Output = Result<Decision, StorageError>> + Send + use<> {
+    ) -> impl Future<Output = Result<Reservation, StorageError>> + Send + use<> {
         let queues = Arc::clone(&self.queues);
         let (storage, policy, key) = (self.storage.clone(), self.policy.clone(), key.clone());
         acquire(Waiter { storage, policy, key, cost, delayed_until: None, on_failed_refund: None }, queues, max_wait)
     }
 }
 
-async fn acquire(waiter: Waiter, queues: Arc<Queues>, max_wait: Duration) -> Result<Decision, StorageError> {
+async fn acquire(waiter: Waiter, queues: Arc<Queues>, max_wait: Duration) -> Result<Reservation, StorageError> {
     let deadline = later(Instant::now(), max_wait);
     let waiter = Waiter { delayed_until: Some(deadline), ..waiter };
     let Attempted { policy, decided } = first_attempt_and_wait(&waiter, &queues, deadline).await;
-    let decision = decided?;
+    let (decision, spent) = (decided?, waiter.spent(policy));
     let (delay, left) = (decision.delay(), deadline.saturating_duration_since(Instant::now()));
     if delay.is_zero() {
-        return Ok(decision);
+        return Ok(Reservation::of_limiter(decision, spent.account));
     }
-    let delayed = Delayed { decision: Some(decision), spent: waiter.spent(policy) };
-    if delay > left {
-        return Ok(delayed.refused(left));
-    }
-    sleep(delay).await;
-    Ok(delayed.admitted())
+    let account = spent.account.clone();
+    let delayed = Delayed { decision: Some(decision), spent };
+    let decision = if delay > left {
+        delayed.refused(left)
+    } else {
+        sleep(delay).await;
+        delayed.admitted()
+    };
+    Ok(Reservation::of_limiter(decision, account))
 }
 
 async fn first_attempt_and_wait(waiter: &Waiter, queues: &Arc<Queues>, deadline: Instant) -> Attempted {

@@ -1,9 +1,10 @@
 //! The limiter in memory, whose methods need no `await`.
 
 use super::RateLimiter;
-use crate::decision::{Decision, SettleError};
+use crate::decision::Decision;
 use crate::key::Key;
 use crate::policy::{IntoPolicy, Op, Policy, SharedPolicy};
+use crate::reservation::{Account, Reservation};
 use crate::storage::{MemoryStorage, Storage, StorageRequest};
 
 /// A rate limiter in memory. Its methods are not asynchronous and cannot fail.
@@ -98,34 +99,30 @@ impl LocalLimiter {
         self.decide(key, Op::Charge, units)
     }
 
+    /// Spends `cost` units of `key`, like [`RateLimiter::reserve`], and returns a [`Reservation`],
+    /// which can correct the cost once.
+    ///
+    /// ```
+    /// use tower_ratelimit::{Key, LocalLimiter, Quota};
+    ///
+    /// let limiter = LocalLimiter::new(Quota::per_minute(2));
+    /// let alice = Key::from("alice");
+    /// let hit = limiter.reserve(&alice, 2);
+    /// hit.settle(1);
+    /// assert!(limiter.admit(&alice));
+    /// assert!(!limiter.admit(&alice));
+    /// ```
+    pub fn reserve(&self, key: &Key, cost: u32) -> Reservation {
+        self.policy.with(|policy| {
+            let decision = self.storage.decide_now(&StorageRequest::new(policy, key, Op::Hit, cost));
+            let account = Account { storage: self.storage.clone().into(), policy: policy.clone(), key: key.clone() };
+            Reservation::of_limiter(decision, account)
+        })
+    }
+
     #[inline]
     fn decide(&self, key: &Key, op: Op, cost: u32) -> Decision {
         self.policy.with(|policy| self.storage.decide_now(&StorageRequest::new(policy, key, op, cost)))
-    }
-
-    /// Refunds the hit that returned `decision`, like [`RateLimiter::refund`].
-    ///
-    /// # Errors
-    ///
-    /// Returns the same errors as [`settle`](Self::settle).
-    pub fn refund(&self, key: &Key, decision: &Decision) -> Result<(), SettleError> {
-        self.settle(key, decision, 0)
-    }
-
-    /// Corrects the cost of the hit that returned `decision` to `actual` units, like
-    /// [`RateLimiter::settle`].
-    ///
-    /// # Errors
-    ///
-    /// Returns an error, and changes nothing, if `decision` is a refusal, has spent nothing, or
-    /// belongs to another policy.
-    pub fn settle(&self, key: &Key, decision: &Decision, actual: u32) -> Result<(), SettleError> {
-        self.policy.with(|policy| {
-            decision.check_settle(policy.digest())?;
-            // The memory storage is ready at once.
-            drop(self.storage.settle(policy, key, decision, actual));
-            Ok(())
-        })
     }
 
     /// Deletes the states of all limits of the policy for this key.

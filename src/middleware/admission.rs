@@ -9,16 +9,14 @@ use crate::headers::Numbers;
 use crate::key::Key;
 #[cfg(feature = "lookup")]
 use crate::lookup::Finding;
-use crate::middleware::context::ChargeContext;
-use crate::middleware::hits::Hits;
 use crate::middleware::options::Settling;
 use crate::middleware::post_response::{PostResponse, QueueSlot, Settlement};
-use crate::middleware::shadow_check::ShadowCheck;
 use crate::middleware::state::LayerState;
 use crate::middleware::waiting_room::{Deciding, Pause};
 use crate::observe::{Event, EventKind};
 use crate::policy::{Op, Policy, SharedPolicy};
 use crate::rejection::Rejection;
+use crate::reservation::{Account, Hits, ObservedAccount, ShadowCheck};
 use crate::storage::{Storage, StorageError, StorageRequest, Summary};
 
 /// The next step for a request.
@@ -244,20 +242,20 @@ impl<R> LayerState<R> {
         let numbers = headers.numbers_of(now);
         let shadows = if cost == 0 { &[] } else { policy.shadows() };
         // A request that costs nothing has nothing to settle, but its handler may expect a
-        // `Charge`.
+        // `Reservation`.
         let settling = config.settling.as_ref().filter(|settling| cost > 0 || matches!(settling, Settling::Later));
         if settling.is_none() && shadows.is_empty() && !headers.writes_other_fields() {
             return ResponsePlan::only(numbers);
         }
-        let begin = |shadow| ShadowCheck::begin(self.charge_context(shadow, key, true), cost);
+        let begin = |shadow| ShadowCheck::begin(self.account(shadow, key, true), cost);
         let hits = Hits {
-            spent: settling.filter(|_| cost > 0).map(|_| (self.charge_context(policy, key, false), decision.clone())),
+            spent: settling.filter(|_| cost > 0).map(|_| (self.account(policy, key, false), decision.clone())),
             shadow_checks: shadows.iter().map(begin).collect(),
         };
         let after = PostResponse {
             headers,
             other_fields: headers.other_fields_of(now, policy, key),
-            settlement: Settlement::begin(settling, hits, storage_request, request),
+            settlement: Settlement::begin(settling, hits, storage_request, || decision.clone(), request),
         };
         ResponsePlan { numbers, after: Some(Box::new(after)) }
     }
@@ -266,21 +264,23 @@ impl<R> LayerState<R> {
     #[cold]
     fn check_in_shadow<B>(&self, storage_request: StorageRequest<'_>, request: &mut Request<B>) -> ResponsePlan {
         let (config, StorageRequest { policy, key, cost, .. }) = (&self.config, storage_request);
-        let shadow_check = (cost > 0).then(|| ShadowCheck::begin(self.charge_context(policy, key, true), cost));
+        let shadow_check = (cost > 0).then(|| ShadowCheck::begin(self.account(policy, key, true), cost));
         if let Some(decision) = shadow_check.as_ref().and_then(ShadowCheck::decision)
             && config.shares_decision
         {
             request.extensions_mut().insert(decision.clone());
         }
+        let decided = shadow_check.as_ref().and_then(ShadowCheck::decision).cloned();
         let hits = Hits { spent: None, shadow_checks: shadow_check.into_iter().collect() };
-        let settlement = Settlement::begin(config.settling.as_ref(), hits, storage_request, request);
+        let decide = || decided.unwrap_or_else(|| policy.unspent(cost));
+        let settlement = Settlement::begin(config.settling.as_ref(), hits, storage_request, decide, request);
         let after = PostResponse { headers: config.headers, other_fields: None, settlement };
         ResponsePlan { numbers: None, after: Some(Box::new(after)) }
     }
 
-    pub(super) fn charge_context(&self, policy: &Policy, key: &Key, shadow: bool) -> ChargeContext {
-        let (storage, reporter) = (self.storage.clone(), self.config.reporter.clone());
-        ChargeContext { storage, policy: policy.clone(), key: key.clone(), reporter, shadow, since: Instant::now() }
+    pub(super) fn account(&self, policy: &Policy, key: &Key, shadow: bool) -> ObservedAccount {
+        let account = Account { storage: self.storage.clone(), policy: policy.clone(), key: key.clone() };
+        ObservedAccount { account, reporter: self.config.reporter.clone(), shadow, since: Instant::now() }
     }
 
     #[inline]

@@ -3,8 +3,6 @@
 
 pub(crate) mod admission;
 pub(crate) mod config;
-pub(crate) mod context;
-mod hits;
 mod inspect;
 mod lints;
 #[cfg(feature = "lookup")]
@@ -13,7 +11,6 @@ mod on_error;
 pub(crate) mod options;
 pub(crate) mod post_response;
 mod reject;
-pub(crate) mod shadow_check;
 pub(crate) mod state;
 mod usage;
 mod wait;

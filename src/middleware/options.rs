@@ -24,7 +24,7 @@ pub(crate) type SettleFn = dyn Fn(&ResponseHead<'_>) -> Option<u32> + Send + Syn
 pub(crate) enum Settling {
     /// A closure over the head of the response. Its result `None` keeps the estimated cost.
     ByResponse(Arc<SettleFn>),
-    /// A [`Charge`](crate::Charge) in the request's extensions.
+    /// A [`Reservation`](crate::Reservation) in the request's extensions.
     Later,
 }
 

@@ -5,13 +5,12 @@ use std::task::Context;
 
 use http::{Request, Response};
 
-use super::context::ChargeContext;
-use super::hits::{ChargeOfResponse, Hits, PendingCharge};
 use super::options::{ResponseHead, SettleFn, Settling};
-use crate::decision::{Charge, Decision};
+use crate::decision::Decision;
 use crate::headers;
 use crate::headers::{Headers, Numbers, OtherFields};
 use crate::policy::{Op, Policy};
+use crate::reservation::{Hits, HitsOfResponse, ObservedAccount, Reservation, Reservations, ReservedHits};
 use crate::storage::StorageRequest;
 
 /// The work that is left when the response of an admitted request is ready.
@@ -27,28 +26,28 @@ pub(crate) enum Settlement {
     /// The closure settles the request by the head of its response. Without a closure, the request
     /// keeps its estimated cost.
     ByResponse(Hits, Option<Arc<SettleFn>>),
-    /// A [`Charge`](crate::Charge) settles the request.
-    Later(ChargeOfResponse),
+    /// A [`Reservation`] settles the request.
+    Later(HitsOfResponse),
 }
 
 impl Settlement {
-    /// Returns the settlement of a request. If a handler settles the request, inserts a [`Charge`]
-    /// into its extensions.
+    /// Returns the settlement of a request. If a handler settles the request, inserts a
+    /// [`Reservation`] with the decision that `decide` returns.
     pub(super) fn begin<B>(
         settling: Option<&Settling>,
         hits: Hits,
         storage_request: StorageRequest<'_>,
+        decide: impl FnOnce() -> Decision,
         request: &mut Request<B>,
     ) -> Self {
         match settling {
             None => Self::ByResponse(hits, None),
             Some(Settling::ByResponse(actual)) => Self::ByResponse(hits, Some(Arc::clone(actual))),
             Some(Settling::Later) => {
-                let pending = PendingCharge::new(storage_request.policy.clone(), storage_request.cost, hits);
-                let extensions = request.extensions_mut();
-                let outer = extensions.remove();
-                extensions.insert(Charge::new(pending.clone(), outer));
-                Self::Later(ChargeOfResponse(pending))
+                let hits = ReservedHits::new(storage_request.policy.clone(), storage_request.cost, hits);
+                let reservation = Reservation::of_layer(decide(), Arc::clone(&hits));
+                Reservations::insert(reservation, request.extensions_mut());
+                Self::Later(HitsOfResponse(hits))
             }
         }
     }
@@ -59,7 +58,7 @@ impl PostResponse {
     pub(crate) fn poll(&mut self, cx: &mut Context<'_>) {
         match &mut self.settlement {
             Settlement::ByResponse(hits, _) => hits.poll(cx),
-            Settlement::Later(charge) => charge.poll(cx),
+            Settlement::Later(hits) => hits.poll(cx),
         }
     }
 
@@ -68,9 +67,11 @@ impl PostResponse {
         let Self { headers, mut other_fields, settlement } = self;
         let settled = match settlement {
             Settlement::ByResponse(hits, actual) => {
-                hits.settle(actual.and_then(|actual| actual(&ResponseHead::of(response))))
+                let settled = hits.settle(actual.and_then(|actual| actual(&ResponseHead::of(response))));
+                // A task continues a settlement that is dropped before its end.
+                settled.map(|(hit, _)| hit)
             }
-            Settlement::Later(charge) => charge.settled(),
+            Settlement::Later(hits) => hits.settled(),
         };
         if let Some(settled) = settled {
             if settled.is_refunded {
@@ -79,10 +80,11 @@ impl PostResponse {
             }
             if settled.is_complete
                 && (headers.writes_x_rate_limit() || headers.writes_other_fields())
-                && let Some(now) = settled.context.peek_now(settled.cost)
+                && let Some(now) = settled.account.peek_now(settled.cost)
             {
                 numbers = headers.numbers_of(&now);
-                other_fields = headers.other_fields_of(&now, &settled.context.policy, &settled.context.key);
+                other_fields =
+                    headers.other_fields_of(&now, &settled.account.account.policy, &settled.account.account.key);
             }
         }
         headers::write_admitted(response, numbers, other_fields);
@@ -92,38 +94,38 @@ impl PostResponse {
 /// The hit of a waiting request. Dropping this while `delayed` is set refunds the hit, which frees
 /// the hit's slot in the queue of a leaky bucket if no later hit is in the queue.
 pub(crate) struct QueueSlot {
-    context: ChargeContext,
+    account: ObservedAccount,
     cost: u32,
     /// The decision, while the request waits for its delay and then for the inner service.
     pub(crate) delayed: Option<Box<Decision>>,
 }
 
 impl QueueSlot {
-    pub(crate) fn new(context: ChargeContext, cost: u32, delayed: Option<Box<Decision>>) -> Self {
-        Self { context, cost, delayed }
+    pub(crate) fn new(account: ObservedAccount, cost: u32, delayed: Option<Box<Decision>>) -> Self {
+        Self { account, cost, delayed }
     }
 
     /// Sets the policy, which may have changed while the request waited.
     pub(crate) fn set_policy(&mut self, policy: Policy) {
-        self.context.policy = policy;
+        self.account.account.policy = policy;
     }
 
     pub(crate) fn storage_request(&self) -> StorageRequest<'_> {
         let op = if self.cost == 0 { Op::Peek } else { Op::Hit };
-        self.context.storage_request(op, self.cost)
+        self.account.account.request(op, self.cost)
     }
 
     /// Peeks at the key after the delay. Returns `None` if the storage fails or is not immediately
     /// ready.
     pub(crate) fn peek_now(&self) -> Option<Decision> {
-        self.context.peek_now(self.cost)
+        self.account.peek_now(self.cost)
     }
 }
 
 impl Drop for QueueSlot {
     fn drop(&mut self) {
         if let Some(decision) = self.delayed.take() {
-            self.context.settle(&decision, 0);
+            drop(self.account.settle(&decision, 0));
         }
     }
 }

@@ -83,7 +83,7 @@ impl<R> LayerState<R> {
         storage_request: StorageRequest<'_>,
     ) -> Action<ResBody> {
         let StorageRequest { policy, key, cost, .. } = storage_request;
-        let slot = QueueSlot::new(self.charge_context(policy, key, false), cost, delayed);
+        let slot = QueueSlot::new(self.account(policy, key, false), cost, delayed);
         self.report_delayed(&slot);
         Action::Wait(Hold::Queue(slot, deciding))
     }

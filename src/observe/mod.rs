@@ -39,7 +39,7 @@ pub enum EventKind<'a> {
     KeyError(&'a KeyError),
     /// The cost of a hit was corrected for one of these reasons:
     ///
-    /// - The head of the response, or a [`Charge`](crate::Charge), has set the actual cost.
+    /// - The head of the response, or a [`Reservation`](crate::Reservation), has set the actual cost.
     /// - The request was dropped after its hit was admitted, while it was delayed or waited for the
     ///   inner service. The actual cost is then 0.
     Settled {
@@ -62,7 +62,8 @@ pub enum EventKind<'a> {
         /// The reason of the failure.
         error: &'a StorageError,
     },
-    /// A [`Charge`](crate::Charge) was dropped and not settled. The hit keeps its estimated cost.
+    /// A [`Reservation`](crate::Reservation) was dropped and not settled. The hit keeps its
+    /// estimated cost.
     Unsettled(&'a Decision),
 }
 

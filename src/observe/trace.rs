@@ -117,7 +117,7 @@ impl Log {
             }
             EventKind::Unsettled(decision) => {
                 let cost = decision.cost();
-                tracing::debug!(policy, outcome, shadow, cost, key, "charge dropped without a settlement");
+                tracing::debug!(policy, outcome, shadow, cost, key, "reservation dropped without a settlement");
             }
         }
     }

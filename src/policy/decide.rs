@@ -59,7 +59,6 @@ impl Policy {
             limit.write_status(state, now, cost, part, status);
         }
         decision.conclude(now);
-        decision.set_policy(self.digest());
         decision
     }
 
@@ -74,7 +73,6 @@ impl Policy {
             limit.write_status(state, now, 0, None, status);
         }
         decision.conclude(now);
-        decision.set_policy(self.digest());
         decision
     }
 
@@ -95,14 +93,18 @@ impl Policy {
     pub fn refuse(&self, now: Timestamp, cost: u32, retry_after: u64) -> Decision {
         let limits = self.limits();
         Decision::new(now, cost, Statuses::from_fn(limits.len(), |i| limits[i].refusal(retry_after)))
-            .of_policy(self.digest())
+    }
+
+    /// Returns the verdict on a hit of `cost` units by a client that has spent nothing.
+    pub(crate) fn unspent(&self, cost: u32) -> Decision {
+        self.decide(&mut vec![State::Fresh; self.limits().len()], Timestamp::wall_clock(), Op::Peek, cost)
     }
 
     /// Corrects the cost of the hit that returned `decision` to `actual` units. `states` are the
     /// states of the limits, as for [`decide`](Self::decide), and are updated in place.
     ///
     /// - If the hit has spent more, the difference is refunded to each limit, by the rules of
-    ///   [`RateLimiter::settle`](crate::RateLimiter::settle).
+    ///   [`Reservation::settle`](crate::Reservation::settle).
     /// - If the hit has spent less, the difference is charged to each limit, even if less remains.
     /// - If the decision has spent nothing, nothing changes. This is a refusal, a peek, a charge,
     ///   or a hit of cost 0.

@@ -6,13 +6,12 @@ use crate::background::run_or_spawn;
 use crate::decision::Decision;
 use crate::key::Key;
 use crate::policy::Policy;
-use crate::storage::{AnyStorage, Storage, StorageError, StorageFuture};
+use crate::reservation::Account;
+use crate::storage::{StorageError, StorageFuture};
 
 /// The policy and the key of a hit that may have to be refunded.
 pub(crate) struct Spent {
-    storage: AnyStorage,
-    policy: Policy,
-    key: Key,
+    pub(crate) account: Account,
     on_failed_refund: Option<OnFailedRefund>,
 }
 
@@ -20,8 +19,8 @@ pub(crate) struct Spent {
 pub(crate) type OnFailedRefund = Arc<dyn Fn(&Policy, &Key, &Decision, &StorageError) + Send + Sync>;
 
 impl Spent {
-    pub(crate) fn new(storage: AnyStorage, policy: Policy, key: Key, on_failed_refund: Option<OnFailedRefund>) -> Self {
-        Self { storage, policy, key, on_failed_refund }
+    pub(crate) fn new(account: Account, on_failed_refund: Option<OnFailedRefund>) -> Self {
+        Self { account, on_failed_refund }
     }
 
     /// Refunds the hit: immediately if the storage is ready, else in a task. Drops `place` after
@@ -30,21 +29,14 @@ impl Spent {
         if !decision.has_spent() {
             return;
         }
-        let report = self.on_failed_refund.clone().map(|report| {
-            let (policy, key, decision) = (self.policy.clone(), self.key.clone(), decision.clone());
-            move |error: &StorageError| report(&policy, &key, &decision, error)
-        });
-        let refund = self.storage.settle(&self.policy, &self.key, decision, 0);
-        let reported = report.clone();
-        let outcome = run_or_spawn(refund, move |done| {
+        let report = self.on_failed_refund.clone();
+        let (Account { policy, key, .. }, hit) = (self.account.clone(), decision.clone());
+        run_or_spawn(self.account.correct(decision, 0), move |done| {
             drop(place);
-            if let (Err(error), Some(report)) = (done, reported) {
-                report(&error);
+            if let (Err(error), Some(report)) = (done, report) {
+                report(&policy, &key, &hit, &error);
             }
         });
-        if let (Some(error), Some(report)) = (outcome.error(), report) {
-            report(&error);
-        }
     }
 }
 

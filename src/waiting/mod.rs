@@ -25,6 +25,7 @@ pub(crate) use self::refusal::Refusal;
 use crate::decision::Decision;
 use crate::key::Key;
 use crate::policy::{Op, Policy, SharedPolicy};
+use crate::reservation::Account;
 use crate::storage::{AnyStorage, Storage, StorageError, StorageRequest};
 
 /// The maximum jitter after the end of a refusal.
@@ -81,7 +82,8 @@ impl Waiter {
 
     /// Returns the hit, for a refund.
     pub(crate) fn spent(&self, policy: Policy) -> Spent {
-        Spent::new(self.storage.clone(), policy, self.key.clone(), self.on_failed_refund.clone())
+        let account = Account { storage: self.storage.clone(), policy, key: self.key.clone() };
+        Spent::new(account, self.on_failed_refund.clone())
     }
 
     /// Adds the hit to the end of its queue before its first attempt, so that it does not overtake

@@ -36,6 +36,11 @@ pub async fn spend(limiter: &RateLimiter, cost: u32) -> Decision {
     unwrap_decision(limiter.hit_with_cost(&Key::global(), cost).await)
 }
 
+/// Corrects the cost of a limiter's hit by the storage's method, which also settles a hit twice.
+pub fn settle(limiter: &RateLimiter, key: &Key, hit: &Decision, actual: u32) -> StorageFuture<()> {
+    limiter.storage().settle(&limiter.policy(), key, hit, actual)
+}
+
 /// Returns the spent units of the shared key, for a policy with one limit.
 pub fn counted(memory: &MemoryStorage, policy: &Policy) -> u32 {
     let peek = LocalLimiter::with_storage(policy.clone(), memory.clone()).peek(&Key::global());

@@ -369,12 +369,12 @@ impl Step {
             }
             Op::Refund | Op::Settle => {
                 let hit = self.of.and_then(|hit| decisions.get(&hit)).ok_or("`of` is not the step of a hit")?;
-                let settled = match (self.units, self.actual) {
-                    (Some(units), None) => limiter.refund_units(&key, hit, units)?,
-                    (None, Some(actual)) => limiter.settle(&key, hit, actual)?,
+                let actual = match (self.units, self.actual) {
+                    (Some(units), None) => hit.cost() - units,
+                    (None, Some(actual)) => actual,
                     _ => return Err("neither `units` nor `actual`".into()),
                 };
-                settled.await?;
+                limiter.storage().settle(&limiter.policy(), &key, hit, actual).await?;
                 return self.after(limiter, &key).await;
             }
         };

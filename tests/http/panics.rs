@@ -10,7 +10,7 @@ use common::{Behavior, FakeStorage, get, memory_with_manual_clock, policy, poll}
 use http::{Request, Response};
 use tower::{Layer, Service, ServiceExt, service_fn};
 use tower_ratelimit::storage::TokioClock;
-use tower_ratelimit::{Charge, Event, EventKind, Global, MemoryStorage, OnError, RateLimitLayer, Storage};
+use tower_ratelimit::{Event, EventKind, Global, MemoryStorage, OnError, RateLimitLayer, Reservations, Storage};
 
 type Outcomes = Arc<Mutex<Vec<String>>>;
 
@@ -31,15 +31,6 @@ fn bug() -> Response<String> {
     panic!("a bug in the handler")
 }
 
-/// Settles a charge when it is dropped.
-struct SettlesOnDrop(Charge, u32);
-
-impl Drop for SettlesOnDrop {
-    fn drop(&mut self) {
-        self.0.settle(self.1).unwrap();
-    }
-}
-
 /// Sends a request in a task, which must panic with this text.
 async fn assert_panics<S>(service: &S, expected: &str)
 where
@@ -53,12 +44,16 @@ where
 }
 
 #[tokio::test]
-async fn charge_that_a_panicking_handler_settles_or_drops_is_reported() {
+async fn reservation_that_a_panicking_handler_counts_or_drops_is_reported() {
     for (actual, expected) in [(Some(5), "charged 4"), (Some(0), "refunded 1"), (None, "unsettled 0")] {
         let (layer, outcomes) = layer("10/minute", memory_with_manual_clock().0);
         let handler = service_fn(move |request: Request<()>| async move {
-            let charge = request.extensions().get::<Charge>().unwrap().clone();
-            let _settles = actual.map(|actual| SettlesOnDrop(charge, actual));
+            let reservation = request.extensions().get::<Reservations>().unwrap().take().unwrap();
+            let _counter = actual.map(|actual| {
+                let mut counter = reservation.counter();
+                counter.add(actual);
+                counter
+            });
             tokio::task::yield_now().await;
             Ok::<_, Infallible>(bug())
         });

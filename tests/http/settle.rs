@@ -14,14 +14,16 @@ use common::{
     AnswersWithStatus, Behavior, FakeStorage, Inner, ask, failing, get, memory_with_manual_clock, numbers, policy,
     poll, remaining, retry_after, slow, status,
 };
+use futures_util::stream::unfold;
 use http::{Request, Response};
+use http_body_util::BodyExt;
 use tokio::runtime::Builder;
 use tower::{Layer, Service, service_fn};
-use tower_ratelimit::extract::{Head, NoCharge};
+use tower_ratelimit::extract::{Head, NoReservation};
 use tower_ratelimit::storage::{Breaker, TokioClock};
 use tower_ratelimit::{
-    Charge, Event, EventKind, Global, Headers, Key, MemoryStorage, OnError, RateLimitLayer, RateLimiter, ResponseHead,
-    SettleError, Storage,
+    Event, EventKind, Global, Headers, Key, MemoryStorage, OnError, RateLimitLayer, RateLimiter, Reservation,
+    Reservations, ResponseHead, Storage,
 };
 
 use crate::log::log_of;
@@ -52,11 +54,15 @@ fn take(outcomes: &Outcomes) -> Vec<String> {
     std::mem::take(&mut outcomes.lock().unwrap())
 }
 
-/// A slot into which a service puts the charge of its request.
-type Taken = Arc<Mutex<Option<Charge>>>;
+/// A slot into which a service puts the reservation of its request.
+type Taken = Arc<Mutex<Option<Reservation>>>;
 
-/// A service that keeps the charge of each request.
-fn keeps_charge(
+fn take_reservation(request: &Request<()>) -> Option<Reservation> {
+    request.extensions().get().and_then(Reservations::take)
+}
+
+/// A service that keeps the reservation of each request.
+fn keeps_reservation(
     taken: &Taken,
 ) -> impl Service<
     Request<()>,
@@ -66,8 +72,8 @@ fn keeps_charge(
 > + Clone
 + use<> {
     let taken = Arc::clone(taken);
-    service_fn(move |mut request: Request<()>| {
-        *taken.lock().unwrap() = request.extensions_mut().remove();
+    service_fn(move |request: Request<()>| {
+        *taken.lock().unwrap() = take_reservation(&request);
         ready(Ok(Response::new(String::new())))
     })
 }
@@ -131,47 +137,58 @@ async fn every_family_of_fields_reports_the_debt() {
 }
 
 #[tokio::test]
-async fn charge_is_settled_after_the_response() {
+async fn reservation_is_settled_after_the_response() {
     let (storage, clock) = memory_with_manual_clock();
     let taken = Taken::default();
     let (layer, outcomes) = observed(layer(POLICY, storage.clone()));
-    let service = layer.settle_later().layer(keeps_charge(&taken));
+    let service = layer.settle_later().layer(keeps_reservation(&taken));
     assert_eq!(remaining(&ask(&service, get("/20")).await), Some(80), "the estimate");
-    let charge = taken.lock().unwrap().take().unwrap();
-    assert_eq!((charge.cost(), charge.policy()), (20, "tokens"));
-    assert_eq!(charge.settle(5), Ok(()));
+    let reservation = taken.lock().unwrap().take().unwrap();
+    assert_eq!((reservation.cost(), reservation.remaining(), reservation.policy().identity()), (20, 80, "tokens"));
+    reservation.settle(5).await.unwrap();
     assert_eq!((left(POLICY, &storage), take(&outcomes)), (95, vec!["admitted".to_owned(), "refunded 15".to_owned()]));
 
     ask(&service, get("/20")).await;
-    let charge = taken.lock().unwrap().take().unwrap();
-    assert_eq!(charge.settle(395), Ok(()));
+    taken.lock().unwrap().take().unwrap().settle(395).await.unwrap();
     assert_eq!((left(POLICY, &storage), take(&outcomes)), (0, vec!["admitted".to_owned(), "charged 375".to_owned()]));
     assert_eq!(retry_after(&ask(&service, get("/1")).await), Some(301));
     clock.advance(Duration::from_secs(301));
     assert_eq!(status(&service, get("/1")).await, 200);
 }
 
+/// A request that is sent twice, as by a retry, shares its reservations with its clone.
 #[tokio::test]
-async fn charge_can_be_settled_only_once() {
+async fn reservation_is_taken_once() {
     let (storage, _clock) = memory_with_manual_clock();
     let taken = Taken::default();
     let (layer, outcomes) = observed(layer(POLICY, storage.clone()));
-    let service = layer.settle_later().layer(keeps_charge(&taken));
+    let slot = Arc::clone(&taken);
+    let service = layer.settle_later().layer(service_fn(move |request: Request<()>| {
+        let again = request.extensions().clone();
+        *slot.lock().unwrap() = take_reservation(&request);
+        assert!(take_reservation(&request).is_none());
+        let again = again.get::<Reservations>().unwrap();
+        assert!(again.take().is_none() && again.take_policy("tokens").is_none());
+        ready(Ok::<_, Infallible>(Response::new(String::new())))
+    }));
     ask(&service, get("/20")).await;
-    let charge = taken.lock().unwrap().take().unwrap();
-    let other = charge.clone();
-    assert_eq!(charge.settle(30), Ok(()));
-    assert_eq!(
-        (charge.settle(40), other.settle(0)),
-        (Err(SettleError::AlreadySettled), Err(SettleError::AlreadySettled))
-    );
-    drop((charge, other));
+    taken.lock().unwrap().take().unwrap().settle(30).await.unwrap();
     assert_eq!(left(POLICY, &storage), 70);
-    assert_eq!(take(&outcomes), ["admitted", "charged 10"], "no event of a dropped charge");
+    assert_eq!(take(&outcomes), ["admitted", "charged 10"], "no event of a dropped reservation");
+}
+
+#[tokio::test]
+async fn kept_reservation_reports_nothing() {
+    let (storage, _clock) = memory_with_manual_clock();
+    let taken = Taken::default();
+    let (layer, outcomes) = observed(layer(POLICY, storage.clone()));
+    ask(&layer.settle_later().layer(keeps_reservation(&taken)), get("/20")).await;
+    let decision = taken.lock().unwrap().take().unwrap().keep();
+    assert_eq!((decision.cost(), left(POLICY, &storage), take(&outcomes)), (20, 80, vec!["admitted".to_owned()]));
 }
 
 #[test]
-fn dropped_charge_keeps_its_estimate_and_logs() {
+fn dropped_reservation_keeps_its_estimate_and_logs() {
     let (storage, _clock) = memory_with_manual_clock();
     let (layer, outcomes) = observed(layer(POLICY, storage.clone()));
     let lines = log_of(|| {
@@ -180,7 +197,10 @@ fn dropped_charge_keeps_its_estimate_and_logs() {
     });
     assert_eq!((left(POLICY, &storage), take(&outcomes)), (80, vec!["admitted".to_owned(), "unsettled 0".to_owned()]));
     assert_eq!(lines.len(), 1, "{lines:?}");
-    assert!(lines[0].starts_with("DEBUG") && lines[0].contains("charge dropped without a settlement"), "{lines:?}");
+    assert!(
+        lines[0].starts_with("DEBUG") && lines[0].contains("reservation dropped without a settlement"),
+        "{lines:?}"
+    );
     assert!(lines[0].contains("cost=20") && lines[0].contains("policy=\"tokens\""), "{lines:?}");
 }
 
@@ -196,21 +216,21 @@ async fn request_without_a_response_keeps_its_estimate() {
 
     let taken = Taken::default();
     let slot = Arc::clone(&taken);
-    let failing = service_fn(move |mut request: Request<()>| {
-        *slot.lock().unwrap() = request.extensions_mut().remove();
+    let failing = service_fn(move |request: Request<()>| {
+        *slot.lock().unwrap() = take_reservation(&request);
         ready(Err::<Response<String>, _>("broken"))
     });
     let mut service = layer(POLICY, storage.clone()).settle_later().layer(failing);
     assert_eq!(service.call(get("/20")).await.unwrap_err(), "broken");
     assert_eq!(left(POLICY, &storage), 60);
-    taken.lock().unwrap().take().unwrap().settle(0).unwrap();
-    assert_eq!(left(POLICY, &storage), 80, "a charge outlives the response");
+    taken.lock().unwrap().take().unwrap().settle(0);
+    assert_eq!(left(POLICY, &storage), 80, "a reservation outlives the response");
 }
 
 #[tokio::test]
-async fn response_reports_a_charge_that_was_settled_before_it() {
+async fn response_reports_a_reservation_that_was_settled_before_it() {
     let inner = service_fn(|request: Request<()>| {
-        request.extensions().get::<Charge>().unwrap().settle(50).unwrap();
+        take_reservation(&request).unwrap().settle(50);
         ready(Ok::<_, Infallible>(Response::new(String::new())))
     });
     let headers = Headers::x_rate_limit().and(Headers::ietf());
@@ -228,9 +248,14 @@ async fn response_reports_a_charge_that_was_settled_before_it() {
 }
 
 #[tokio::test]
-async fn each_stacked_layer_has_its_own_charge() {
+async fn each_stacked_layer_has_its_own_reservation() {
     let (storage, _clock) = memory_with_manual_clock();
-    let taken = Taken::default();
+    let taken = Arc::new(Mutex::new(None));
+    let slot = Arc::clone(&taken);
+    let inner = service_fn(move |request: Request<()>| {
+        *slot.lock().unwrap() = request.extensions().get::<Reservations>().cloned();
+        ready(Ok::<_, Infallible>(Response::new(String::new())))
+    });
     let named = |name: &str| {
         RateLimitLayer::new(policy("token-bucket 100/hour").with_name(name), Global)
             .storage(storage.clone(), OnError::Refuse)
@@ -238,14 +263,15 @@ async fn each_stacked_layer_has_its_own_charge() {
             .settle_later()
     };
     let plain = RateLimitLayer::new(policy("60/minute").with_name("requests"), Global);
-    let service = named("images").layer(plain.layer(named("tokens").layer(keeps_charge(&taken))));
+    let service = named("images").layer(plain.layer(named("tokens").layer(inner)));
     ask(&service, get("/")).await;
-    let charge = taken.lock().unwrap().take().unwrap();
-    assert_eq!(charge.policy(), "tokens", "the innermost layer");
-    assert_eq!(charge.of_policy("tokens").map(Charge::policy), Some("tokens"));
-    assert!(charge.of_policy("requests").is_none());
-    charge.of_policy("images").unwrap().settle(1).unwrap();
-    charge.settle(30).unwrap();
+    let reservations: Reservations = taken.lock().unwrap().take().unwrap();
+    assert!(reservations.take_policy("requests").is_none());
+    reservations.take_policy("images").unwrap().settle(1);
+    let innermost = reservations.take().unwrap();
+    assert_eq!(innermost.policy().identity(), "tokens");
+    innermost.settle(30);
+    assert!(reservations.take().is_none() && reservations.take_policy("images").is_none());
     let left = |name: &str| {
         let limiter = RateLimiter::with_storage(policy("token-bucket 100/hour").with_name(name), storage.clone());
         common::now(limiter.peek(&Key::global())).remaining()
@@ -263,11 +289,11 @@ async fn shadow_limits_are_settled_too() {
             let (layer, outcomes) = observed(layer("token-bucket 100/hour; shadow 50/hour", fake));
             let taken = Taken::default();
             if later {
-                let service = layer.settle_later().layer(keeps_charge(&taken));
+                let service = layer.settle_later().layer(keeps_reservation(&taken));
                 ask(&service, get("/20")).await;
                 yields().await;
                 assert_eq!(take(&outcomes).len(), 2, "both hits are decided, slow: {is_slow}");
-                taken.lock().unwrap().take().unwrap().settle(5).unwrap();
+                taken.lock().unwrap().take().unwrap().settle(5);
             } else {
                 ask(&layer.settle(|_| Some(5)).layer(Inner::default()), get("/20")).await;
             }
@@ -297,11 +323,11 @@ async fn refund_of_an_expired_hit_is_reported_as_expired() {
             fake.set(if is_slow { Behavior::WorksAfterPolls(2) } else { Behavior::Works });
             let taken = Taken::default();
             let (layer, outcomes) = observed(layer(text, fake));
-            let service = layer.settle_later().layer(keeps_charge(&taken));
+            let service = layer.settle_later().layer(keeps_reservation(&taken));
             for (actual, expected) in [(5, refund), (30, "charged 10")] {
                 ask(&service, get("/20")).await;
                 tokio::time::advance(Duration::from_secs(seconds)).await;
-                taken.lock().unwrap().take().unwrap().settle(actual).unwrap();
+                taken.lock().unwrap().take().unwrap().settle(actual);
                 yields().await;
                 let what = format!("{text}, {seconds} s, slow: {is_slow}");
                 assert_eq!(take(&outcomes), ["admitted", expected], "{what}");
@@ -316,23 +342,23 @@ async fn refund_expires_by_the_clock_of_a_memory_storage() {
     let (storage, clock) = memory_with_manual_clock();
     let taken = Taken::default();
     let (layer, outcomes) = observed(layer("fixed-window 100/minute", storage));
-    let service = layer.settle_later().layer(keeps_charge(&taken));
+    let service = layer.settle_later().layer(keeps_reservation(&taken));
     for (seconds, expected) in [(59, "refunded 15"), (60, "expired 0")] {
         ask(&service, get("/20")).await;
         clock.advance(Duration::from_secs(seconds));
-        taken.lock().unwrap().take().unwrap().settle(5).unwrap();
+        taken.lock().unwrap().take().unwrap().settle(5);
         assert_eq!(take(&outcomes), ["admitted", expected], "{seconds} s");
         clock.advance(Duration::from_secs(60));
     }
 }
 
-/// The charge is settled while the shadow limit is still undecided.
+/// The reservation is settled while the shadow limit is still undecided.
 #[tokio::test]
 async fn undecided_shadow_limit_is_settled_after_it_is_decided() {
     let (storage, _clock) = memory_with_manual_clock();
     let (layer, outcomes) = observed(layer("token-bucket 100/hour", slow(storage)).shadow());
     let inner = service_fn(|request: Request<()>| {
-        request.extensions().get::<Charge>().unwrap().settle(5).unwrap();
+        take_reservation(&request).unwrap().settle(5);
         ready(Ok::<_, Infallible>(Response::new(String::new())))
     });
     let response = ask(&layer.settle_later().layer(inner), get("/20")).await;
@@ -341,10 +367,10 @@ async fn undecided_shadow_limit_is_settled_after_it_is_decided() {
     assert_eq!(take(&outcomes), ["admitted?", "refunded 15?"]);
 }
 
-/// The charge holds no lock while it calls the observer. The test runs in a separate thread,
+/// No lock is held while the observer is called. The test runs in a separate thread,
 /// because a deadlock would block it forever.
 #[test]
-fn observer_may_use_the_charge_of_its_request() {
+fn observer_may_settle_the_reservation_of_its_request() {
     let (send, outcomes) = mpsc::channel();
     thread::spawn(move || {
         let runtime = Builder::new_current_thread().enable_all().build().unwrap();
@@ -354,23 +380,23 @@ fn observer_may_use_the_charge_of_its_request() {
     assert_eq!(outcomes, ["admitted", "admitted?", "refunded 17", "refunded 17?"]);
 }
 
-/// Settles a charge whenever its observer is called. The storage decides slowly and refunds at
-/// once, so each event is reported by another part of the charge.
+/// Settles the reservation when the observer is called. The storage decides slowly and refunds at
+/// once, so the events are reported while the hits are shared.
 async fn settle_in_the_observer() -> Vec<String> {
     let storage = slow(memory_with_manual_clock().0);
     storage.set_changes(Behavior::Works);
     let (outcomes, taken) = (Outcomes::default(), Taken::default());
-    let (events, charge) = (Arc::clone(&outcomes), Arc::clone(&taken));
+    let (events, reservation) = (Arc::clone(&outcomes), Arc::clone(&taken));
     let layer =
         layer("fixed-window 100/hour; shadow fixed-window 100/hour", storage).observer(move |event: &Event<'_>| {
             let (units, mark) = (event.settled_units(), if event.shadow { "?" } else { "" });
             let units = units.map(|units| format!(" {units}")).unwrap_or_default();
             events.lock().unwrap().push(format!("{}{units}{mark}", event.outcome()));
-            let charge = charge.lock().unwrap().clone();
-            let _ = charge.map(|charge| charge.settle(3));
+            let reservation = reservation.lock().unwrap().take();
+            drop(reservation.map(|reservation| reservation.settle(3)));
         });
     let inner = service_fn(move |request: Request<()>| {
-        *taken.lock().unwrap() = request.extensions().get().cloned();
+        *taken.lock().unwrap() = take_reservation(&request);
         async {
             yields().await;
             Ok::<_, Infallible>(Response::new(String::new()))
@@ -387,10 +413,10 @@ async fn free_request_has_nothing_to_settle() {
         let taken = Taken::default();
         let (layer, outcomes) = observed(layer(POLICY, storage.clone()));
         let layer = if is_shadow { layer.shadow() } else { layer };
-        ask(&layer.settle_later().layer(keeps_charge(&taken)), get("/0")).await;
-        let charge = taken.lock().unwrap().take().unwrap();
-        assert_eq!((charge.cost(), charge.settle(7)), (0, Err(SettleError::NothingSpent)));
-        drop(charge);
+        ask(&layer.settle_later().layer(keeps_reservation(&taken)), get("/0")).await;
+        let reservation = taken.lock().unwrap().take().unwrap();
+        assert!(reservation.is_admitted() && reservation.cost() == 0);
+        reservation.settle(7).await.unwrap();
         let expected: &[&str] = if is_shadow { &[] } else { &["admitted"] };
         assert_eq!(
             (left(POLICY, &storage), &*take(&outcomes)),
@@ -417,45 +443,44 @@ async fn failed_settlement_keeps_the_estimate_and_reports_the_difference() {
             seen.lock().unwrap().push((decision.cost(), actual, event.settled_units()));
         }
     });
-    let service = layer.settle_later().layer(keeps_charge(&taken));
+    let service = layer.settle_later().layer(keeps_reservation(&taken));
     ask(&service, get("/20")).await;
-    let charge = taken.lock().unwrap().take().unwrap();
-    assert_eq!(charge.settle(50), Ok(()));
+    let reservation = taken.lock().unwrap().take().unwrap();
+    assert_eq!(common::message(reservation.settle(50).await.unwrap_err()), common::FAILURE);
     assert_eq!(*doubts.lock().unwrap(), [(20, 50, Some(30))]);
     assert_eq!(left(POLICY, storage.inner()), 80);
-    assert_eq!(charge.settle(50), Err(SettleError::AlreadySettled));
 }
 
 #[tokio::test]
-async fn charge_settles_in_the_fallback_that_decided() {
+async fn reservation_settles_in_the_fallback_that_decided() {
     let (fallback, _clock) = memory_with_manual_clock();
     let primary = FakeStorage::in_memory(Behavior::Fails).0;
     let breaker = Breaker::new(primary.clone()).failures(1).fallback(fallback.clone(), 1);
     let taken = Taken::default();
-    let service = layer(POLICY, breaker).settle_later().layer(keeps_charge(&taken));
+    let service = layer(POLICY, breaker).settle_later().layer(keeps_reservation(&taken));
     ask(&service, get("/20")).await;
     primary.set(Behavior::Works);
-    taken.lock().unwrap().take().unwrap().settle(90).unwrap();
+    taken.lock().unwrap().take().unwrap().settle(90);
     yields().await;
     assert_eq!((left(POLICY, &fallback), left(POLICY, primary.inner())), (10, 100));
 }
 
 /// A body may be dropped in any thread.
 #[test]
-fn charge_settles_in_a_thread_without_a_runtime() {
+fn reservation_settles_in_a_thread_without_a_runtime() {
     let (storage, _clock) = memory_with_manual_clock();
     let taken = Taken::default();
-    let service = layer(POLICY, storage.clone()).settle_later().layer(keeps_charge(&taken));
+    let service = layer(POLICY, storage.clone()).settle_later().layer(keeps_reservation(&taken));
     assert!(poll(&mut Box::pin(ask(&service, get("/20")))).is_ready());
-    taken.lock().unwrap().take().unwrap().settle(50).unwrap();
+    taken.lock().unwrap().take().unwrap().settle(50);
     assert_eq!(left(POLICY, &storage), 50, "an immediate storage needs no runtime");
 
     let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
     let (storage, _clock) = memory_with_manual_clock();
-    let service = layer(POLICY, slow(storage.clone())).settle_later().layer(keeps_charge(&taken));
+    let service = layer(POLICY, slow(storage.clone())).settle_later().layer(keeps_reservation(&taken));
     runtime.block_on(ask(&service, get("/20")));
-    let charge = taken.lock().unwrap().take().unwrap();
-    std::thread::spawn(move || charge.settle(50).unwrap()).join().unwrap();
+    let reservation = taken.lock().unwrap().take().unwrap();
+    std::thread::spawn(move || drop(reservation.settle(50))).join().unwrap();
     runtime.block_on(yields());
     assert_eq!(left(POLICY, &storage), 50, "the runtime of the request settles it");
 }
@@ -466,17 +491,17 @@ async fn last_settle_option_replaces_the_others() {
     let never = |_: &ResponseHead<'_>| false;
     let service = layer(POLICY, storage).settle_later().charge_when(never).settle(|_| Some(30));
     let inner = service_fn(|request: Request<()>| {
-        assert!(request.extensions().get::<Charge>().is_none());
+        assert!(request.extensions().get::<Reservations>().is_none());
         ready(Ok::<_, Infallible>(Response::new(String::new())))
     });
     assert_eq!(remaining(&ask(&service.layer(inner), get("/20")).await), Some(70));
 }
 
 #[tokio::test]
-async fn handlers_extract_the_charge() {
+async fn handlers_extract_the_reservation() {
     let app = || {
-        let settle = |charge: Charge| async move { format!("{:?}", charge.settle(1)) };
-        let maybe = |charge: Option<Charge>| async move { format!("{}", charge.is_some()) };
+        let settle = |reservation: Reservation| async move { format!("{:?}", reservation.settle(1).await.is_ok()) };
+        let maybe = |reservation: Option<Reservation>| async move { format!("{}", reservation.is_some()) };
         Router::new().route("/must", on_get(settle)).route("/may", on_get(maybe))
     };
     let body = async |app: &Router, path: &str| {
@@ -486,7 +511,7 @@ async fn handlers_extract_the_charge() {
     };
     let layer = || RateLimitLayer::new(policy("9/minute"), Global);
     let settling = app().layer(layer().cost(|_| 3).settle_later());
-    assert_eq!(body(&settling, "/must").await, (200, "Ok(())".into()));
+    assert_eq!(body(&settling, "/must").await, (200, "true".into()));
     assert_eq!(body(&settling, "/may").await, (200, "true".into()));
     for unlimited in [
         app().layer(layer()),
@@ -497,20 +522,66 @@ async fn handlers_extract_the_charge() {
         let (status, text) = body(&unlimited, "/must").await;
         assert!(status == 500 && !text.windows(6).any(|part| part == b"settle"), "{text:?}");
     }
-    assert!(NoCharge::default().to_string().contains("settle_later()"));
+    assert!(NoReservation::default().to_string().contains("settle_later()"));
 }
 
 #[tokio::test(start_paused = true)]
-async fn charge_of_a_delayed_request_is_inserted_after_the_delay() {
+async fn reservation_of_a_delayed_request_is_inserted_after_the_delay() {
     let storage = MemoryStorage::builder().clock(tower_ratelimit::storage::TokioClock::new()).build().unwrap();
     let taken = Taken::default();
-    let service = layer("leaky-bucket 1/second queue 5", storage).settle_later().layer(keeps_charge(&taken));
+    let service = layer("leaky-bucket 1/second queue 5", storage).settle_later().layer(keeps_reservation(&taken));
     for _ in 0..2 {
         ask(&service, get("/1")).await;
-        let charge = taken.lock().unwrap().take().unwrap();
-        assert_eq!(charge.settle(4), Ok(()), "the client owes three places of the queue");
+        // The client then owes three places of the queue.
+        taken.lock().unwrap().take().unwrap().settle(4).await.unwrap();
     }
     let before = tokio::time::Instant::now();
     ask(&service, get("/1")).await;
     assert_eq!(before.elapsed().as_secs(), 4);
+}
+
+/// Guards against this defect: a client that hangs up before the first token pays for the estimate.
+#[tokio::test]
+async fn counter_settles_when_the_client_hangs_up() {
+    for is_slow in [false, true] {
+        for frames in [0, 1, 3, 9] {
+            let (storage, _clock) = memory_with_manual_clock();
+            let fake = FakeStorage::around(storage.clone());
+            fake.set(if is_slow { Behavior::WorksAfterPolls(2) } else { Behavior::Works });
+            let handler = |reservation: Reservation| async {
+                let counter = reservation.counter();
+                Body::from_stream(unfold((0, counter), |(sent, mut counter)| async move {
+                    if sent == 5 {
+                        return None;
+                    }
+                    counter.add(2);
+                    Some((Ok::<_, Infallible>("token"), (sent + 1, counter)))
+                }))
+            };
+            let (layer, outcomes) = observed(layer(POLICY, fake));
+            let app = Router::new().route("/20", on_get(handler)).layer(layer.settle_later());
+            let mut body = ask(&app, AxumRequest::get("/20").body(Body::empty()).unwrap()).await.into_body();
+            for _ in 0..frames.min(6) {
+                body.frame().await;
+            }
+            drop(body);
+            yields().await;
+            let actual = 2 * frames.min(5);
+            assert_eq!(left(POLICY, &storage), 100 - actual, "{frames} frames, slow: {is_slow}");
+            assert_eq!(take(&outcomes), ["admitted".to_owned(), format!("refunded {}", 20 - actual)]);
+        }
+    }
+}
+
+#[test]
+fn counter_of_a_limiter_outside_of_a_runtime_logs_one_line() {
+    let runtime = Builder::new_current_thread().build().unwrap();
+    let fake = slow(memory_with_manual_clock().0);
+    let limiter = RateLimiter::with_storage(policy(POLICY).with_name("tokens"), fake);
+    let reserve = || runtime.block_on(limiter.reserve(&Key::global(), 20)).unwrap();
+    let lines = log_of(|| drop(reserve().counter()));
+    assert_eq!(lines.len(), 1, "{lines:?}");
+    assert!(lines[0].starts_with("WARN") && lines[0].contains("settlement failed"), "{lines:?}");
+    assert!(lines[0].contains("outside of a tokio runtime") && lines[0].contains("policy=\"tokens\""), "{lines:?}");
+    assert!(log_of(|| drop(reserve())).is_empty(), "a reservation of a limiter may be dropped");
 }

@@ -8,7 +8,7 @@ use common::{Behavior, FAILURE, FakeStorage, failing, now, policy, poll, slow};
 use tokio::task::{JoinHandle, yield_now};
 use tokio::time::{Instant, advance, sleep, timeout};
 use tower_ratelimit::storage::{AnyStorage, StorageError, TokioClock};
-use tower_ratelimit::{Decision, Key, LivePolicy, MemoryStorage, RateLimiter, Storage};
+use tower_ratelimit::{Key, LivePolicy, MemoryStorage, RateLimiter, Reservation, Storage};
 
 const SECOND: Duration = Duration::from_secs(1);
 const MINUTE: Duration = Duration::from_secs(60);
@@ -45,7 +45,7 @@ async fn settle() {
 }
 
 /// Starts a call, and lets it run until it waits.
-async fn start(limiter: &RateLimiter, cost: u32, max_wait: Duration) -> JoinHandle<Result<Decision, StorageError>> {
+async fn start(limiter: &RateLimiter, cost: u32, max_wait: Duration) -> JoinHandle<Result<Reservation, StorageError>> {
     let call = tokio::spawn(limiter.acquire_with_cost(&alice(), cost, max_wait));
     settle().await;
     call

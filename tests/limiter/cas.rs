@@ -154,7 +154,7 @@ async fn losing_every_swap_is_a_contended_refusal() {
     let other = Key::from("other");
     let admitted = limiter.hit(&other).await.unwrap();
     store.lose(1_000);
-    let error = limiter.refund(&other, &admitted).unwrap().await.unwrap_err();
+    let error = common::settle(&limiter, &other, &admitted, 0).await.unwrap_err();
     assert!(error.to_string().starts_with("other processes changed the key before every swap"), "{error}");
     assert!(!error.is_timeout() && !error.may_have_counted());
     store.lose(3);

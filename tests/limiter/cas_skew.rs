@@ -153,7 +153,7 @@ async fn nodes_in_any_order_admit_no_more_than_promised_in_the_times_of_the_key(
                 newest = decision.at();
                 if numbers.below(5) == 0 {
                     let node = usize::try_from(numbers.below(3)).unwrap();
-                    nodes.limiters[node].refund(&key(), &decision).unwrap().await.unwrap();
+                    common::settle(&nodes.limiters[node], &key(), &decision, 0).await.unwrap();
                 } else {
                     admitted.push((starts(&decision), cost as usize));
                 }
@@ -235,8 +235,8 @@ async fn no_instant_is_stored_if_max_skew_is_zero() {
     assert!(states.starts_with("[1.fixed-window/"), "{states}");
     store.put("p|t:k", &format!("v1@{}{states}", decision.at().plus(9).as_micros()));
     assert_eq!(limiter.hit(&key()).await.unwrap().at(), decision.at());
-    limiter.refund(&key(), &decision).unwrap().await.unwrap();
-    limiter.refund(&key(), &decision).unwrap().await.unwrap();
+    common::settle(&limiter, &key(), &decision, 0).await.unwrap();
+    common::settle(&limiter, &key(), &decision, 0).await.unwrap();
     assert_eq!(store.text("p|t:k"), "");
 }
 
@@ -439,7 +439,7 @@ async fn refund_of_a_hit_never_returns_more_than_it_has_spent() {
                 }
                 let remaining = async || nodes.limiters[refunding].peek(&key()).await.unwrap().remaining();
                 let before = remaining().await;
-                nodes.limiters[refunding].refund(&key(), &spent).unwrap().await.unwrap();
+                common::settle(&nodes.limiters[refunding], &key(), &spent, 0).await.unwrap();
                 let after = remaining().await;
                 assert!((before..=before + 1).contains(&after), "{context}: {before}, then {after}");
                 // The bucket of a queue only gives back its last place.

@@ -61,14 +61,18 @@ async fn clones_of_the_handle_change_every_limiter() {
 }
 
 #[tokio::test]
-async fn limiter_of_the_current_policy_does_not_change() {
+async fn reservation_is_settled_under_the_policy_of_its_hit() {
     let live = LivePolicy::new(api("fixed-window 5/minute"));
     let (limiter, _clock) = limiter(&live);
-    let current = limiter.current();
-    let hit = current.hit(&alice()).await.unwrap();
+    let (hit, counted) = (limiter.reserve(&alice(), 1).await.unwrap(), limiter.reserve(&alice(), 1).await.unwrap());
+    let mut counter = counted.counter();
+    let before = hit.policy().clone();
     live.set(api("fixed-window 5/hour; 100/day")).unwrap();
-    current.refund(&alice(), &hit).unwrap().await.unwrap();
-    assert_eq!(left(&current).await, 5);
+    hit.refund().await.unwrap();
+    counter.add(3);
+    drop(counter);
+    let before = RateLimiter::with_storage(before, limiter.storage().clone());
+    assert_eq!(left(&before).await, 2);
     assert_eq!(limiter.peek(&alice()).await.unwrap().limits().len(), 2);
 }
 

@@ -13,6 +13,7 @@ mod memory;
 mod memory_bounds;
 mod quota_changes;
 mod refund;
+mod reservation;
 mod serde;
 mod settle;
 mod values;

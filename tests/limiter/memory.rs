@@ -129,8 +129,7 @@ fn calls_that_leave_nothing_spent_store_nothing() {
         let _ = limiter.peek(&key.into());
         let _ = limiter.hit_with_cost(&key.into(), 3);
         let _ = limiter.hit_with_cost(&key.into(), 0);
-        let taken = hit(&limiter, key);
-        limiter.refund(&key.into(), &taken).unwrap();
+        limiter.reserve(&key.into(), 1).refund();
         let _ = hit(&limiter, key);
         limiter.clear(&key.into());
     }
@@ -420,9 +419,9 @@ fn repeatedly_refused_key_is_admitted_after_its_wait() {
         assert!(hit(&limiter, "k").is_admitted(), "{strategy}");
         assert!(hammer().is_refused());
         limiter.clear(&"k".into());
-        let first = hit(&limiter, "k");
+        let first = limiter.reserve(&"k".into(), 1);
         assert!(first.is_admitted() && hit(&limiter, "k").is_admitted() && hammer().is_refused());
-        limiter.refund(&"k".into(), &first).unwrap();
+        first.refund();
         assert!(hit(&limiter, "k").is_admitted(), "{strategy} after a refund");
     }
 }

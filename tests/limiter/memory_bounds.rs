@@ -234,7 +234,7 @@ fn refund_makes_a_key_evictable_at_once() {
     let first: Vec<_> = (0..20_000_u64).map(|key| (hit(&limiter, key), hit(&limiter, key)).0).collect();
     assert!(hit(&limiter, "newcomer").is_storage_full());
     for (key, decision) in first.iter().enumerate() {
-        now(limiter.refund(&(key as u64).into(), decision).unwrap());
+        now(common::settle(&limiter, &(key as u64).into(), decision, 0));
     }
     assert!(hit(&limiter, "newcomer").is_admitted());
 }

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use common::{memory_with_manual_clock, now, policy};
 use tower_ratelimit::storage::ManualClock;
-use tower_ratelimit::{Decision, Key, MemoryStorage, RateLimiter, SettleError};
+use tower_ratelimit::{Decision, Key, MemoryStorage, RateLimiter};
 
 struct Limiter {
     inside: RateLimiter,
@@ -24,7 +24,7 @@ impl Limiter {
     }
 
     fn refund(&self, decision: &Decision) {
-        now(self.inside.refund(&self.key, decision).unwrap());
+        now(common::settle(&self.inside, &self.key, decision, 0));
     }
 
     fn clear(&self) {
@@ -58,7 +58,7 @@ fn refund_returns_the_cost_of_the_hit() {
         let taken = limiter.hit(3);
         let refused = limiter.hit(2);
         assert!(refused.is_refused());
-        assert_eq!(limiter.inside.refund(&limiter.key, &refused).unwrap_err(), SettleError::Refused);
+        limiter.refund(&refused);
         assert_eq!(limiter.remaining(), 1, "{policy}: a refusal refunds nothing");
         limiter.refund(&taken);
         assert_eq!(limiter.remaining(), 4, "{policy}");
@@ -174,6 +174,6 @@ fn refunded_key_may_be_evicted() {
     let taken = now(limiter.hit(&alice));
     let _ = now(limiter.hit(&alice));
     assert!(now(limiter.hit(&bob)).is_storage_full());
-    now(limiter.refund(&alice, &taken).unwrap());
+    now(common::settle(&limiter, &alice, &taken, 0));
     assert!(now(limiter.hit(&bob)).is_admitted());
 }

@@ -2,10 +2,10 @@
 
 use std::time::Duration;
 
-use common::{memory_with_manual_clock, now, policy};
-use tower_ratelimit::storage::{ManualClock, Storage};
+use common::{memory_with_manual_clock, now, policy, settle};
+use tower_ratelimit::storage::ManualClock;
 use tower_ratelimit::strategy::State;
-use tower_ratelimit::{Decision, Key, MemoryStorage, Op, Policy, RateLimiter, SettleError, Timestamp};
+use tower_ratelimit::{Key, MemoryStorage, Op, Policy, RateLimiter, Timestamp};
 
 const EVERY: [&str; 8] = [
     "fixed-window 5/second",
@@ -35,7 +35,7 @@ fn wait_of(policy: &Policy, states: &[State], now: Timestamp) -> u64 {
 }
 
 #[test]
-fn invalid_settlements_are_typed_errors_and_change_nothing() {
+fn settlement_of_a_hit_that_has_spent_nothing_changes_nothing() {
     for text in EVERY {
         let (limiter, _) = limiter(text);
         let hit = now(limiter.hit_with_cost(&alice(), 3));
@@ -43,24 +43,17 @@ fn invalid_settlements_are_typed_errors_and_change_nothing() {
         let peek = now(limiter.peek_with_cost(&alice(), 1));
         let free = now(limiter.hit_with_cost(&alice(), 0));
         let charge = now(limiter.charge(&alice(), 1));
-        let other = RateLimiter::with_storage(policy(text).with_name("other"), limiter.storage().clone());
-        let others = now(other.hit_with_cost(&alice(), 3));
+        assert!(hit.has_spent());
         for actual in [0, 1, 9] {
-            let settle = |decision: &Decision| limiter.settle(&alice(), decision, actual).map(drop);
-            assert_eq!(settle(&refused), Err(SettleError::Refused), "{text}");
-            for unspent in [&peek, &free, &charge] {
-                assert_eq!(settle(unspent), Err(SettleError::NothingSpent), "{text}");
-            }
-            assert_eq!(settle(&others), Err(SettleError::OtherPolicy), "{text}");
-            // The storage ignores a decision that has spent nothing.
             for unspent in [&refused, &peek, &free, &charge] {
-                now(limiter.storage().settle(&limiter.policy(), &alice(), unspent, actual));
+                assert!(!unspent.has_spent(), "{text}");
+                now(settle(&limiter, &alice(), unspent, actual));
+            }
+            for cost in [4, 0] {
+                now(limiter.reserve(&alice(), cost)).settle(actual);
             }
         }
-        let too_many = limiter.refund_units(&alice(), &hit, 4).map(drop).unwrap_err();
-        assert_eq!(too_many.to_string(), "cannot refund 4 units of a hit that has spent 3");
         assert_eq!(now(limiter.peek(&alice())).remaining(), 1, "{text}");
-        assert_eq!(now(other.peek(&alice())).remaining(), 2, "{text}");
     }
 }
 
@@ -69,12 +62,12 @@ fn parts_of_a_hit_are_refunded() {
     for text in EVERY {
         let (limiter, _) = limiter(text);
         let hit = now(limiter.hit_with_cost(&alice(), 4));
-        now(limiter.refund_units(&alice(), &hit, 1).unwrap());
+        now(settle(&limiter, &alice(), &hit, 3));
         assert_eq!(now(limiter.peek(&alice())).remaining(), 2, "{text}");
-        now(limiter.refund_units(&alice(), &hit, 0).unwrap());
+        now(settle(&limiter, &alice(), &hit, 4));
         assert_eq!(now(limiter.peek(&alice())).remaining(), 2, "{text}");
         // The first refund has moved the end of a leaky bucket's queue.
-        now(limiter.refund_units(&alice(), &hit, 3).unwrap());
+        now(settle(&limiter, &alice(), &hit, 1));
         let expected = if text.starts_with("leaky") { 2 } else { 5 };
         assert_eq!(now(limiter.peek(&alice())).remaining(), expected, "{text}");
     }
@@ -86,7 +79,7 @@ fn client_in_debt_is_refused_until_its_cost_fits() {
         for cost in [1, 5] {
             let (limiter, clock) = limiter(text);
             let hit = now(limiter.hit_with_cost(&alice(), 2));
-            now(limiter.settle(&alice(), &hit, 23).unwrap());
+            now(settle(&limiter, &alice(), &hit, 23));
             let refused = now(limiter.hit_with_cost(&alice(), cost));
             assert_eq!((refused.is_refused(), refused.remaining()), (true, 0), "{text}");
             let wait = refused.retry_after().unwrap();
@@ -131,7 +124,7 @@ fn refund_after_an_overdraft_keeps_the_overdraft() {
     let (limiter, _) = limiter("token-bucket 10/second");
     let hit = now(limiter.hit_with_cost(&alice(), 4));
     let _ = now(limiter.charge(&alice(), 26));
-    now(limiter.refund(&alice(), &hit).unwrap());
+    now(settle(&limiter, &alice(), &hit, 0));
     // The debt is 26 units: the 10 units of the bucket, and an overdraft of 16.
     assert_eq!(now(limiter.hit(&alice())).retry_after(), Some(Duration::from_millis(1_700)));
 }

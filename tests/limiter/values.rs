@@ -216,6 +216,8 @@ fn public_types_are_send_sync_and_debug() {
     check::<OnError>();
     check::<PolicySource>();
     check::<(RateLimiter, LocalLimiter)>();
+    check::<(Reservation, Reservations, Counter)>();
+    check_future::<Settling>();
     check::<RateLimitLayer>();
     check::<RateLimitLayer<EmptyRejection>>();
     check::<RateLimit<()>>();

@@ -13,7 +13,7 @@ use common::random::Numbers;
 use common::servers::{Cluster, Etcd, Memcached, Postgres, Server};
 use tokio::task::JoinSet;
 use tower_ratelimit::storage::AnyStorage;
-use tower_ratelimit::{Key, RateLimiter};
+use tower_ratelimit::{Key, RateLimiter, Storage};
 
 /// The environment variables that make this process one of the eight: the URL and the policy.
 const URL: &str = "TOWER_RATELIMIT_PROCESS_URL";
@@ -184,7 +184,7 @@ async fn settle_hits(limiter: RateLimiter, mut numbers: Numbers) -> u32 {
         };
         assert!(hit.is_admitted());
         let actual = u32::try_from(numbers.below(31)).unwrap();
-        while let Err(error) = limiter.settle(&key, &hit, actual).unwrap().await {
+        while let Err(error) = limiter.storage().settle(&limiter.policy(), &key, &hit, actual).await {
             // Nothing was changed.
             assert!(error.to_string().contains("changed the key before every swap"), "{error}");
         }

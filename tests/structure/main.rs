@@ -15,7 +15,7 @@ const ROOT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/..");
 
 /// The modules of `src` in layers, lowest first. A module imports only from lower layers and from
 /// itself. `lib.rs` imports all of them.
-const LAYERS: [&[&str]; 20] = [
+const LAYERS: [&[&str]; 21] = [
     &["error", "time", "key", "sync", "lint"],
     &["text"],
     &["quota"],
@@ -24,11 +24,12 @@ const LAYERS: [&[&str]; 20] = [
     &["policy"],
     &["storage", "extract"],
     &["lookup", "client_usage", "background"],
+    &["observe"],
+    &["reservation"],
     &["waiting"],
     &["limiter"],
     &["rejection"],
     &["headers"],
-    &["observe"],
     &["middleware"],
     &["future"],
     &["service"],
@@ -43,7 +44,8 @@ const PURE: [&str; 8] = ["error", "time", "key", "text", "quota", "strategy", "d
 const NOT_PURE: [&str; 8] = ["http", "tokio", "tower_layer", "tower_service", "axum", "tonic", "quanta", "tracing"];
 /// Crates of servers, each with the modules that may use it. Extractors read the types that a
 /// server attaches to a request. A storage uses tonic as a client.
-const SERVERS: [(&str, &[&str]); 2] = [("axum", &["extract", "usage_handler"]), ("tonic", &["extract", "storage"])];
+const SERVERS: [(&str, &[&str]); 2] =
+    [("axum", &["extract", "reservation", "usage_handler"]), ("tonic", &["extract", "storage"])];
 
 #[test]
 fn modules_import_only_lower_modules() {

@@ -72,7 +72,7 @@ async fn changes_reach_the_inner_storage() {
     let key = Key::from("k");
     let hit = limiter.hit(&key).await.unwrap();
     assert_eq!(hit.remaining(), 1);
-    limiter.refund(&key, &hit).unwrap().await.unwrap();
+    common::settle(&limiter, &key, &hit, 0).await.unwrap();
     assert_eq!(limiter.peek(&key).await.unwrap().remaining(), 2);
     let _ = limiter.hit(&key).await.unwrap();
     limiter.clear(&key).await.unwrap();

@@ -373,7 +373,7 @@ async fn hit_that_failed_after_counting_is_refunded_on_the_fallback_only() {
     }
     // A hit that the fallback decided is refunded to the fallback.
     primary.set(Behavior::Works);
-    limiter.refund(&Key::global(), &last.unwrap()).unwrap().await.unwrap();
+    common::settle(&limiter, &Key::global(), &last.unwrap(), 0).await.unwrap();
     assert_eq!((counted(primary.inner(), &whole), counted(&fallback, &whole)), (5, 4));
     assert_eq!(primary.changes(), 0);
 }
@@ -388,9 +388,9 @@ async fn refunds_go_to_the_storage_that_decided_and_clears_to_both() {
     open(&limiter).await;
     let (of_fallback, last) = (spend(&limiter, 1).await, spend(&limiter, 1).await);
     assert_eq!(now(), (2, 2));
-    limiter.refund(&key, &of_fallback).unwrap().await.unwrap();
+    common::settle(&limiter, &key, &of_fallback, 0).await.unwrap();
     assert_eq!(now(), (2, 1));
-    let lost = limiter.refund(&key, &of_primary).unwrap().await.unwrap_err();
+    let lost = common::settle(&limiter, &key, &of_primary, 0).await.unwrap_err();
     assert!(lost.is_circuit_open() && primary.changes() == 0, "the primary is not called: {lost}");
     assert!(message(lost).ends_with(&format!(": {FAILURE}")));
     // Refusals and free hits have nothing to refund, so the primary is not called.
@@ -401,8 +401,8 @@ async fn refunds_go_to_the_storage_that_decided_and_clears_to_both() {
     limiter.storage().settle(&whole, &key, &refused, 0).await.unwrap();
     primary.set(Behavior::Works);
     until_closed(&limiter).await;
-    limiter.refund(&key, &of_primary).unwrap().await.unwrap();
-    limiter.refund(&key, &last).unwrap().await.unwrap();
+    common::settle(&limiter, &key, &of_primary, 0).await.unwrap();
+    common::settle(&limiter, &key, &last, 0).await.unwrap();
     assert_eq!(now(), (1, 0));
 
     assert!(kept.is_admitted());
@@ -424,15 +424,15 @@ async fn refund_may_probe_and_its_failure_counts() {
     let spent = spend(&limiter, 1).await;
     primary.set(Behavior::Fails);
     for failures in 1..=5 {
-        assert!(!limiter.refund(&Key::global(), &spent).unwrap().await.unwrap_err().is_circuit_open());
+        assert!(!common::settle(&limiter, &Key::global(), &spent, 0).await.unwrap_err().is_circuit_open());
         assert_eq!(circuit(&limiter).state().failures, failures);
     }
     sleep(SHORTEST).await;
-    assert!(!limiter.refund(&Key::global(), &spent).unwrap().await.unwrap_err().is_circuit_open());
+    assert!(!common::settle(&limiter, &Key::global(), &spent, 0).await.unwrap_err().is_circuit_open());
     assert_eq!(circuit(&limiter).state().failures, 6);
     sleep(2 * SHORTEST).await;
     primary.set(Behavior::Works);
-    limiter.refund(&Key::global(), &spent).unwrap().await.unwrap();
+    common::settle(&limiter, &Key::global(), &spent, 0).await.unwrap();
     assert_eq!(circuit(&limiter).state().phase, Phase::Closed);
     assert_eq!(limiter.peek(&Key::global()).await.unwrap().remaining(), 100);
 }
@@ -511,7 +511,7 @@ async fn fallback_extends_elastic_windows_and_queues_hits() {
     let hits = [spend(&leaky, 1).await, spend(&leaky, 1).await, spend(&leaky, 1).await];
     assert_eq!(hits.each_ref().map(Decision::delay), [0, 500, 1_000].map(Duration::from_millis));
     assert!(spend(&leaky, 1).await.is_refused());
-    leaky.refund(&Key::global(), &hits[2]).unwrap().await.unwrap();
+    common::settle(&leaky, &Key::global(), &hits[2], 0).await.unwrap();
     assert_eq!(spend(&leaky, 1).await.delay(), Duration::from_secs(1), "the last slot was refunded");
 }
 
@@ -557,7 +557,7 @@ async fn failing_fallback_is_an_error() {
     let limiter = RateLimiter::with_storage(policy("9/day"), Breaker::new(primary).fallback(other.clone(), 2));
     let spent = spend(&limiter, 1).await;
     other.set(Behavior::Fails);
-    let kept = limiter.refund(&Key::global(), &spent).unwrap().await.unwrap_err();
+    let kept = common::settle(&limiter, &Key::global(), &spent, 0).await.unwrap_err();
     assert_eq!(message(kept), format!("rate limit storage and its fallback failed: {FAILURE}"));
     let error = limiter.hit(&Key::global()).await.unwrap_err();
     assert_eq!(message(error), format!("rate limit storage and its fallback failed: {FAILURE}"));

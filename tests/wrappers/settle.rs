@@ -19,16 +19,16 @@ async fn breaker_settles_in_the_storage_that_decided_the_hit() {
     let of_fallback = limiter.hit_with_cost(&key, 10).await.unwrap();
     assert_eq!(counted(), (10, 10));
     for (actual, expected) in [(25, (10, 25)), (4, (10, 19))] {
-        limiter.settle(&key, &of_fallback, actual).unwrap().await.unwrap();
+        common::settle(&limiter, &key, &of_fallback, actual).await.unwrap();
         assert_eq!(counted(), expected, "settled as {actual}");
     }
     for actual in [25, 4] {
-        limiter.settle(&key, &of_primary, actual).unwrap().await.unwrap_err();
+        common::settle(&limiter, &key, &of_primary, actual).await.unwrap_err();
         assert_eq!(counted(), (10, 19), "the estimate stays");
     }
     primary.set(Behavior::Works);
     for (actual, expected) in [(25, (25, 19)), (4, (19, 19))] {
-        limiter.settle(&key, &of_primary, actual).unwrap().await.unwrap();
+        common::settle(&limiter, &key, &of_primary, actual).await.unwrap();
         assert_eq!(counted(), expected, "settled as {actual}");
     }
 }
@@ -50,7 +50,7 @@ async fn charge_invalidates_cached_refusals() {
     for _ in 0..3 {
         assert_eq!(refused_for().await, Duration::from_millis(1_100));
     }
-    limiter.settle(&key, &taken, 20).unwrap().await.unwrap();
+    common::settle(&limiter, &key, &taken, 20).await.unwrap();
     assert!(cache.is_empty());
     assert_eq!(refused_for().await, Duration::from_millis(2_100));
     assert_eq!((cache.local_decisions(), cache.misses()), (4, 4));

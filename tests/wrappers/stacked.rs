@@ -82,7 +82,7 @@ async fn leases_are_spent_during_an_outage_and_none_are_taken_from_the_fallback(
         let peek = limiter.peek(&Key::global()).await.unwrap();
         assert!(peek.is_from_fallback());
         assert_eq!((peek.capacity(), peek.remaining()), (250, 245));
-        limiter.refund(&Key::global(), &decision).unwrap().await.unwrap();
+        common::settle(&limiter, &Key::global(), &decision, 0).await.unwrap();
         assert_eq!(spend(&limiter, 3).await.remaining(), 990);
 
         for spent in 1..=250 {

@@ -72,7 +72,7 @@ impl Lease {
     pub(super) fn take(&mut self, cost: u32, now: Timestamp) -> Option<Decision> {
         self.unspent = self.unspent.checked_sub(cost)?;
         let at = self.at.plus(now.since(self.received));
-        Some(Decision::of(at, cost, self.spent(at)).of_policy(self.policy.digest()))
+        Some(Decision::of(at, cost, self.spent(at)))
     }
 
     /// Takes up to `units` for a charge. The caller charges the rest to the storage.
@@ -90,9 +90,7 @@ impl Lease {
             return Charged::Partly(units - taken);
         }
         let at = self.at.plus(now.since(self.received));
-        Charged::Fully(
-            Decision::of(at, units, self.spent(at).spent(Timestamp::EPOCH, 0)).of_policy(self.policy.digest()),
-        )
+        Charged::Fully(Decision::of(at, units, self.spent(at).spent(Timestamp::EPOCH, 0)))
     }
 
     /// Returns the status of a hit on this lease. The hit can be refunded to the lease or to the
@@ -140,7 +138,7 @@ impl Lease {
 
     /// Returns the unspent units as a hit, for a refund to the storage.
     pub(super) fn as_hit(&self) -> Option<Decision> {
-        let hit = || Decision::of(self.at, self.unspent, self.spent(self.at)).of_policy(self.policy.digest());
+        let hit = || Decision::of(self.at, self.unspent, self.spent(self.at));
         (self.unspent > 0).then(hit)
     }
 }
@@ -154,7 +152,7 @@ pub(super) fn derive_refusal(refusal: &Decision, cost: u32) -> Option<Decision> 
         return Some(refusal.clone());
     }
     let status = Status::refused(capacity, remaining, reset, Some(reset));
-    (cost > remaining && cost <= capacity).then(|| Decision::of(refusal.at(), cost, status).of_same_policy(refusal))
+    (cost > remaining && cost <= capacity).then(|| Decision::of(refusal.at(), cost, status))
 }
 
 /// Decides a hit or peek by the remaining units of the window. `reset` is the time until the window
@@ -167,14 +165,14 @@ pub(super) fn decide_locally(policy: &Policy, at: Timestamp, cost: u32, remainin
     } else {
         Status::refused(capacity, remaining, reset, (cost <= capacity).then_some(reset))
     };
-    Decision::of(at, cost, status).of_policy(policy.digest())
+    Decision::of(at, cost, status)
 }
 
 /// Returns the decision on a charge, with these remaining units.
 pub(super) fn charged_locally(policy: &Policy, decision: &Decision, remaining: u32) -> Decision {
     let capacity = policy.limits()[0].capacity();
     let status = Status::admitted(capacity, remaining.min(capacity), decision.shown().reset_after_micros());
-    Decision::of(decision.at(), decision.cost(), status).of_policy(policy.digest())
+    Decision::of(decision.at(), decision.cost(), status)
 }
 
 /// Returns the window of a hit: its end and its anchor.

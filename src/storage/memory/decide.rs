@@ -37,7 +37,6 @@ impl MemoryInner {
         } else {
             self.answer(request, Full(&mut decision));
         }
-        decision.set_policy(request.policy.digest());
         decision.set_ahead(self.clock.ahead());
         self.lengthen_waits(|| decision.limits_mut());
         decision

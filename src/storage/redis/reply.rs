@@ -48,7 +48,7 @@ pub(super) fn decision(request: StorageRequest<'_>, call: &Call, reply: &Value) 
             ReplyPart::Nothing => limit.answer(state, at, cost, outcome(0)),
         });
     }
-    let decision = Decision::of_limits(at, request.cost, statuses.into_iter()).of_policy(request.policy.digest());
+    let decision = Decision::of_limits(at, request.cost, statuses.into_iter());
     // If the script's answer differs from the one computed from the states, the reply is not
     // usable.
     let is_consistent = !spends || decision.is_admitted() == (admitted == 1);

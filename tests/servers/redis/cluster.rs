@@ -52,7 +52,7 @@ async fn cluster_counts_exactly_with_keys_on_all_nodes() {
             limiter.clear(key).await.unwrap();
             let decision = limiter.hit(key).await.unwrap();
             assert_eq!(decision.remaining(), 4);
-            limiter.refund(key, &decision).unwrap().await.unwrap();
+            common::settle(&limiter, key, &decision, 0).await.unwrap();
             assert_eq!(limiter.peek(key).await.unwrap().remaining(), 5);
         }
     }

@@ -59,7 +59,7 @@ async fn hits(storage: &RedisStorage, policy: &Policy, key: &Key) -> Outcome {
         if step == 2 {
             let _ = outcome.note(limiter.peek(key).await);
             if let Some(hit) = &first {
-                let _ = outcome.note(limiter.refund(key, hit).unwrap().await);
+                let _ = outcome.note(common::settle(&limiter, key, hit, 0).await);
             }
         }
     }

@@ -4,30 +4,31 @@ use std::mem;
 use std::pin::Pin;
 use std::task::{Context, Poll, Waker};
 
-use super::context::{ChargeContext, run_or_spawn};
+use super::account::ObservedAccount;
+use crate::background::run_or_spawn;
 use crate::decision::Decision;
 use crate::observe::EventKind;
 use crate::policy::Op;
-use crate::storage::{Storage, StorageError, StorageFuture};
+use crate::storage::{StorageError, StorageFuture};
 
 /// A hit on the policy of a shadow limit, or of a layer in shadow mode. It never delays or refuses
 /// the request.
 pub(crate) struct ShadowCheck {
-    context: ChargeContext,
-    progress: Progress<StorageFuture<Decision>>,
+    account: ObservedAccount,
+    progress: Progress,
 }
 
-enum Progress<D> {
-    Deciding(D),
+enum Progress {
+    Deciding(StorageFuture<Decision>),
     Admitted(Decision),
     Over,
 }
 
 impl ShadowCheck {
     /// Starts the hit, and polls it once.
-    pub(crate) fn begin(context: ChargeContext, cost: u32) -> Self {
-        let deciding = context.storage.decide(context.storage_request(Op::Hit, cost));
-        let mut shadow_check = Self { context, progress: Progress::Deciding(deciding) };
+    pub(crate) fn begin(account: ObservedAccount, cost: u32) -> Self {
+        let deciding = account.account.decide(Op::Hit, cost);
+        let mut shadow_check = Self { account, progress: Progress::Deciding(deciding) };
         shadow_check.poll(&mut Context::from_waker(Waker::noop()));
         shadow_check
     }
@@ -51,7 +52,7 @@ impl ShadowCheck {
             Progress::Deciding(mut deciding) => match Pin::new(&mut deciding).poll(cx) {
                 Poll::Pending => self.progress = Progress::Deciding(deciding),
                 Poll::Ready(decided) => {
-                    if let Some(decision) = report(&self.context, decided) {
+                    if let Some(decision) = report(&self.account, decided) {
                         self.progress = Progress::Admitted(decision);
                     }
                 }
@@ -69,7 +70,7 @@ impl ShadowCheck {
     /// Ends the check, and reports that its hit keeps its estimated cost.
     pub(super) fn keep(mut self) {
         if let Progress::Admitted(decision) = &self.progress {
-            self.context.report(EventKind::Unsettled(decision));
+            self.account.report(EventKind::Unsettled(decision));
         }
         self.end(None);
     }
@@ -79,7 +80,7 @@ impl ShadowCheck {
     pub(super) fn decide_in_task(mut self, then: impl FnOnce(Self) + Send + 'static) {
         let Progress::Deciding(deciding) = mem::replace(&mut self.progress, Progress::Over) else { return };
         run_or_spawn(deciding, move |decided| {
-            if let Some(decision) = report(&self.context, decided) {
+            if let Some(decision) = report(&self.account, decided) {
                 self.progress = Progress::Admitted(decision);
                 then(self);
             }
@@ -90,14 +91,14 @@ impl ShadowCheck {
         match mem::replace(&mut self.progress, Progress::Over) {
             Progress::Admitted(decision) => {
                 if let Some(actual) = actual {
-                    self.context.settle(&decision, actual);
+                    drop(self.account.settle(&decision, actual));
                 }
             }
             Progress::Deciding(deciding) => {
-                let context = self.context.clone();
+                let account = self.account.clone();
                 run_or_spawn(deciding, move |decided| {
-                    if let (Some(decision), Some(actual)) = (report(&context, decided), actual) {
-                        context.settle(&decision, actual);
+                    if let (Some(decision), Some(actual)) = (report(&account, decided), actual) {
+                        drop(account.settle(&decision, actual));
                     }
                 });
             }
@@ -115,14 +116,14 @@ impl Drop for ShadowCheck {
 }
 
 /// Reports the result of a shadow check. Returns the decision if the hit was admitted.
-fn report(context: &ChargeContext, decided: Result<Decision, StorageError>) -> Option<Decision> {
+fn report(account: &ObservedAccount, decided: Result<Decision, StorageError>) -> Option<Decision> {
     match decided {
         Ok(decision) => {
-            context.report(EventKind::Decided(&decision));
+            account.report(EventKind::Decided(&decision));
             Some(decision).filter(Decision::is_admitted)
         }
         Err(error) => {
-            context.report(EventKind::Failed { error: &error, admitted: true });
+            account.report(EventKind::Failed { error: &error, admitted: true });
             None
         }
     }

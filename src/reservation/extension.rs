@@ -1,0 +1,97 @@
+//! Reservations in the extensions of a request.
+
+use std::iter::successors;
+use std::sync::{Arc, Mutex};
+
+use http::Extensions;
+
+use super::Reservation;
+use crate::sync::unpoisoned;
+
+/// The reservations of a request, in its extensions: one of each layer with
+/// [`settle_later`](crate::RateLimitLayer::settle_later).
+///
+/// Clones share the reservations, and each can be taken once. With the feature `axum`, a handler
+/// can take a [`Reservation`] directly.
+///
+/// ```
+/// use tower_ratelimit::Reservations;
+///
+/// fn settle(request: &http::Request<()>, tokens: u32, images: u32) {
+///     let Some(reservations) = request.extensions().get::<Reservations>() else { return };
+///     for (policy, units) in [("tokens", tokens), ("images", images)] {
+///         if let Some(reservation) = reservations.take_policy(policy) {
+///             reservation.settle(units);
+///         }
+///     }
+/// }
+/// ```
+#[derive(Clone, Debug)]
+pub struct Reservations {
+    /// `None` after it was taken.
+    own: Arc<Mutex<Option<Reservation>>>,
+    /// Those of the outer layers.
+    outer: Option<Arc<Self>>,
+}
+
+impl Reservations {
+    /// Adds the reservation of a layer to those of the layers outside of it.
+    pub(crate) fn insert(reservation: Reservation, extensions: &mut Extensions) {
+        let outer = extensions.remove().map(Arc::new);
+        extensions.insert(Self { own: Arc::new(Mutex::new(Some(reservation))), outer });
+    }
+
+    /// Takes the reservation of the innermost layer. Returns `None` if it was taken before.
+    pub fn take(&self) -> Option<Reservation> {
+        self.take_if(|_| true)
+    }
+
+    /// Takes the reservation of the policy with this [identity](crate::Policy::identity): its name,
+    /// or its text if it has no name. Returns `None` if there is none, or if it was taken before.
+    pub fn take_policy(&self, identity: &str) -> Option<Reservation> {
+        let layers = successors(Some(self), |layer| layer.outer.as_deref());
+        layers.into_iter().find_map(|layer| layer.take_if(|own| own.policy().identity() == identity))
+    }
+
+    fn take_if(&self, is_wanted: impl FnOnce(&Reservation) -> bool) -> Option<Reservation> {
+        unpoisoned(self.own.lock()).take_if(|own| is_wanted(own))
+    }
+}
+
+#[cfg(feature = "axum")]
+mod axum {
+    use std::convert::Infallible;
+
+    use ::axum::extract::{FromRequestParts, OptionalFromRequestParts};
+    use http::request::Parts;
+
+    use super::{Reservation, Reservations};
+    use crate::extract::NoReservation;
+
+    fn take(parts: &Parts) -> Option<Reservation> {
+        parts.extensions.get().and_then(Reservations::take)
+    }
+
+    /// Takes the reservation of the innermost layer with
+    /// [`settle_later`](crate::RateLimitLayer::settle_later) (feature `axum`).
+    ///
+    /// Without a reservation, the request is rejected with [`NoReservation`]. Extract an
+    /// `Option<Reservation>` if a request may have none, for example because it is not limited, or
+    /// because the storage failed. To take those of several layers, extract an
+    /// `Extension<Reservations>`.
+    impl<S: Sync> FromRequestParts<S> for Reservation {
+        type Rejection = NoReservation;
+
+        async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, NoReservation> {
+            take(parts).ok_or_else(NoReservation::default)
+        }
+    }
+
+    impl<S: Sync> OptionalFromRequestParts<S> for Reservation {
+        type Rejection = Infallible;
+
+        async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Option<Self>, Infallible> {
+            Ok(take(parts))
+        }
+    }
+}

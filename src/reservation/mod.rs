@@ -1,0 +1,252 @@
+//! Reservations: hits whose cost is settled later.
+
+mod account;
+mod extension;
+mod hits;
+mod settling;
+mod shadow_check;
+
+use std::fmt;
+use std::ops::Deref;
+use std::sync::Arc;
+
+pub(crate) use self::account::{Account, ObservedAccount};
+pub use self::extension::Reservations;
+pub(crate) use self::hits::{Hits, HitsOfResponse, ReservedHits};
+pub use self::settling::Settling;
+pub(crate) use self::shadow_check::ShadowCheck;
+use crate::decision::Decision;
+use crate::policy::Policy;
+
+/// A hit whose cost is corrected when it is known.
+///
+/// [`RateLimiter::reserve`](crate::RateLimiter::reserve) returns it, and a layer with
+/// [`settle_later`](crate::RateLimitLayer::settle_later) passes it to the handler. It dereferences
+/// to the [`Decision`] on the hit, which may be a refusal.
+///
+/// Each method that ends a reservation takes it by value, so a hit is settled at most once:
+///
+/// | end | effect |
+/// |---|---|
+/// | [`settle`](Self::settle) | refunds or charges the difference to the actual cost |
+/// | [`refund`](Self::refund) | refunds the hit |
+/// | [`counter`](Self::counter) | settles the units that were counted, when the counter is dropped |
+/// | [`keep`](Self::keep), or a drop | the hit keeps its estimated cost |
+///
+/// A reservation contains the policy of its hit, so a change of a
+/// [`LivePolicy`](crate::LivePolicy) does not affect it. It settles in the storage that decided the
+/// hit: the primary storage of a [`Breaker`](crate::storage::Breaker) or its fallback.
+///
+/// ```
+/// use tower_ratelimit::{Key, Quota, RateLimiter};
+///
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> Result<(), tower_ratelimit::storage::StorageError> {
+/// let limiter = RateLimiter::new(Quota::per_hour(1_000));
+/// let alice = Key::from("alice");
+///
+/// let answer = limiter.reserve(&alice, 256).await?;
+/// assert!(answer.is_admitted());
+/// answer.settle(300).await?;
+/// assert_eq!(limiter.peek(&alice).await?.remaining(), 700);
+/// # Ok(())
+/// # }
+/// ```
+///
+/// A reservation cannot be settled twice:
+///
+/// ```compile_fail,E0382
+/// # use tower_ratelimit::{Key, LocalLimiter, Quota};
+/// # let limiter = LocalLimiter::new(Quota::per_hour(1_000));
+/// let hit = limiter.reserve(&Key::from("alice"), 256);
+/// hit.settle(300);
+/// hit.refund();
+/// ```
+pub struct Reservation {
+    decision: Decision,
+    hit: Hit,
+}
+
+enum Hit {
+    OfLimiter(Box<Account>),
+    OfLayer(Arc<ReservedHits>),
+}
+
+impl Reservation {
+    pub(crate) fn of_limiter(decision: Decision, account: Account) -> Self {
+        Self { decision, hit: Hit::OfLimiter(Box::new(account)) }
+    }
+
+    pub(crate) fn of_layer(decision: Decision, hits: Arc<ReservedHits>) -> Self {
+        Self { decision, hit: Hit::OfLayer(hits) }
+    }
+
+    /// Returns the policy that decided the hit.
+    pub fn policy(&self) -> &Policy {
+        match &self.hit {
+            Hit::OfLimiter(account) => &account.policy,
+            Hit::OfLayer(hits) => hits.policy(),
+        }
+    }
+
+    /// Corrects the cost of the hit to `actual` units. Use it for requests whose cost is known only
+    /// after they were admitted.
+    ///
+    /// | the hit has spent | effect |
+    /// |---|---|
+    /// | fewer units | the difference is [charged](crate::RateLimiter::charge) now |
+    /// | `actual` units | none |
+    /// | more units | the difference is refunded |
+    /// | nothing, because it was refused or its cost is 0 | none |
+    ///
+    /// The storage is called immediately, even if the [`Settling`] is not awaited.
+    ///
+    /// A limit refunds only units that are not free again already:
+    ///
+    /// - A window gets the units back only if it still contains the hit.
+    /// - A token bucket gets back only the units that have not been refilled since the hit.
+    /// - A leaky bucket gets units back only if no later hit is in its queue.
+    ///
+    /// After a [`clear`](crate::RateLimiter::clear), earlier hits are normally not refunded. A
+    /// limit recognizes the state of the hit by a short form of the state's start time. If the
+    /// state after the `clear` has the same short form, it gets the units. This happens in the same
+    /// period of an aligned sliding window, and with 1 of 32,749 states of a token bucket. It is
+    /// improbable with the other strategies.
+    ///
+    /// If a [full](Decision::is_storage_full) memory storage does not contain the key any more, the
+    /// difference is not charged, and no error is returned.
+    ///
+    /// The reservation of a layer also settles the [shadow limits](Policy#shadow-limits), and the
+    /// layer reports the result as an [`Event`](crate::Event). The header fields of the response
+    /// report the settled state if the reservation is settled before the head of the response is
+    /// ready, and the storage is immediately ready.
+    ///
+    /// ```
+    /// use tower_ratelimit::{Key, LocalLimiter, Quota};
+    ///
+    /// let limiter = LocalLimiter::new(Quota::per_hour(100));
+    /// let alice = Key::from("alice");
+    /// // A memory storage is ready immediately, so there is nothing to await.
+    /// limiter.reserve(&alice, 20).settle(50);
+    /// assert_eq!(limiter.peek(&alice).remaining(), 50);
+    /// ```
+    pub fn settle(self, actual: u32) -> Settling {
+        match self.hit {
+            Hit::OfLimiter(account) => account.settle(self.decision, actual),
+            Hit::OfLayer(hits) => hits.settle(actual),
+        }
+    }
+
+    /// Refunds the hit. This is [`settle`](Self::settle) with an actual cost of 0.
+    ///
+    /// ```
+    /// use tower_ratelimit::{Key, LocalLimiter, Quota};
+    ///
+    /// let limiter = LocalLimiter::new(Quota::per_minute(2));
+    /// let alice = Key::from("alice");
+    /// limiter.reserve(&alice, 1).refund();
+    /// assert_eq!(limiter.peek(&alice).remaining(), 2);
+    /// ```
+    pub fn refund(self) -> Settling {
+        self.settle(0)
+    }
+
+    /// Keeps the estimated cost, and returns the decision.
+    ///
+    /// A drop of the reservation keeps the cost too, but a layer then reports
+    /// [`EventKind::Unsettled`](crate::EventKind::Unsettled).
+    pub fn keep(self) -> Decision {
+        if let Hit::OfLayer(hits) = self.hit {
+            drop(hits.settle(self.decision.cost()));
+        }
+        self.decision
+    }
+
+    /// Returns a counter of the units that the hit actually costs, which starts at 0. The hit is
+    /// settled when the counter is dropped.
+    pub fn counter(self) -> Counter {
+        Counter { reservation: Some(self), units: 0 }
+    }
+}
+
+impl Deref for Reservation {
+    type Target = Decision;
+
+    fn deref(&self) -> &Decision {
+        &self.decision
+    }
+}
+
+impl fmt::Debug for Reservation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Reservation")
+            .field("policy", &self.policy())
+            .field("decision", &self.decision)
+            .finish_non_exhaustive()
+    }
+}
+
+/// Counts the actual cost of a hit while it is spent, for example the tokens of a streamed answer.
+///
+/// [`finish`](Self::finish) settles the hit. So does a drop: at the end of a stream that owns the
+/// counter, when the client disconnects, and when the task panics. Nothing is counted before the
+/// first [`add`](Self::add), so a counter that is dropped before it refunds the hit.
+///
+/// If the storage is not immediately ready, a task of the tokio runtime continues the settlement.
+/// Outside of a runtime, the hit then keeps its estimated cost, and a line is logged (feature
+/// `tracing`).
+///
+/// ```
+/// use axum::Router;
+/// use axum::body::{Body, Bytes};
+/// use axum::routing::post;
+/// use futures_util::{StreamExt, stream};
+/// use tower_ratelimit::{Global, Policy, Reservation, RateLimitLayer};
+///
+/// let tokens: Policy = "token-bucket 10000/minute burst 20000".parse()?;
+/// let limit = RateLimitLayer::new(tokens, Global).cost(|_| 500).settle_later();
+/// let complete = |reservation: Reservation, prompt: String| async move {
+///     let mut tokens = reservation.counter();
+///     let words: Vec<String> = prompt.split(' ').map(str::to_owned).collect();
+///     // The stream owns the counter, so both end together.
+///     Body::from_stream(stream::iter(words).map(move |word| {
+///         tokens.add(1);
+///         Ok::<_, std::io::Error>(Bytes::from(word))
+///     }))
+/// };
+/// let app: Router = Router::new().route("/", post(complete)).layer(limit);
+/// # Ok::<(), tower_ratelimit::ConfigError>(())
+/// ```
+#[derive(Debug)]
+#[must_use = "a counter that is dropped settles its hit"]
+pub struct Counter {
+    /// `None` after the settlement.
+    reservation: Option<Reservation>,
+    units: u32,
+}
+
+impl Counter {
+    /// Adds units to the actual cost.
+    pub fn add(&mut self, units: u32) {
+        self.units = self.units.saturating_add(units);
+    }
+
+    /// Returns the units that were counted.
+    pub fn units(&self) -> u32 {
+        self.units
+    }
+
+    /// Settles the hit at the units that were counted, like [`Reservation::settle`].
+    pub fn finish(mut self) -> Settling {
+        let reservation = self.reservation.take().expect("settled by value");
+        reservation.settle(self.units)
+    }
+}
+
+impl Drop for Counter {
+    fn drop(&mut self) {
+        if let Some(reservation) = self.reservation.take() {
+            drop(reservation.settle(self.units));
+        }
+    }
+}
