@@ -140,8 +140,6 @@ pub use self::middleware::{ChosenPolicy, IntoCost, IntoPolicySource, PolicySourc
 #[cfg(feature = "metrics")]
 pub use self::observe::MetricsObserver;
 pub use self::observe::{Event, EventKind, Observer};
-#[doc(hidden)]
-pub use self::policy::SharedPolicy;
 pub use self::policy::{IntoPolicy, Limit, LivePolicy, Op, Policy, PolicyBuilder};
 pub use self::quota::Quota;
 pub use self::rejection::{

@@ -24,34 +24,33 @@ macro_rules! deserialize_by_parsing {
 
 deserialize_by_parsing!(Quota, Policy, Headers, OnError, StorageUrl);
 
-/// Writes the text of the quota. Fails if the text form does not support the quota, for example a
-/// period that is not in whole milliseconds.
-impl Serialize for Quota {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        round_trip(self, serializer)
-    }
+/// Implements `Serialize` with the text of the value, if it parses to an equal value.
+macro_rules! serialize_as_text {
+    ($($(#[$doc:meta])* $type:ty;)*) => {$(
+        $(#[$doc])*
+        impl Serialize for $type {
+            fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+                let text = self.to_string();
+                if text.parse().is_ok_and(|read: Self| read == *self) {
+                    return serializer.serialize_str(&text);
+                }
+                Err(S::Error::custom(format!("cannot write {text:?} as text: parsing the text returns another value")))
+            }
+        }
+    )*};
 }
 
-/// Writes the text of the policy. Fails if the text form does not support the policy, for example a
-/// custom strategy.
-impl Serialize for Policy {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        round_trip(self, serializer)
-    }
-}
-
-/// Writes the text of the fields, such as `x, ietf`. Fails if there is a partition key, because its
-/// secret must not appear in a text.
-impl Serialize for Headers {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        round_trip(self, serializer)
-    }
-}
-
-impl Serialize for OnError {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        round_trip(self, serializer)
-    }
+serialize_as_text! {
+    /// Writes the text of the quota. Fails if the text form does not support the quota, for example
+    /// a period that is not in whole milliseconds.
+    Quota;
+    /// Writes the text of the policy. Fails if the text form does not support the policy, for
+    /// example a custom strategy.
+    Policy;
+    /// Writes the text of the fields, such as `x, ietf`. Fails if there is a partition key, because
+    /// its secret must not appear in a text.
+    Headers;
+    OnError;
 }
 
 /// Writes the whole URL, including its password.
@@ -59,17 +58,4 @@ impl Serialize for StorageUrl {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         serializer.serialize_str(self.as_str())
     }
-}
-
-/// Writes the text of a value if it parses to an equal value.
-fn round_trip<T, S>(value: &T, serializer: S) -> Result<S::Ok, S::Error>
-where
-    T: ToString + std::str::FromStr + PartialEq,
-    S: Serializer,
-{
-    let text = value.to_string();
-    if text.parse().is_ok_and(|read: T| read == *value) {
-        return serializer.serialize_str(&text);
-    }
-    Err(S::Error::custom(format!("cannot write {text:?} as text: parsing the text returns another value")))
 }

@@ -3,11 +3,10 @@ use std::net::IpAddr;
 use http::HeaderName;
 use http::header::FORWARDED;
 
+use super::allow_list::{AddressSource, Networks};
 use super::forwarded::{Entries, FORWARDING, FORWARDING_NAMES, Grammar};
-use super::header::field_name;
-use super::ip::Ipv6Prefix;
-use super::networks::Networks;
-use super::peer::{no_peer, peer};
+use super::parts::field_name;
+use super::peer_ip::{Ipv6Prefix, no_peer, peer};
 use super::{Head, KeyError, KeyExtractor};
 use crate::error::{ConfigError, or_panic};
 use crate::key::Key;
@@ -277,5 +276,15 @@ impl KeyExtractor for ClientIp {
 
     fn reads_forwarding(&self) -> bool {
         true
+    }
+}
+
+impl AddressSource for ClientIp {
+    fn address(&self, head: &Head<'_>) -> Result<IpAddr, KeyError> {
+        self.address(head)
+    }
+
+    fn lints(&self, head: Option<&Head<'_>>) -> Vec<Lint> {
+        KeyExtractor::lints(self, head)
     }
 }

@@ -6,40 +6,86 @@
 
 mod allow_list;
 mod client_ip;
-mod closure;
-mod combine;
-mod extension;
 mod forwarded;
 #[cfg(feature = "axum")]
 mod handler;
-mod head;
-mod header;
-mod ip;
-mod networks;
-mod peer;
-mod route;
+mod parts;
+mod peer_ip;
 
 use std::fmt;
 use std::sync::Arc;
 
-use http::{HeaderValue, StatusCode};
-
-use crate::key::Key;
-use crate::lint::Lint;
+use http::{Extensions, HeaderMap, HeaderValue, Request, StatusCode, Uri, Version};
 
 pub use self::allow_list::{AddressSource, AllowList};
 pub use self::client_ip::ClientIp;
-pub use self::closure::{IntoKey, key_by};
-pub use self::combine::{And, Or};
-pub use self::extension::Extension;
 #[cfg(feature = "axum")]
 pub use self::handler::{NoDecision, NoReservation};
-pub use self::head::Head;
-pub use self::header::Header;
-pub use self::ip::PeerIp;
 #[cfg(feature = "axum")]
-pub use self::route::MatchedPath;
-pub use self::route::{Global, Method, Path};
+pub use self::parts::MatchedPath;
+pub use self::parts::{Extension, Global, Header, IntoKey, Method, Path, key_by};
+pub use self::peer_ip::PeerIp;
+use crate::key::Key;
+use crate::lint::Lint;
+
+/// The head of a request, borrowed. The closures and traits of a layer receive it, such as a
+/// [`KeyExtractor`](crate::KeyExtractor), [`policy_by`](crate::policy_by) and a
+/// [`Rejection`](crate::Rejection).
+///
+/// ```
+/// use tower_ratelimit::extract::Head;
+///
+/// let request = http::Request::get("/login").body("..").unwrap();
+/// assert_eq!(Head::of(&request).uri().path(), "/login");
+/// ```
+#[derive(Clone, Copy, Debug)]
+#[non_exhaustive]
+pub struct Head<'a> {
+    /// The HTTP method.
+    pub method: &'a http::Method,
+    /// The HTTP version.
+    pub version: Version,
+    /// The header fields.
+    pub headers: &'a HeaderMap,
+    /// The extensions that the server and outer layers have inserted.
+    pub extensions: &'a Extensions,
+    uri: &'a Uri,
+}
+
+impl<'a> Head<'a> {
+    /// Borrows the head of `request`.
+    pub fn of<B>(request: &'a Request<B>) -> Self {
+        Self {
+            method: request.method(),
+            version: request.version(),
+            headers: request.headers(),
+            extensions: request.extensions(),
+            uri: request.uri(),
+        }
+    }
+
+    /// Returns the request target as the client sent it.
+    ///
+    /// axum's [`nest`](https://docs.rs/axum/0.8/axum/struct.Router.html#method.nest) removes the
+    /// prefix of a nested router from the request. With the feature `axum`, this method returns the
+    /// whole target nevertheless, from the `OriginalUri` that axum's router inserts.
+    ///
+    /// Without the feature, or without an `OriginalUri`, this method returns the same target as
+    /// [`routed_uri`](Self::routed_uri).
+    pub fn uri(&self) -> &'a Uri {
+        #[cfg(feature = "axum")]
+        if let Some(axum::extract::OriginalUri(uri)) = self.extensions.get() {
+            return uri;
+        }
+        self.uri
+    }
+
+    /// Returns the request target as the inner service gets it. A nested axum router has removed
+    /// its prefix, and outer layers may have changed the target.
+    pub fn routed_uri(&self) -> &'a Uri {
+        self.uri
+    }
+}
 
 /// Extracts a key from a request. Implemented by the types in this [module](self), and by closures
 /// that take the [`Head`] and return a type of [`IntoKey`].
@@ -111,7 +157,7 @@ pub trait KeyExtractor: Send + Sync + 'static {
     where
         Self: Sized,
     {
-        Or::new(self, other)
+        Or { first: self, second: other }
     }
 
     /// Joins this key and the key of `other` with [`Key::join`].
@@ -123,7 +169,59 @@ pub trait KeyExtractor: Send + Sync + 'static {
     where
         Self: Sized,
     {
-        And::new(self, other)
+        And { first: self, second: other }
+    }
+}
+
+/// An extractor that falls back to a second one if the first returns an error. Created by
+/// [`KeyExtractor::or`].
+///
+/// If the first returns `None`, the request is not limited.
+#[derive(Clone, Copy, Debug)]
+pub struct Or<A, B> {
+    first: A,
+    second: B,
+}
+
+impl<A: KeyExtractor, B: KeyExtractor> KeyExtractor for Or<A, B> {
+    fn extract(&self, head: &Head<'_>) -> Result<Option<Key>, KeyError> {
+        self.first.extract(head).or_else(|_| self.second.extract(head))
+    }
+
+    fn lints(&self, head: Option<&Head<'_>>) -> Vec<Lint> {
+        [self.first.lints(head), self.second.lints(head)].concat()
+    }
+
+    fn reads_forwarding(&self) -> bool {
+        self.first.reads_forwarding() || self.second.reads_forwarding()
+    }
+}
+
+/// An extractor that joins the keys of two others. Created by [`KeyExtractor::and`].
+///
+/// If either of them returns an error, it returns this error, or the first one if both do.
+/// Otherwise, if either of them returns `None`, the request is not limited.
+#[derive(Clone, Copy, Debug)]
+pub struct And<A, B> {
+    first: A,
+    second: B,
+}
+
+impl<A: KeyExtractor, B: KeyExtractor> KeyExtractor for And<A, B> {
+    fn extract(&self, head: &Head<'_>) -> Result<Option<Key>, KeyError> {
+        let keys = (self.first.extract(head)?, self.second.extract(head)?);
+        Ok(match keys {
+            (Some(first), Some(second)) => Some(Key::join([&first, &second])),
+            _ => None,
+        })
+    }
+
+    fn lints(&self, head: Option<&Head<'_>>) -> Vec<Lint> {
+        [self.first.lints(head), self.second.lints(head)].concat()
+    }
+
+    fn reads_forwarding(&self) -> bool {
+        self.first.reads_forwarding() || self.second.reads_forwarding()
     }
 }
 

@@ -3,8 +3,7 @@
 
 use http::header::{HeaderMap, HeaderName, HeaderValue};
 
-use super::number::{number, repeated};
-use super::set;
+use super::value::{number, repeated, set};
 use crate::strategy::Status;
 use crate::time::seconds_up;
 

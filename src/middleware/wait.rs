@@ -12,7 +12,6 @@ use super::waiting_room::{Deciding, Pause, Seat, Turn, WaitingRoom};
 use crate::decision::Decision;
 use crate::extract::Head;
 use crate::observe::{Event, EventKind};
-use crate::policy::IntoPolicy;
 use crate::rejection::Rejection;
 use crate::storage::{StorageError, StorageRequest};
 use crate::waiting::{OnFailedRefund, Place, Refusal, Waiter, later};
@@ -60,7 +59,7 @@ impl<R> LayerState<R> {
         let StorageRequest { policy, key, cost, .. } = storage_request;
         // A live policy may change while the request waits, so the waiter reads it at each attempt.
         // A policy that was chosen for this request is kept.
-        let policy = self.config.policies.shared().cloned().unwrap_or_else(|| policy.clone().into_shared());
+        let policy = self.config.policies.shared().cloned().unwrap_or_else(|| policy.clone().into());
         let on_failed_refund = Some(self.reports_failed_refunds());
         Waiter { storage: self.storage.clone(), policy, key: key.clone(), cost, delayed_until: None, on_failed_refund }
     }

@@ -1,9 +1,10 @@
-use std::fmt;
+//! A limit: a quota with its strategy and its name.
+
+use std::fmt::{self, Write};
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::num::NonZeroU32;
 use std::sync::Arc;
 
-use super::name;
 use crate::error::{ConfigError, or_panic};
 use crate::quota::Quota;
 use crate::strategy::{Outcome, Part, SlidingWindowCounter, State, Status, Strategy, StrategyDyn, TokenBucket};
@@ -77,7 +78,7 @@ impl Limit {
         strategy.validate(&quota)?;
         let limit = Self { strategy, quota, name: None };
         // Header fields report an unnamed policy by the text of its limit.
-        name::checked(limit.to_string())?;
+        checked_name(limit.to_string())?;
         Ok(limit)
     }
 
@@ -96,7 +97,7 @@ impl Limit {
     }
 
     pub(super) fn try_named(self, name: impl Into<String>) -> Result<Self, ConfigError> {
-        Ok(Self { name: Some(name::checked(name.into())?), ..self })
+        Ok(Self { name: Some(checked_name(name.into())?), ..self })
     }
 
     /// Returns the part of this limit for one of `replicas`, with the same name.
@@ -223,7 +224,7 @@ impl From<Quota> for Limit {
 impl fmt::Display for Limit {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if let Some(name) = &self.name {
-            write!(f, "{} ", name::Quoted(name))?;
+            write!(f, "{} ", Quoted(name))?;
         }
         self.strategy.describe(&self.quota, f)
     }
@@ -232,6 +233,33 @@ impl fmt::Display for Limit {
 impl fmt::Debug for Limit {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Limit({self})")
+    }
+}
+
+/// Validates a name: not empty, and valid as a Structured Field string (RFC 9651, section 3.3.3).
+pub(super) fn checked_name(name: String) -> Result<Box<str>, ConfigError> {
+    if !name.is_empty() && name.bytes().all(|byte| matches!(byte, b' '..=b'~')) {
+        return Ok(name.into_boxed_str());
+    }
+    Err(ConfigError::new(format!(
+        "the name {name:?} is not a valid header value: \
+         use one or more letters, digits, spaces and ASCII punctuation, for example \"free\""
+    )))
+}
+
+/// Writes a name in double quotes, as in header fields and in the text of a policy.
+pub(super) struct Quoted<'a>(pub(super) &'a str);
+
+impl fmt::Display for Quoted<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_char('"')?;
+        for c in self.0.chars() {
+            if matches!(c, '"' | '\\') {
+                f.write_char('\\')?;
+            }
+            f.write_char(c)?;
+        }
+        f.write_char('"')
     }
 }
 

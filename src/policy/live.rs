@@ -1,12 +1,15 @@
-//! Policies that change while the program runs.
+//! Policies that change while the program runs, and the policy that a layer or a limiter reads.
 
+use std::borrow::Cow;
+use std::collections::BTreeMap;
 use std::fmt;
-use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, RwLock, Weak};
 
-use super::cell::PolicyCell;
-use super::shared::SharedPolicy;
-use super::{IntoPolicy, Policy};
+use super::{Limit, Policy};
 use crate::error::ConfigError;
+use crate::quota::Quota;
+use crate::sync::unpoisoned;
 
 /// A policy that can be replaced while the program runs.
 ///
@@ -85,14 +88,284 @@ impl fmt::Debug for LivePolicy {
     }
 }
 
+/// A value that converts into a [`Policy`]: a `Policy`, a [`Quota`], a [`Limit`], or a
+/// [`LivePolicy`].
+///
+/// To convert a type of your own, implement `From` for `Policy`, and this trait without methods:
+///
+/// ```
+/// use tower_ratelimit::{IntoPolicy, Policy, Quota, RateLimiter};
+///
+/// struct Plan {
+///     requests_per_minute: u32,
+/// }
+///
+/// impl From<Plan> for Policy {
+///     fn from(plan: Plan) -> Self {
+///         Quota::per_minute(plan.requests_per_minute).into()
+///     }
+/// }
+///
+/// impl IntoPolicy for Plan {}
+///
+/// let limiter = RateLimiter::new(Plan { requests_per_minute: 60 });
+/// ```
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` is not a policy",
+    label = "expected a `Policy`, a `Quota`, a `Limit` or a `LivePolicy`",
+    note = "parse a text: `\"10/second\".parse::<Policy>()?`"
+)]
+pub trait IntoPolicy: IntoShared + Sized {
+    /// Converts into a policy. A [`LivePolicy`] converts into its current policy.
+    fn into_policy(self) -> Policy {
+        self.into_shared().read().into_owned()
+    }
+}
+
+impl IntoPolicy for Policy {}
+
+impl IntoPolicy for Quota {}
+
+impl IntoPolicy for Limit {}
+
 /// A layer or a limiter follows later changes. [`into_policy`](IntoPolicy::into_policy) returns the
 /// current policy, which does not change later.
-impl IntoPolicy for LivePolicy {
-    fn into_policy(self) -> Policy {
-        self.get()
+impl IntoPolicy for LivePolicy {}
+
+/// Converts into a policy that may change later. This is a trait of its own, which other crates
+/// cannot name, because [`SharedPolicy`] is no part of the API.
+pub trait IntoShared {
+    fn into_shared(self) -> SharedPolicy;
+}
+
+impl<P: Into<Policy>> IntoShared for P {
+    fn into_shared(self) -> SharedPolicy {
+        SharedPolicy::from(self.into())
+    }
+}
+
+impl IntoShared for LivePolicy {
+    fn into_shared(self) -> SharedPolicy {
+        SharedPolicy(Shared::Live { live: self.0, user: None })
+    }
+}
+
+/// The policy of a layer or a limiter: fixed or live.
+#[derive(Clone)]
+pub struct SharedPolicy(Shared);
+
+#[derive(Clone)]
+enum Shared {
+    Fixed(Policy),
+    Live {
+        live: Arc<PolicyCell>,
+        /// The registration with the live policy, or `None` before [`bind`](SharedPolicy::bind).
+        user: Option<Arc<PolicyUser>>,
+    },
+}
+
+impl SharedPolicy {
+    /// Returns the current policy. Call it once for each request.
+    #[inline]
+    pub(crate) fn read(&self) -> Cow<'_, Policy> {
+        match &self.0 {
+            Shared::Fixed(policy) => Cow::Borrowed(policy),
+            Shared::Live { live, .. } => live.read(),
+        }
     }
 
-    fn into_shared(self) -> SharedPolicy {
-        SharedPolicy::live(self.0)
+    /// Calls `f` with the current policy. Faster than [`read`](Self::read).
+    #[inline(always)]
+    pub(crate) fn with<T>(&self, f: impl FnOnce(&Policy) -> T) -> T {
+        let owned;
+        let policy = match &self.0 {
+            Shared::Fixed(policy) => policy,
+            Shared::Live { live, .. } => {
+                if let Some(policy) = live.in_slot() {
+                    policy
+                } else {
+                    owned = live.in_overflow();
+                    &owned
+                }
+            }
+        };
+        f(policy)
+    }
+
+    /// Returns `true` if [`plain`](Self::plain) can return a policy.
+    pub(crate) fn can_be_plain(&self) -> bool {
+        match &self.0 {
+            Shared::Fixed(policy) => policy.shadows().is_empty(),
+            Shared::Live { .. } => true,
+        }
+    }
+
+    /// Returns the policy if requests can take the fast path.
+    ///
+    /// A live policy is returned if it can be read without a lock, has no shadow limits, and has
+    /// not changed since it was last checked for lints. A fixed policy is always returned, because
+    /// the caller has checked it with [`can_be_plain`](Self::can_be_plain).
+    #[inline]
+    pub(crate) fn plain(&self) -> Option<&Policy> {
+        match &self.0 {
+            Shared::Fixed(policy) => Some(policy),
+            Shared::Live { live, user } => {
+                let has_changed = user.as_ref().is_some_and(|user| user.has_changed.load(Ordering::Relaxed));
+                live.in_slot().filter(|policy| !has_changed && policy.shadows().is_empty())
+            }
+        }
+    }
+
+    /// Returns `true` if this is a live policy that has changed since the last call.
+    pub(crate) fn take_changed(&self) -> bool {
+        match &self.0 {
+            Shared::Live { user: Some(user), .. } => {
+                user.has_changed.load(Ordering::Relaxed) && user.has_changed.swap(false, Ordering::Relaxed)
+            }
+            _ => false,
+        }
+    }
+
+    /// Validates the policy. If it is live, later policies are validated when they are set.
+    pub(crate) fn bind(
+        self,
+        validate: impl Fn(&Policy) -> Result<(), ConfigError> + Send + Sync + 'static,
+    ) -> Result<Self, ConfigError> {
+        match self.0 {
+            Shared::Fixed(policy) => {
+                validate(&policy)?;
+                Ok(Self(Shared::Fixed(policy)))
+            }
+            Shared::Live { live, .. } => {
+                let user = Some(live.join(Box::new(validate))?);
+                Ok(Self(Shared::Live { live, user }))
+            }
+        }
+    }
+}
+
+impl From<Policy> for SharedPolicy {
+    fn from(policy: Policy) -> Self {
+        Self(Shared::Fixed(policy))
+    }
+}
+
+impl fmt::Debug for SharedPolicy {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.0 {
+            Shared::Fixed(policy) => policy.fmt(f),
+            Shared::Live { live, .. } => write!(f, "LivePolicy({})", live.read()),
+        }
+    }
+}
+
+/// The number of distinct policies that requests can read without a lock.
+const SLOTS: usize = 64;
+
+/// A policy that can be replaced, and the layers and limiters that use it.
+struct PolicyCell {
+    /// The position of the current policy in `slots`, or `SLOTS` if it is in `overflow`.
+    current: AtomicUsize,
+    /// The distinct policies so far. A slot never changes after it is filled, so a reader can
+    /// borrow its policy.
+    slots: [OnceLock<Policy>; SLOTS],
+    overflow: RwLock<Option<Policy>>,
+    users: Mutex<Users>,
+}
+
+/// The layers and limiters that use a live policy. A user removes itself when it is dropped.
+#[derive(Default)]
+struct Users {
+    by_number: BTreeMap<u64, Weak<PolicyUser>>,
+    next: u64,
+}
+
+/// A layer or a limiter that uses a live policy.
+struct PolicyUser {
+    cell: Arc<PolicyCell>,
+    number: u64,
+    validate: Box<Validate>,
+    /// `true` if the policy has changed since the user last read this field.
+    has_changed: AtomicBool,
+}
+
+type Validate = dyn Fn(&Policy) -> Result<(), ConfigError> + Send + Sync;
+
+impl PolicyCell {
+    fn new(policy: &Policy) -> Self {
+        let slots = [const { OnceLock::new() }; SLOTS];
+        let overflow = RwLock::new(None);
+        let cell = Self { current: AtomicUsize::new(0), slots, overflow, users: Mutex::default() };
+        cell.publish(policy);
+        cell
+    }
+
+    /// Replaces the policy, if all users support the new one.
+    fn set(&self, policy: &Policy) -> Result<(), ConfigError> {
+        // Dropped after the lock is released, because a user that is dropped takes the lock.
+        let mut present = Vec::new();
+        // The lock is held until the policy is published, so a user that joins meanwhile validates
+        // the new policy.
+        let users = self.users();
+        present.extend(users.by_number.values().filter_map(Weak::upgrade));
+        present.iter().try_for_each(|user| (user.validate)(policy))?;
+        self.publish(policy);
+        for user in &present {
+            user.has_changed.store(true, Ordering::Relaxed);
+        }
+        drop(users);
+        Ok(())
+    }
+
+    /// Returns the current policy, borrowed if no lock is needed to read it.
+    fn read(&self) -> Cow<'_, Policy> {
+        self.in_slot().map_or_else(|| Cow::Owned(self.in_overflow()), Cow::Borrowed)
+    }
+
+    /// Returns the current policy if it is in a slot.
+    #[inline]
+    fn in_slot(&self) -> Option<&Policy> {
+        self.slots.get(self.current.load(Ordering::Acquire))?.get()
+    }
+
+    /// Returns the latest policy that found no free slot. Takes a lock.
+    #[cold]
+    fn in_overflow(&self) -> Policy {
+        let overflow = unpoisoned(self.overflow.read());
+        overflow.clone().expect("filled before `current` points to it")
+    }
+
+    /// Adds a user, which has to support the current policy and all later ones. Dropping the
+    /// returned handle removes the user.
+    fn join(self: &Arc<Self>, validate: Box<Validate>) -> Result<Arc<PolicyUser>, ConfigError> {
+        let mut users = self.users();
+        validate(&self.read())?;
+        let (cell, number) = (Arc::clone(self), users.next);
+        let user = Arc::new(PolicyUser { cell, number, validate, has_changed: AtomicBool::new(false) });
+        users.by_number.insert(number, Arc::downgrade(&user));
+        users.next += 1;
+        Ok(user)
+    }
+
+    fn publish(&self, policy: &Policy) {
+        let Self { current, slots, overflow, .. } = self;
+        let slot = slots.iter().position(|slot| match slot.get() {
+            Some(earlier) => earlier.is_interchangeable_with(policy),
+            None => slot.set(policy.clone()).is_ok(),
+        });
+        if slot.is_none() {
+            *unpoisoned(overflow.write()) = Some(policy.clone());
+        }
+        current.store(slot.unwrap_or(SLOTS), Ordering::Release);
+    }
+
+    fn users(&self) -> MutexGuard<'_, Users> {
+        unpoisoned(self.users.lock())
+    }
+}
+
+impl Drop for PolicyUser {
+    fn drop(&mut self) {
+        self.cell.users().by_number.remove(&self.number);
     }
 }

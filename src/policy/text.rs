@@ -3,8 +3,8 @@
 use std::fmt;
 use std::str::FromStr;
 
-use super::name::{Quoted, distinct};
-use super::{Limit, Policy};
+use super::limit::Quoted;
+use super::{Limit, Policy, text_of};
 use crate::error::ConfigError;
 use crate::quota::Quota;
 use crate::strategy::{LeakyBucket, NAMES, Strategy, by_name};
@@ -68,7 +68,7 @@ impl FromStr for Policy {
         let policy = Self::of(None, limits, shadow);
         match policy_name {
             Some(name) => policy.try_with_name(name),
-            None => distinct(policy),
+            None => policy.with_distinct_names(),
         }
     }
 }
@@ -104,13 +104,8 @@ impl fmt::Display for Policy {
         if let Some(name) = self.name() {
             write!(f, "{}: ", Quoted(name))?;
         }
-        f.write_str(&of_limits(self.limits()))?;
+        f.write_str(&text_of(self.limits()))?;
         let mut shadow = self.shadows().iter().flat_map(Self::limits);
         shadow.try_for_each(|limit| write!(f, "; {SHADOW} {limit}"))
     }
-}
-
-/// Returns the text of enforced limits.
-pub(super) fn of_limits(limits: &[Limit]) -> String {
-    limits.iter().map(Limit::to_string).collect::<Vec<_>>().join("; ")
 }

@@ -1,5 +1,6 @@
+use super::arithmetic::low_bits;
 use super::fixed_window::status;
-use super::{Hit, Script, State, Status, Strategy, low_bits};
+use super::{Hit, Script, State, Status, Strategy};
 use crate::quota::Quota;
 use crate::time::Timestamp;
 

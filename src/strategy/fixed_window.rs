@@ -1,4 +1,5 @@
-use super::{Hit, Script, State, Status, Strategy, low_bits};
+use super::arithmetic::low_bits;
+use super::{Hit, Script, State, Status, Strategy};
 use crate::quota::Quota;
 use crate::time::Timestamp;
 

@@ -1,4 +1,4 @@
-use super::muldiv::{mul_div_ceil, mul_div_floor};
+use super::arithmetic::{mul_div_ceil, mul_div_floor};
 use super::{Hit, Outcome, Script, State, Status, Strategy};
 use crate::quota::Quota;
 use crate::time::Timestamp;

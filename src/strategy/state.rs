@@ -1,4 +1,7 @@
+//! The states of limits, and the results of decisions on them.
+
 use std::mem;
+use std::time::Duration;
 
 use super::Log;
 use crate::time::Timestamp;
@@ -51,4 +54,236 @@ impl State {
             Self::Log(log) => log.until(),
         }
     }
+}
+
+/// The effect of a hit on the state of one limit. See [`Strategy::hit`](super::Strategy::hit).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[expect(clippy::exhaustive_enums, reason = "storages match on every outcome")]
+pub enum Outcome {
+    /// The hit was refused and has spent nothing.
+    Refused,
+    /// The hit was admitted. More units may remain.
+    Spent {
+        /// The delay in microseconds, which is 0 for most strategies.
+        delay: u64,
+    },
+    /// The hit was admitted, and no units remain. A storage can use this to refuse the next hit
+    /// without a call of the strategy.
+    SpentLast {
+        /// The delay in microseconds, which is 0 for most strategies.
+        delay: u64,
+    },
+}
+
+impl Outcome {
+    /// Creates the outcome of an admitted hit. `more` is `true` if at least one unit remains.
+    #[inline]
+    pub const fn spent(delay: u64, more: bool) -> Self {
+        if more { Self::Spent { delay } } else { Self::SpentLast { delay } }
+    }
+
+    /// Returns `true` if the hit was admitted without a delay.
+    #[inline]
+    pub const fn is_at_once(&self) -> bool {
+        matches!(self, Self::Spent { delay: 0 } | Self::SpentLast { delay: 0 })
+    }
+
+    /// Returns `true` if the hit was admitted with a delay.
+    #[inline]
+    pub const fn is_delayed(&self) -> bool {
+        matches!(self, Self::Spent { delay: 1.. } | Self::SpentLast { delay: 1.. })
+    }
+}
+
+/// The `retry_after` of a hit that can never be admitted.
+const NEVER: u64 = u64::MAX;
+
+/// The result of a hit or peek for one limit: the admission or refusal, the remaining units, and
+/// the times until a retry and a reset. See [`Decision::limits`](crate::Decision::limits).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Status {
+    verdict: Verdict,
+    capacity: u32,
+    remaining: u32,
+    anchor: u32,
+    reset_after: u64,
+    /// The delay of an admitted hit, or the `retry_after` of a refused one, in microseconds.
+    wait: u64,
+    until: Timestamp,
+}
+
+/// 32 bits wide, so that a status has no padding, which makes copies faster.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u32)]
+enum Verdict {
+    Admitted,
+    Refused,
+}
+
+impl Status {
+    /// A placeholder to be overwritten.
+    pub(crate) const BLANK: Self = Self::admitted(0, 0, 0);
+
+    /// Creates the status of a limit that admits. `capacity` and `remaining` are in units.
+    /// `reset_after` is the time in microseconds until more units remain, or 0 if the whole
+    /// capacity remains.
+    #[inline]
+    pub const fn admitted(capacity: u32, remaining: u32, reset_after: u64) -> Self {
+        let (until, anchor) = (Timestamp::EPOCH, 0);
+        Self { verdict: Verdict::Admitted, capacity, remaining, anchor, reset_after, wait: 0, until }
+    }
+
+    /// Creates the status of a limit that refuses. The first three values are as in
+    /// [`admitted`](Self::admitted). `retry_after` is the time in microseconds until the same hit
+    /// would be admitted if the key gets no other hits, or `None` if its cost exceeds the capacity.
+    #[inline]
+    pub const fn refused(capacity: u32, remaining: u32, reset_after: u64, retry_after: Option<u64>) -> Self {
+        let wait = match retry_after {
+            Some(wait) => wait,
+            None => NEVER,
+        };
+        let (until, anchor) = (Timestamp::EPOCH, 0);
+        Self { verdict: Verdict::Refused, capacity, remaining, anchor, reset_after, wait, until }
+    }
+
+    /// Sets the delay of an admitted hit, in microseconds. Do not call it on the status of a limit
+    /// that refuses, because it would replace the `retry_after`.
+    #[must_use]
+    #[inline]
+    pub const fn delayed(self, delay: u64) -> Self {
+        Self { wait: delay, ..self }
+    }
+
+    /// Sets the data that a refund of this admitted hit needs: [`Hit::until`] and [`Hit::anchor`].
+    /// Call it only in a storage that builds a `Status` from the reply of its server and has no
+    /// [`State`]. Otherwise, [`Limit::answer`](crate::Limit::answer) sets the data.
+    #[must_use]
+    pub const fn spent(self, until: Timestamp, anchor: u32) -> Self {
+        Self { anchor, until, ..self }
+    }
+
+    /// Sets the delay of an admitted hit, and the data of its state that a refund needs.
+    #[inline]
+    pub(crate) fn set_spent(&mut self, delay: u64, state: &State) {
+        self.wait = delay;
+        self.until = state.until();
+        self.anchor = match *state {
+            State::Counts { amounts: [_, anchor], .. } => anchor,
+            State::Fresh | State::Log(_) => 0,
+        };
+    }
+
+    /// Adds `micros` microseconds to the `retry_after` of a refusal, if it has one.
+    pub(crate) fn lengthen_wait(&mut self, micros: u64) {
+        if !self.is_admitted() && self.wait != NEVER {
+            self.wait = self.wait.saturating_add(micros).min(NEVER - 1);
+        }
+    }
+
+    /// Subtracts `micros` microseconds from `reset_after` and `retry_after`, as if nothing else was
+    /// decided since. A time that would fall to zero becomes 1 microsecond.
+    pub(crate) fn pass(&mut self, micros: u64) {
+        if self.reset_after > 0 {
+            self.reset_after = self.reset_after.saturating_sub(micros).max(1);
+        }
+        if !self.is_admitted() && self.wait != NEVER {
+            self.wait = self.wait.saturating_sub(micros).max(1);
+        }
+    }
+
+    /// Turns an admission into a refusal if its delay exceeds `max_delay` microseconds. The excess
+    /// becomes its `retry_after`. The hit cannot be refunded any more, even if it stays admitted.
+    pub(crate) fn refuse_delay(&mut self, max_delay: u64) {
+        let excess = self.wait.saturating_sub(max_delay);
+        let verdict = if excess > 0 { Verdict::Refused } else { Verdict::Admitted };
+        *self = Self { verdict, wait: excess, until: Timestamp::EPOCH, ..*self };
+    }
+
+    /// Turns an admission into a refusal with a `retry_after` of 1 microsecond.
+    pub(crate) fn refuse_turn(&mut self) {
+        *self = Self { verdict: Verdict::Refused, wait: 1, until: Timestamp::EPOCH, ..*self };
+    }
+
+    /// Returns `true` if this limit admits. Another limit of the policy may refuse.
+    #[inline]
+    pub const fn is_admitted(&self) -> bool {
+        matches!(self.verdict, Verdict::Admitted)
+    }
+
+    /// Returns the number of units that can be spent at one instant if nothing has been spent.
+    #[inline]
+    pub const fn capacity(&self) -> u32 {
+        self.capacity
+    }
+
+    /// Returns the number of units that can be spent after this decision, at the same instant.
+    #[inline]
+    pub const fn remaining(&self) -> u32 {
+        self.remaining
+    }
+
+    /// Returns the time until more units remain if the key gets no other hits, or zero if the whole
+    /// capacity remains.
+    pub const fn reset_after(&self) -> Duration {
+        Duration::from_micros(self.reset_after)
+    }
+
+    /// Returns the time until a refused hit would be admitted if the key gets no other hits.
+    /// Returns `None` if the hit was admitted or its cost exceeds the capacity.
+    pub const fn retry_after(&self) -> Option<Duration> {
+        match self.wait {
+            NEVER => None,
+            _ if self.is_admitted() => None,
+            wait => Some(Duration::from_micros(wait)),
+        }
+    }
+
+    /// Returns the delay of an admitted hit, or zero for a refused hit. Of the built-in strategies,
+    /// only the leaky bucket delays hits.
+    pub const fn delay(&self) -> Duration {
+        Duration::from_micros(self.delay_micros())
+    }
+
+    /// Returns [`reset_after`](Self::reset_after) in microseconds.
+    #[inline]
+    pub const fn reset_after_micros(&self) -> u64 {
+        self.reset_after
+    }
+
+    pub(crate) const fn delay_micros(&self) -> u64 {
+        if self.is_admitted() { self.wait } else { 0 }
+    }
+
+    /// Returns the microseconds until a refused hit would be admitted, `u64::MAX` for never, or 0
+    /// if it was admitted.
+    pub(crate) const fn retry_micros(&self) -> u64 {
+        if self.is_admitted() { 0 } else { self.wait }
+    }
+
+    /// Returns the instant at which a spent hit expires. It is the epoch if nothing was spent.
+    pub(crate) const fn until(&self) -> Timestamp {
+        self.until
+    }
+
+    /// Returns the data that [`Strategy::refund`](super::Strategy::refund) needs to refund this
+    /// hit. `at` and `cost` are the time and the cost of its decision.
+    pub const fn hit(&self, at: Timestamp, cost: u32) -> Hit {
+        Hit { at, cost, until: self.until, anchor: self.anchor }
+    }
+}
+
+/// The data of an admitted hit that one limit needs to refund its units, in part or in full.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Hit {
+    /// The instant at which the hit was admitted.
+    pub at: Timestamp,
+    /// The cost of the hit in units.
+    pub cost: u32,
+    /// The instant from which the hit has no effect: [`State::until`] of the state after the hit.
+    /// It is the epoch if the hit has spent nothing.
+    pub until: Timestamp,
+    /// The second amount of the state after the hit, or 0 for a log. Strategies use it to detect
+    /// that the state no longer contains the hit, because another window has started.
+    pub anchor: u32,
 }

@@ -1,5 +1,4 @@
-use super::gcra::{Debt, Overdraft, converted, script_arguments};
-use super::mark::Mark;
+use super::gcra::{Debt, Mark, Overdraft, converted, script_arguments};
 use super::{Hit, Outcome, Script, State, Status, Strategy};
 use crate::error::ConfigError;
 use crate::quota::{Quota, Span};

@@ -2,8 +2,7 @@
 
 use std::time::Duration;
 
-use super::harness::Harness;
-use super::sequential::{Inputs, parsed};
+use super::harness::{Harness, Inputs, parsed};
 use crate::decision::Decision;
 use crate::key::Key;
 use crate::policy::{Op, Policy};
@@ -34,93 +33,93 @@ const RAISED: [(&str, &str); 5] = [
     ("fixed-window 10/minute", "fixed-window 100/minute"),
 ];
 
-impl Inputs<'_> {
-    /// Checks law 12. After a change, a bucket also must not refuse for longer than a bucket of the
-    /// new quota of which all units are spent.
-    pub(super) fn waits_are_exact_after_quota_change(&self) {
-        let harness = self.harness("12: waits are exact after a quota has changed");
-        for (before, after) in CHANGED {
-            let what = format!("{before}, changed to {after},");
-            let [before, after] = [before, after].map(|text| parsed(text).with_name("changed"));
-            let [key, other] = [&what, "another key"].map(|text| Key::from(text.to_owned()));
-            if harness.storage.validate(&before).is_err() {
-                continue;
-            }
-            spend_all(&harness, &before, &key);
-            harness.clock.advance(Duration::from_millis(50));
-            let wait = waits_are_exact(&harness, &after, &key, Op::Peek, &what);
-            harness.clear(&after, &other);
-            let buckets = before.limits()[0].strategy().name().ends_with("bucket");
-            let empty = spend_all(&harness, &after, &other);
-            harness.check(!buckets || wait <= micros(empty) + micros(empty) / 100, || {
-                format!("{what} refuses for {wait} us, but an empty bucket only for {empty:?}")
-            });
-        }
-        for (before, after) in RAISED {
-            let what = format!("{before}, raised to {after},");
-            let [before, after] = [before, after].map(|text| parsed(text).with_name("raised"));
-            let [key, other] = [&what, "another key"].map(|text| Key::from(text.to_owned()));
-            if harness.storage.validate(&before).is_err() {
-                continue;
-            }
-            let _ = harness.charge(&before, &key, 100);
-            harness.clock.advance(Duration::from_millis(50));
-            let wait = harness.peek(&after, &key, 1).retry_after().unwrap_or_default();
-            harness.clear(&after, &other);
-            let empty = spend_all(&harness, &after, &other);
-            harness.check(wait <= empty, || {
-                format!("{what} refuses a client in debt for {wait:?}, but an exhausted one only for {empty:?}")
-            });
+/// Checks law 12. After a change, a bucket also must not refuse for longer than a bucket of the
+/// new quota of which all units are spent.
+pub(super) fn waits_are_exact_after_quota_change(_: &Inputs<'_>, harness: &Harness<'_>) {
+    each_change(harness, &CHANGED, "changed", |[before, after], [key, other], what| {
+        spend_all(harness, before, key);
+        harness.clock.advance(Duration::from_millis(50));
+        let wait = waits_are_exact(harness, after, key, Op::Peek, what);
+        harness.clear(after, other);
+        let buckets = before.limits()[0].strategy().name().ends_with("bucket");
+        let empty = spend_all(harness, after, other);
+        harness.check(!buckets || wait <= micros(empty) + micros(empty) / 100, || {
+            format!("{what} refuses for {wait} us, but an empty bucket only for {empty:?}")
+        });
+    });
+    each_change(harness, &RAISED, "raised", |[before, after], [key, other], what| {
+        let _ = harness.charge(before, key, 100);
+        harness.clock.advance(Duration::from_millis(50));
+        let wait = harness.peek(after, key, 1).retry_after().unwrap_or_default();
+        harness.clear(after, other);
+        let empty = spend_all(harness, after, other);
+        harness.check(wait <= empty, || {
+            format!("{what} refuses a client in debt for {wait:?}, but an exhausted one only for {empty:?}")
+        });
+    });
+}
+
+/// Calls `check` for each pair of limits that the storage supports, with two policies of the same
+/// name, two keys, and a text for messages.
+fn each_change(
+    harness: &Harness<'_>,
+    changes: &[(&str, &str)],
+    name: &str,
+    check: impl Fn([&Policy; 2], [&Key; 2], &str),
+) {
+    for (before, after) in changes {
+        let what = format!("{before}, {name} to {after},");
+        let [before, after] = [before, after].map(|text| parsed(text).with_name(name));
+        let [key, other] = [&what, "another key"].map(|text| Key::from(text.to_owned()));
+        if harness.storage.validate(&before).is_ok() {
+            check([&before, &after], [&key, &other], &what);
         }
     }
+}
 
-    /// A storage whose time stands still until the clock has caught up would refuse new keys for as
-    /// long as the clock went back.
-    pub(super) fn time_goes_back_with_the_clock(&self) {
-        let harness = self.harness("6: the time of the storage goes back with the clock");
-        let (start, back) = (harness.clock.now(), Duration::from_secs(3_600));
-        for policy in self.policies {
-            let [before, after] = ["before", "after"].map(|when| Key::from(format!("{} {when}", policy.identity())));
+/// A storage whose time stands still until the clock has caught up would refuse new keys for as
+/// long as the clock went back.
+pub(super) fn time_goes_back_with_the_clock(inputs: &Inputs<'_>, harness: &Harness<'_>) {
+    let (start, back) = (harness.clock.now(), Duration::from_secs(3_600));
+    for policy in &inputs.policies {
+        let [before, after] = ["before", "after"].map(|when| Key::from(format!("{} {when}", policy.identity())));
+        harness.clock.set(start);
+        let _ = harness.hit(policy, &before, 1);
+        harness.clock.set(start.minus(micros(back)));
+        let (wait, now) = (spend_all(harness, policy, &after), harness.clock.now());
+        let refusal = harness.hit(policy, &after, 1);
+        harness.check(refusal.at() == now, || {
+            format!("{policy}, a new key {back:?} back: decided at {:?}, but the clock is at {now:?}", refusal.at())
+        });
+        harness.clock.advance(wait.max(refusal.retry_after().unwrap_or_default()));
+        harness.check(harness.peek(policy, &after, 1).is_admitted(), || {
+            format!("{policy}, a new key {back:?} back: returned a wait of {wait:?}, but refuses after it")
+        });
+    }
+}
+
+pub(super) fn waits_are_exact_after_clock_change(inputs: &Inputs<'_>, harness: &Harness<'_>) {
+    let start = harness.clock.now();
+    for policy in &inputs.policies {
+        let period = policy.limits()[0].quota().period_micros();
+        for back in [period / 2, 3 * period] {
+            let key = Key::from(format!("{} {back} us back", policy.identity()));
             harness.clock.set(start);
-            let _ = harness.hit(policy, &before, 1);
-            harness.clock.set(start.minus(micros(back)));
-            let (wait, now) = (spend_all(&harness, policy, &after), harness.clock.now());
-            let refusal = harness.hit(policy, &after, 1);
-            harness.check(refusal.at() == now, || {
-                format!("{policy}, a new key {back:?} back: decided at {:?}, but the clock is at {now:?}", refusal.at())
-            });
-            harness.clock.advance(wait.max(refusal.retry_after().unwrap_or_default()));
-            harness.check(harness.peek(policy, &after, 1).is_admitted(), || {
-                format!("{policy}, a new key {back:?} back: returned a wait of {wait:?}, but refuses after it")
-            });
-        }
-    }
-
-    pub(super) fn waits_are_exact_after_clock_change(&self) {
-        let harness = self.harness("6: waits are exact after the clock has gone back");
-        let start = harness.clock.now();
-        for policy in self.policies {
-            let period = policy.limits()[0].quota().period_micros();
-            for back in [period / 2, 3 * period] {
-                let key = Key::from(format!("{} {back} us back", policy.identity()));
-                harness.clock.set(start);
-                spend_all(&harness, policy, &key);
-                // Lets a storage cache the refusal.
-                harness.check(harness.hit(policy, &key, 1).is_refused(), || {
-                    format!("{policy} admits more units than it has")
-                });
-                harness.clock.set(start.minus(back));
-                let what = format!("{policy}, {back} us back,");
-                let wait = waits_are_exact(&harness, policy, &key, Op::Hit, &what);
-                harness.check(wait <= 3 * period, || format!("{what} refuses for {wait} us"));
-            }
+            spend_all(harness, policy, &key);
+            // Lets a storage cache the refusal.
+            harness
+                .check(harness.hit(policy, &key, 1).is_refused(), || format!("{policy} admits more units than it has"));
+            harness.clock.set(start.minus(back));
+            let what = format!("{policy}, {back} us back,");
+            let wait = waits_are_exact(harness, policy, &key, Op::Hit, &what);
+            harness.check(wait <= 3 * period, || format!("{what} refuses for {wait} us"));
         }
     }
 }
 
 /// Spends all units in one hit. Returns the time until one more unit is admitted.
 fn spend_all(harness: &Harness<'_>, policy: &Policy, key: &Key) -> Duration {
-    let room = harness.peek(policy, key, 1).remaining();
+    let room = harness.remaining(policy, key);
     let hit = harness.hit(policy, key, room);
     harness.check(hit.is_admitted(), || format!("{policy} has {room} units, but refuses them"));
     harness.peek(policy, key, 1).retry_after().unwrap_or_default()

@@ -7,13 +7,13 @@ use std::task::Poll;
 use tokio::runtime::Runtime;
 use tokio::task::{JoinSet, yield_now};
 
-use super::harness::{failed, runtime, runtime_of_threads};
+use super::harness::{failed, parsed, runtime, runtime_of_threads};
 use crate::decision::Decision;
 use crate::key::Key;
 use crate::policy::{Op, Policy};
 use crate::storage::{AnyStorage, Storage, StorageRequest};
 
-pub(super) const TASKS: u32 = 8;
+const TASKS: u32 = 8;
 
 /// The maximum number of attempts at a request that is contended each time.
 const MAX_ATTEMPTS: u32 = 100_000;
@@ -94,6 +94,47 @@ pub(super) fn refunds_are_exact(runtime: &Runtime, policy: &Policy, storage: &An
     assert!(missing == kept, "law 9: {kept} hits of {policy} were not refunded, but {missing} units are missing");
 }
 
+/// Checks law 9 of [`StorageLaws`](super::StorageLaws) for settled hits: concurrent hits spend
+/// exactly the sum of their actual costs.
+///
+/// Several tasks hit one key at the same time, and settle each hit with a varying actual cost. The
+/// policy must have at least 1,000 units. Units must not refill during the check, so use a storage
+/// with a [`ManualClock`](crate::storage::ManualClock), or a policy with a long period.
+///
+/// # Panics
+///
+/// Panics if a hit is refused, if the spent units are not the sum of the actual costs, or if the
+/// storage fails. Also panics if it is called inside a tokio runtime, because it starts its own.
+pub fn concurrent_settlements_are_exact(policy: &Policy, storage: &(impl Storage + Clone)) {
+    settlements_are_exact(&runtime_of_threads(), policy, &AnyStorage::new(storage.clone()));
+}
+
+pub(super) fn settlements_are_exact(runtime: &Runtime, policy: &Policy, storage: &AnyStorage) {
+    let key = Key::from("concurrent settlements");
+    let (missing, spent) = runtime.block_on(async {
+        let before = answer(storage, policy, &key, Op::Peek).await.remaining();
+        let mut all = JoinSet::new();
+        for task in 0..TASKS {
+            let (storage, policy, key) = (storage.clone(), policy.clone(), key.clone());
+            all.spawn(async move {
+                let mut sum = 0;
+                for round in 0..20 {
+                    let hit = answer_of_cost(&storage, &policy, &key, Op::Hit, 3).await;
+                    assert!(hit.is_admitted(), "law 9: the test policy {policy} has too few units");
+                    let actual = (5 * round + 3 * task) % 8;
+                    let settled = storage.settle(&policy, &key, &hit, actual).await.map_err(failed);
+                    settled.unwrap_or_else(|error| panic!("law 9: {error}"));
+                    sum += actual;
+                }
+                sum
+            });
+        }
+        let spent: u32 = all.join_all().await.into_iter().sum();
+        (before - answer(storage, policy, &key, Op::Peek).await.remaining(), spent)
+    });
+    assert!(missing == spent, "law 9: hits of {policy} have cost {spent} units, but {missing} units are missing");
+}
+
 /// Checks the law of cancellation: a request that is dropped before it completes does not affect
 /// the decisions of other keys.
 pub(super) fn cancellation_is_isolated(runtime: &Runtime, policy: &Policy, storage: &AnyStorage) {
@@ -116,9 +157,31 @@ pub(super) fn cancellation_is_isolated(runtime: &Runtime, policy: &Policy, stora
                 }
             });
         }
-        while let Some(ended) = all.join_next().await {
-            ended.unwrap_or_else(|error| std::panic::resume_unwind(error.into_panic()));
+        all.join_all().await;
+    });
+}
+
+/// Checks law 10 with many keys. If a storage identifies keys by a hash of 32 bits, some of these
+/// keys collide.
+pub(super) fn many_keys_are_independent(runtime: &Runtime, scripts: u32, storage: &AnyStorage) {
+    let keys = u64::from(scripts.min(256)).pow(4) / 25_600;
+    let each = u32::try_from(keys).unwrap_or(0) / TASKS;
+    let policy = parsed("fixed-window 1/day");
+    runtime.block_on(async {
+        let mut all = JoinSet::new();
+        for task in 0..TASKS {
+            let (storage, policy) = (storage.clone(), policy.clone());
+            all.spawn(async move {
+                for number in 0..each {
+                    let key = Key::from(format!("client {task}-{number}"));
+                    let hit = storage.decide(StorageRequest::new(&policy, &key, Op::Hit, 1)).await.map_err(failed);
+                    let hit = hit.unwrap_or_else(|error| panic!("law 10: {error}"));
+                    let is_first = hit.is_admitted() || hit.is_storage_full() || hit.is_contended();
+                    assert!(is_first, "law 10: keys are independent: {key} has never been hit, but its unit is spent");
+                }
+            });
         }
+        all.join_all().await;
     });
 }
 
@@ -148,12 +211,12 @@ async fn hit_until_refused(storage: AnyStorage, policy: Policy, key: Key, room: 
 }
 
 /// Returns the decision on one unit. Repeats the request while it is contended.
-pub(super) async fn answer(storage: &AnyStorage, policy: &Policy, key: &Key, op: Op) -> Decision {
+async fn answer(storage: &AnyStorage, policy: &Policy, key: &Key, op: Op) -> Decision {
     answer_of_cost(storage, policy, key, op, 1).await
 }
 
 /// Returns the decision on `cost` units. Repeats the request while it is contended.
-pub(super) async fn answer_of_cost(storage: &AnyStorage, policy: &Policy, key: &Key, op: Op, cost: u32) -> Decision {
+async fn answer_of_cost(storage: &AnyStorage, policy: &Policy, key: &Key, op: Op, cost: u32) -> Decision {
     for _ in 0..MAX_ATTEMPTS {
         let decided = storage.decide(StorageRequest::new(policy, key, op, cost)).await.map_err(failed);
         let decision = decided.unwrap_or_else(|error| panic!("law 9: {error}"));

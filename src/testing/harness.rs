@@ -15,6 +15,35 @@ const MAX_ATTEMPTS: u32 = 100;
 /// Creates an empty storage that uses the given clock.
 pub(super) type MakeStorage<'a> = dyn Fn(ManualClock) -> AnyStorage + 'a;
 
+/// The inputs of the laws that are checked without concurrency.
+pub(super) struct Inputs<'a> {
+    /// Policies with one limit each.
+    pub(super) policies: Vec<Policy>,
+    /// A policy with several limits, or none if the storage does not support it.
+    pub(super) several: Vec<Policy>,
+    /// The number of random scripts of laws 8 and 10. Some laws do less if it is small, because the
+    /// storage is slow.
+    pub(super) scripts: u32,
+    pub(super) runtime: &'a Runtime,
+    pub(super) make: &'a MakeStorage<'a>,
+}
+
+/// A law that is checked without concurrency: its name, and the function that checks it on an empty
+/// storage.
+pub(super) type Law = (&'static str, fn(&Inputs<'_>, &Harness<'_>));
+
+impl Inputs<'_> {
+    pub(super) fn check(&self, (name, law): Law) {
+        law(self, &Harness::new(name, self.runtime, self.make));
+    }
+
+    /// Returns the policies with one limit and with several.
+    pub(super) fn all_policies(&self) -> impl Iterator<Item = &Policy> {
+        self.policies.iter().chain(&self.several)
+    }
+}
+
+/// A storage under test with its clock. Messages of failed checks start with the law.
 pub(super) struct Harness<'a> {
     law: &'static str,
     runtime: &'a Runtime,
@@ -78,16 +107,19 @@ impl<'a> Harness<'a> {
         self.unwrap_or_panic(self.try_decide(policy, key, Op::Charge, units))
     }
 
-    pub(super) fn settle(&self, policy: &Policy, key: &Key, decision: &Decision, actual: u32) {
-        self.unwrap_or_panic(self.try_settle(policy, key, decision, actual));
-    }
-
-    pub(super) fn refund(&self, policy: &Policy, key: &Key, decision: &Decision) {
-        self.settle(policy, key, decision, 0);
-    }
-
     pub(super) fn clear(&self, policy: &Policy, key: &Key) {
         self.unwrap_or_panic(self.try_clear(policy, key));
+    }
+
+    /// Parses policies. Leaves out those that the storage does not support.
+    pub(super) fn supported<'t>(&self, texts: impl IntoIterator<Item = &'t str>) -> Vec<Policy> {
+        let policies = texts.into_iter().map(parsed);
+        policies.filter(|policy| self.storage.validate(policy).is_ok()).collect()
+    }
+
+    /// Returns the units that remain for a hit of one unit.
+    pub(super) fn remaining(&self, policy: &Policy, key: &Key) -> u32 {
+        self.peek(policy, key, 1).remaining()
     }
 
     /// Removes all keys. Returns `false` if the storage does not support it.
@@ -120,4 +152,8 @@ impl<'a> Harness<'a> {
 
 pub(super) fn failed(error: impl Into<BoxError>) -> String {
     format!("the storage failed: {:#}", error.into())
+}
+
+pub(super) fn parsed(text: &str) -> Policy {
+    text.parse().expect("a policy")
 }

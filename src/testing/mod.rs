@@ -20,29 +20,21 @@
 //! testing::StrategyLaws::new(FixedWindow::new()).promise(|quota| 2 * u64::from(quota.amount()) - 1).check();
 //! ```
 
-mod amounts;
 mod cas;
-mod change_laws;
 mod changes;
-mod charge_laws;
 mod concurrency;
-mod generate;
 mod harness;
-mod hit_laws;
-mod keys;
-mod large;
 mod model;
-mod model_comparison;
+mod scripts;
 mod sequential;
-mod settling;
 mod storage;
 mod strategy;
-mod swaps;
+mod strategy_laws;
 
 pub use self::cas::CasLaws;
-pub use self::concurrency::{concurrent_hits_are_exact, concurrent_refunds_are_exact};
-pub use self::model::Model;
-pub use self::model_comparison::{decides_like_the_model, policies_of_one_name_share_only_equal_limits};
-pub use self::settling::concurrent_settlements_are_exact;
+pub use self::concurrency::{
+    concurrent_hits_are_exact, concurrent_refunds_are_exact, concurrent_settlements_are_exact,
+};
+pub use self::model::{Model, decides_like_the_model, policies_of_one_name_share_only_equal_limits};
 pub use self::storage::StorageLaws;
 pub use self::strategy::StrategyLaws;

@@ -1,3 +1,5 @@
+//! The suite of the laws of storages.
+
 use std::any::Any;
 use std::fmt;
 use std::marker::PhantomData;
@@ -5,12 +7,12 @@ use std::marker::PhantomData;
 use proptest::test_runner::Config;
 use tokio::runtime::Runtime;
 
-use super::concurrency::{cancellation_is_isolated, hits_are_exact, refunds_are_exact};
-use super::harness::{MakeStorage, runtime, runtime_of_threads};
-use super::large::many_keys_are_independent;
-use super::model_comparison::{decides_like_the_model_in, policies_of_one_name_in};
-use super::sequential::{Inputs, parsed};
-use super::settling::settlements_are_exact;
+use super::concurrency::{
+    cancellation_is_isolated, hits_are_exact, many_keys_are_independent, refunds_are_exact, settlements_are_exact,
+};
+use super::harness::{Inputs, Law, MakeStorage, parsed, runtime, runtime_of_threads};
+use super::model::{decides_like_the_model_in, policies_of_one_name_in};
+use super::{changes, scripts, sequential};
 use crate::policy::Policy;
 use crate::storage::{AnyStorage, ManualClock, Storage};
 
@@ -45,6 +47,33 @@ const CONCURRENT: [&str; 4] = [
     "token-bucket 300/year",
     "elastic-window 300/day; fixed-window 400/day",
     "moving-window 300/day; 500/day",
+];
+
+/// The laws that are checked without concurrency, in this order. The first ones are on states that
+/// are removed early, because a storage that does so breaks the others at random.
+const LAWS: [Law; 22] = [
+    ("11: no state is removed early", sequential::no_state_is_removed_early),
+    ("11: no state is removed early, in real time", sequential::no_state_is_removed_early_in_real_time),
+    ("11: no state is removed early, around powers of two", sequential::no_state_is_removed_around_powers_of_two),
+    ("5: a hit takes its cost", sequential::hits_take_their_cost),
+    ("5: a peek predicts the hit and changes nothing", sequential::peeks_change_nothing),
+    ("1: a refusal takes no units, from any limit", sequential::refusals_take_no_units),
+    ("10: keys and policies are independent", sequential::keys_and_policies_are_independent),
+    ("of clearing: a clear removes one key of one policy", sequential::clears_remove_one_key),
+    ("of clearing: `clear_all` removes all keys", sequential::clear_all_removes_all_keys),
+    ("3: waits are exact, by the clock of the storage", sequential::waits_are_exact),
+    ("6: a clock that goes back grants no units", sequential::clock_change_grants_no_units),
+    ("6: the time of the storage goes back with the clock", changes::time_goes_back_with_the_clock),
+    ("6: waits are exact after the clock has gone back", changes::waits_are_exact_after_clock_change),
+    ("12: waits are exact after a quota has changed", changes::waits_are_exact_after_quota_change),
+    ("of refunds: a refund returns exactly the units of the hit", scripts::refunds_return_the_units),
+    ("of settling: a settled hit has its actual cost", scripts::settled_hits_have_their_actual_cost),
+    ("8: decisions equal the model's, for large costs", scripts::large_hits_take_their_cost),
+    ("of settling: a charge is spent, however large", scripts::large_charges_are_spent),
+    ("of settling: a settled hit has its actual cost, however large", scripts::settled_hits_have_any_actual_cost),
+    ("of `try_admit`: its result and its summary are those of a hit", scripts::try_admit_decides_like_the_model),
+    ("8: decisions equal the model's, with many limits", scripts::many_limits_are_kept),
+    ("8: decisions equal the model's, with a long log", scripts::long_logs_are_kept),
 ];
 
 /// Creates another handle to the same states.
@@ -153,30 +182,8 @@ impl<'a, St: Storage> StorageLaws<'a, St> {
         let (runtime, make) = (runtime(), &*self.make);
         let policies = self.supported(EVERY_STRATEGY.map(parsed));
         let several = self.supported(A_FEW_LIMITS.map(parsed));
-        let inputs = Inputs { runtime: &runtime, make, policies: &policies, several: &several, scripts: self.scripts };
-        // This law comes first, because a storage that removes states early breaks the others at
-        // random.
-        inputs.no_state_is_removed_early();
-        inputs.no_state_is_removed_around_powers_of_two();
-        inputs.hits_take_their_cost();
-        inputs.peeks_change_nothing();
-        inputs.refusals_take_no_units();
-        inputs.keys_and_policies_are_independent();
-        inputs.clears_remove_one_key();
-        inputs.clear_all_removes_all_keys();
-        inputs.waits_are_exact();
-        inputs.clock_change_grants_no_units();
-        inputs.time_goes_back_with_the_clock();
-        inputs.waits_are_exact_after_clock_change();
-        inputs.waits_are_exact_after_quota_change();
-        inputs.refunds_return_the_units();
-        inputs.settled_hits_have_their_actual_cost();
-        inputs.large_hits_take_their_cost();
-        inputs.large_charges_are_spent();
-        inputs.settled_hits_have_any_actual_cost();
-        inputs.try_admit_decides_like_the_model();
-        inputs.many_limits_are_kept();
-        inputs.long_logs_are_kept();
+        let inputs = Inputs { policies, several, scripts: self.scripts, runtime: &runtime, make };
+        LAWS.into_iter().for_each(|law| inputs.check(law));
         self.concurrent_requests();
         many_keys_are_independent(&runtime, self.scripts, &self.empty(&runtime));
         policies_of_one_name_in(self.scripts, make);

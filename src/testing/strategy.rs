@@ -1,24 +1,25 @@
+//! The suite of the laws of strategies, and its generators of random quotas, scripts and states.
+
 use std::fmt;
 use std::sync::Arc;
+use std::time::Duration;
 
-use proptest::prelude::{Strategy as Generator, any};
+use proptest::collection::vec;
+use proptest::prelude::{Just, Strategy as Generator, any};
+use proptest::sample::select;
 use proptest::test_runner::{Config, TestError, TestRunner};
-use proptest::{prop_assert, prop_assert_eq};
+use proptest::{prop_assert, prop_assert_eq, prop_oneof};
 
-use super::change_laws::{waits_are_exact_after_clock_change, waits_are_exact_after_quota_change};
-use super::charge_laws::{
-    charges_add_up, charges_are_spent, clock_change_after_a_charge_grants_no_units, refunds_do_not_pay_charges,
-    refunds_of_parts_add_up, settled_hits_have_their_actual_cost, waits_are_exact_above_the_limit,
-};
-use super::generate::{START, Step, other_limits, quotas, scripts, states};
-use super::hit_laws::{
-    LawResult, clock_change_grants_no_units, hit_equals_check_then_spend, logs_have_at_most_log_entries, peek_predicts,
-    refunds_undo_hits, refusals_take_no_units, removing_expired_states_changes_nothing, spending_adds_up,
-    waits_are_exact,
+use super::strategy_laws::{
+    LawResult, Moment, charges_add_up, charges_are_spent, clock_change_after_a_charge_grants_no_units,
+    clock_change_grants_no_units, hit_equals_check_then_spend, logs_have_at_most_log_entries, peek_predicts,
+    refunds_do_not_pay_charges, refunds_of_parts_add_up, refunds_undo_hits, refusals_take_no_units,
+    removing_expired_states_changes_nothing, settled_hits_have_their_actual_cost, spending_adds_up, waits_are_exact,
+    waits_are_exact_above_the_limit, waits_are_exact_after_clock_change, waits_are_exact_after_quota_change,
 };
 use crate::policy::{Limit, Op, Policy};
 use crate::quota::Quota;
-use crate::strategy::{State, Strategy};
+use crate::strategy::{ElasticWindow, FixedWindow, LeakyBucket, Log, MovingWindow, State, Strategy, TokenBucket};
 use crate::time::Timestamp;
 
 type Promise = dyn Fn(&Quota) -> u64;
@@ -103,7 +104,7 @@ impl StrategyLaws {
     }
 
     /// Checks `law` before each hit of random scripts, for the limit alone and with others.
-    fn each_hit(&self, name: &str, law: fn(&Policy, &[State], Timestamp, u32) -> LawResult) {
+    fn each_hit(&self, name: &str, law: fn(Moment<'_>) -> LawResult) {
         let cases = self.limits().prop_flat_map(|limit| {
             let scripts = scripts(*limit.quota(), limit.capacity());
             (other_limits(*limit.quota()), scripts)
@@ -115,7 +116,7 @@ impl StrategyLaws {
             let mut now = START;
             for Step { wait, cost } in script {
                 now = now.plus(wait);
-                law(&policy, &states, now, cost)?;
+                law(Moment { policy: &policy, states: &states, now, cost })?;
                 let _ = policy.decide(&mut states, now, Op::Hit, cost);
             }
             Ok(())
@@ -142,16 +143,17 @@ impl StrategyLaws {
                 now = now.plus(wait);
                 let [before, after] = if number < 20 { [&first, &second] } else { [&second, &first] };
                 for cost in [1, cost, after.limits()[0].capacity()] {
-                    waits_are_exact_after_quota_change(before, after, &states, now, cost)?;
+                    let moment = Moment { policy: after, states: &states, now, cost };
+                    waits_are_exact_after_quota_change(before, moment)?;
                     let mut charged = states.clone();
                     let _ = before.decide(&mut charged, now, Op::Charge, cost.saturating_mul(3));
-                    waits_are_exact(after, &charged, now, 1)?;
+                    waits_are_exact(Moment { states: &charged, cost: 1, ..moment })?;
                     // An amount above a million may be taken for another one, see `fingerprint`.
                     if after.limits()[0].quota().amount() <= 1_000_000 {
                         let mut owing = vec![State::Fresh];
                         let units = cost.saturating_mul(3).min(after.limits()[0].capacity());
                         let _ = before.decide(&mut owing, now, Op::Charge, units);
-                        waits_are_exact_after_quota_change(before, after, &owing, now, 1)?;
+                        waits_are_exact_after_quota_change(before, Moment { states: &owing, cost: 1, ..moment })?;
                     }
                 }
                 let _ = before.decide(&mut states, now, Op::Hit, cost);
@@ -232,4 +234,77 @@ pub(super) fn run_some<G: Generator>(name: &str, count: u32, cases: &G, test: im
         }
         Err(TestError::Abort(why)) => panic!("law {name}: no script was generated: {why}"),
     }
+}
+
+/// One hit of a script, `wait` microseconds after the previous one.
+#[derive(Clone, Copy, Debug)]
+struct Step {
+    wait: u64,
+    cost: u32,
+}
+
+/// The start time of scripts: after the epoch, and not a round number.
+const START: Timestamp = Timestamp::from_micros(1_728_000_000_123_457);
+
+fn quotas(bursts: bool) -> impl Generator<Value = Quota> {
+    let amounts = prop_oneof![4 => 1..=12_u32, 1 => 13..=5_000_u32, 1 => Just(u32::MAX)];
+    let periods = prop_oneof![
+        4 => 1..=60_u64,
+        4 => 1_000..=5_000_000_u64,
+        1 => Just(31_536_000_000_000),
+        1 => Just(1_u64 << 51),
+    ];
+    let burst = prop_oneof![Just(None), (1..=20_u32).prop_map(Some)];
+    (amounts, periods, burst).prop_map(move |(amount, period, burst)| {
+        let quota = Quota::per(amount, Duration::from_micros(period));
+        burst.filter(|_| bursts).and_then(|burst| quota.try_burst(burst).ok()).unwrap_or(quota)
+    })
+}
+
+/// Generates scripts with waits close to the period and the interval of one unit, and costs up to
+/// the capacity and beyond.
+fn scripts(quota: Quota, capacity: u32) -> impl Generator<Value = Vec<Step>> {
+    let period = quota.period_micros();
+    let pace = (period / u64::from(quota.amount())).max(1);
+    let waits = prop_oneof![
+        3 => Just(0),
+        2 => 0..=pace,
+        2 => Just(pace),
+        2 => 0..=period,
+        1 => period.saturating_sub(1)..=period + 1,
+        1 => period..=2 * period + 1,
+    ];
+    let costs = prop_oneof![6 => Just(1), 3 => 1..=4_u32, 1 => 1..=capacity, 1 => capacity..=capacity.saturating_add(1), 1 => 1..=u32::MAX];
+    vec((waits, costs).prop_map(|(wait, cost)| Step { wait, cost }), 1..40)
+}
+
+/// Generates up to two additional limits: strategies of the crate with this quota, without its
+/// burst.
+fn other_limits(quota: Quota) -> impl Generator<Value = Vec<Limit>> {
+    let plain = Quota::per(quota.amount(), quota.period());
+    let limits = [
+        Limit::new(FixedWindow::new(), plain),
+        Limit::new(ElasticWindow::new(), plain),
+        Limit::new(MovingWindow::new(), plain),
+        Limit::from(plain),
+        Limit::new(TokenBucket::new(), plain),
+        Limit::try_new(LeakyBucket::new().queue(1), plain).unwrap_or_else(|_| plain.into()),
+    ];
+    vec(select(limits.to_vec()), 0..3)
+}
+
+/// Generates states of any kind, including states that no strategy writes.
+fn states() -> impl Generator<Value = State> {
+    let instants = || prop_oneof![any::<u64>(), START.as_micros() - 100..START.as_micros() + 5_000_000].boxed();
+    let amounts = || prop_oneof![0..4_u32, any::<u32>(), Just(u32::MAX)].boxed();
+    prop_oneof![
+        1 => Just(State::Fresh),
+        4 => (instants(), amounts(), amounts()).prop_map(|(until, first, second)| {
+            State::Counts { until: Timestamp::from_micros(until), amounts: [first, second] }
+        }),
+        2 => (instants(), vec((instants(), amounts()), 0..8)).prop_map(|(until, entries)| {
+            let entries = entries.into_iter().map(|(at, units)| (Timestamp::from_micros(at), units));
+            State::Log(Box::new(Log::from_entries(Timestamp::from_micros(until), entries)))
+        }),
+    ]
 }

@@ -1,13 +1,13 @@
-mod chunk;
+//! The log of a moving window: a ring of entries, and chunks of encoded entries after it.
+
 mod chunks;
-mod entries;
 #[cfg(test)]
 mod tests;
-mod varint;
 
+use std::collections::VecDeque;
 use std::mem;
 
-use self::entries::Entries;
+use self::chunks::{Chunks, Entry};
 use crate::time::Timestamp;
 
 /// A log of admitted units, the state of a [`MovingWindow`](super::MovingWindow). It has one entry
@@ -165,3 +165,259 @@ impl PartialEq for Log {
 }
 
 impl Eq for Log {}
+
+/// The maximum length of the ring. A longer log is split into a ring and chunks.
+const LONGEST_RING: usize = 128;
+
+/// The number of entries that stay in the ring after a split.
+const FIRST: usize = 32;
+
+/// The entries of a log, oldest first.
+///
+/// Up to [`LONGEST_RING`] entries are a ring, whose capacity doubles. A longer log has a ring for
+/// its oldest entries only. The later ones are encoded in chunks, which take a quarter of the
+/// memory. The log becomes a ring again when its length falls to half of the maximum. Short logs
+/// are rings because a hit on a ring is faster.
+#[derive(Clone, Debug, Default)]
+struct Entries {
+    /// The running total before the first entry.
+    dropped: u64,
+    /// The oldest entries. Empty only if the log is empty.
+    ring: VecDeque<Entry>,
+    /// The entries after the ring. Boxed, so that a short log spends only one word on them.
+    chunks: Option<Box<Chunks>>,
+}
+
+impl Entries {
+    /// Iterates over the instants, in rising order, and the units at each.
+    fn iter(&self) -> impl Iterator<Item = (Timestamp, u32)> + '_ {
+        let mut before = self.dropped;
+        let later = self.chunks.iter().flat_map(|chunks| chunks.iter());
+        self.ring.iter().copied().chain(later).map(move |entry| {
+            #[allow(clippy::cast_possible_truncation)] // it was a u32
+            let units = (entry.total - before) as u32;
+            before = entry.total;
+            (entry.at, units)
+        })
+    }
+
+    #[cfg(test)]
+    fn is_ring(&self) -> bool {
+        self.chunks.is_none()
+    }
+
+    fn is_empty(&self) -> bool {
+        self.ring.is_empty()
+    }
+
+    #[inline]
+    fn first_at(&self) -> Option<Timestamp> {
+        self.ring.front().map(|first| first.at)
+    }
+
+    #[inline]
+    fn last_at(&self) -> Option<Timestamp> {
+        match &self.chunks {
+            None => self.ring.back().map(|last| last.at),
+            Some(chunks) => Some(chunks.last().at),
+        }
+    }
+
+    /// Returns the running total after the last entry.
+    #[inline]
+    fn total(&self) -> u64 {
+        match &self.chunks {
+            None => self.ring.back().map_or(self.dropped, |last| last.total),
+            Some(chunks) => chunks.last().total,
+        }
+    }
+
+    /// Returns the number of allocated bytes.
+    #[inline]
+    fn bytes(&self) -> usize {
+        self.ring.capacity() * mem::size_of::<Entry>() + self.chunks.as_ref().map_or(0, |chunks| chunks.bytes())
+    }
+
+    /// Estimates the bytes of a log with `entries` entries that are spread over `period`
+    /// microseconds.
+    fn full_bytes(entries: usize, period: u64) -> usize {
+        if entries <= LONGEST_RING {
+            return entries.max(4).next_power_of_two() * mem::size_of::<Entry>();
+        }
+        Chunks::full_bytes(entries, period / entries as u64)
+    }
+
+    /// Returns the maximum number of bytes that another entry allocates.
+    #[inline]
+    fn growth(&self) -> usize {
+        match &self.chunks {
+            None if self.ring.len() < self.ring.capacity() => 0,
+            None if self.ring.len() < LONGEST_RING => self.ring.capacity().max(4) * mem::size_of::<Entry>(),
+            // The next entry splits the log: the ring shrinks by more than the chunks take.
+            None => 0,
+            Some(chunks) => chunks.growth(),
+        }
+    }
+
+    /// Returns the running total before the first entry for which the predicate is `false`. The
+    /// predicate must be `false` for all later entries.
+    #[inline]
+    fn total_before(&self, predicate: impl Fn(&Entry) -> bool) -> u64 {
+        let index = self.leading(&predicate);
+        if index == self.ring.len()
+            && let Some(chunks) = &self.chunks
+        {
+            return chunks.total_before(predicate);
+        }
+        index.checked_sub(1).map_or(self.dropped, |last| self.ring[last].total)
+    }
+
+    /// Returns the instant of the first entry for which the predicate is `false`. The predicate
+    /// must be `false` for all later entries.
+    #[inline]
+    fn first_not(&self, predicate: impl Fn(&Entry) -> bool) -> Option<Timestamp> {
+        let index = self.leading(&predicate);
+        match self.ring.get(index) {
+            Some(entry) => Some(entry.at),
+            None => Some(self.chunks.as_ref()?.first_not(predicate)?.at),
+        }
+    }
+
+    /// Returns the number of leading entries of the ring for which the predicate is `true`.
+    ///
+    /// Each hit drops the expired entries, so the result is usually small. So the first few entries
+    /// are scanned before a binary search.
+    #[inline]
+    fn leading(&self, predicate: impl Fn(&Entry) -> bool) -> usize {
+        const FEW: usize = 4;
+        for index in 0..FEW {
+            if !self.ring.get(index).is_some_and(&predicate) {
+                return index;
+            }
+        }
+        self.ring.partition_point(predicate)
+    }
+
+    /// Removes the leading entries for which the predicate is `true`.
+    #[inline]
+    fn drop_leading(&mut self, predicate: impl Fn(&Entry) -> bool) {
+        let mut leading = self.leading(&predicate);
+        if self.chunks.is_some() {
+            leading = self.drop_chunks(leading, predicate);
+        }
+        self.drop_from_ring(leading);
+    }
+
+    /// Removes the leading chunks in which the predicate is `true` for all entries. `leading` is
+    /// the number of leading entries of the ring for which it is `true`. Returns that number for
+    /// the new ring.
+    #[inline(never)]
+    fn drop_chunks(&mut self, mut leading: usize, predicate: impl Fn(&Entry) -> bool) -> usize {
+        if leading == self.ring.len()
+            && let Some(chunks) = &mut self.chunks
+        {
+            chunks.drop_leading(&predicate);
+            self.next_chunk();
+            leading = self.leading(predicate);
+        }
+        // Half of the maximum length, so that a log whose length varies a little is not converted
+        // at each hit.
+        let most = (LONGEST_RING / 2).saturating_sub(self.ring.len());
+        if let Some(chunks) = self.chunks.take_if(|chunks| chunks.is_short(most)) {
+            self.ring.extend(chunks.iter());
+        }
+        leading
+    }
+
+    #[inline]
+    fn drop_from_ring(&mut self, leading: usize) {
+        if let Some(last) = leading.checked_sub(1) {
+            self.dropped = self.ring[last].total;
+            if leading == 1 {
+                self.ring.pop_front();
+            } else {
+                self.ring.drain(..leading);
+            }
+        }
+        if self.ring.is_empty() {
+            self.dropped = 0;
+        }
+        // Shrinks a log that was much longer. A ring before chunks does not grow, so it needs no
+        // spare room.
+        let (least, room) = if self.chunks.is_some() { (2, 1) } else { (4, 2) };
+        if self.ring.capacity() > 16 && self.ring.len() < self.ring.capacity() / least {
+            self.ring.shrink_to(self.ring.len() * room);
+        }
+    }
+
+    /// Replaces the ring by the entries of the first chunk, and restarts the running totals.
+    fn next_chunk(&mut self) {
+        self.dropped = 0;
+        self.ring.clear();
+        if let Some(chunks) = &mut self.chunks
+            && chunks.move_first(&mut self.ring)
+        {
+            self.chunks = None;
+        }
+    }
+
+    /// Removes the entries after `now`.
+    #[cold]
+    fn drop_after(&mut self, now: Timestamp) {
+        self.chunks.take_if(|chunks| chunks.drop_after(now));
+        self.ring.truncate(self.ring.partition_point(|entry| entry.at <= now));
+    }
+
+    /// Removes up to `units` from the entry at `at`, if there is one.
+    fn take_back(&mut self, at: Timestamp, units: u64) {
+        if let Some(chunks) = &mut self.chunks
+            && self.ring.back().is_none_or(|last| last.at < at)
+        {
+            if chunks.take_back(at, units) {
+                self.chunks = None;
+            }
+            return;
+        }
+        let Ok(index) = self.ring.binary_search_by_key(&at, |entry| entry.at) else { return };
+        let before = index.checked_sub(1).map_or(self.dropped, |last| self.ring[last].total);
+        let taken = units.min(self.ring[index].total - before);
+        for entry in self.ring.range_mut(index..) {
+            entry.total -= taken;
+        }
+        if self.ring[index].total == before {
+            self.ring.remove(index);
+        }
+        if let Some(chunks) = &mut self.chunks {
+            chunks.lower(taken);
+            if self.ring.is_empty() {
+                self.next_chunk();
+            }
+        }
+    }
+
+    /// Raises the running total to `total` at an instant that is not before the last entry.
+    #[inline]
+    fn append(&mut self, at: Timestamp, total: u64) {
+        if let Some(chunks) = &mut self.chunks {
+            return chunks.append(at, total);
+        }
+        let len = self.ring.len();
+        match self.ring.back_mut() {
+            Some(last) if last.at == at => last.total = total,
+            _ if len < LONGEST_RING => self.ring.push_back(Entry { at, total }),
+            _ => self.split().append(at, total),
+        }
+    }
+
+    /// Moves all but the oldest entries of the ring into chunks.
+    #[cold]
+    fn split(&mut self) -> &mut Chunks {
+        let mut chunks = Chunks::new(self.ring[FIRST - 1].total, self.ring[FIRST]);
+        for entry in self.ring.range(FIRST + 1..) {
+            chunks.append(entry.at, entry.total);
+        }
+        self.ring.truncate(FIRST);
+        self.ring.shrink_to_fit();
+        self.chunks.insert(Box::new(chunks))
+    }
+}

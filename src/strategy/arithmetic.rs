@@ -1,5 +1,14 @@
-//! Arithmetic on products that may need 128 bits. Most fit into 64 bits, for which division is
+//! Arithmetic of the strategies, mostly on products that may need 128 bits. Most fit into 64 bits, for which division is
 //! several times faster.
+
+use crate::time::Timestamp;
+
+/// Returns the low 32 bits of an instant as an anchor, which distinguishes the windows of one key.
+#[allow(clippy::cast_possible_truncation)]
+#[inline]
+pub(super) const fn low_bits(now: Timestamp) -> u32 {
+    now.as_micros() as u32
+}
 
 /// Returns `dividend / divisor`, rounded up. Saturates at `u64::MAX`.
 #[inline(always)]

@@ -1,9 +1,15 @@
-//! Converts numbers to header values, without an allocation for each.
+//! The values of header fields: numbers, without an allocation for each.
 
 use std::cell::RefCell;
 
 use bytes::BytesMut;
-use http::header::HeaderValue;
+use http::header::{HeaderMap, HeaderValue, IntoHeaderName};
+
+/// Sets a field. Does nothing if the map is full.
+#[inline]
+pub(super) fn set(headers: &mut HeaderMap, name: impl IntoHeaderName, value: HeaderValue) {
+    let _ = headers.try_insert(name, value);
+}
 
 /// The numbers below this one are slices of a static text, because most limits are small.
 const SMALL: usize = 10_000;
