@@ -1,3 +1,9 @@
+//! Reads the fields in which proxies report their peers, from the right.
+//!
+//! In `Forwarded`, a quote that is met from the right closes a string, and the next one without a
+//! backslash before it opens the string. A parser from the left finds the same in any well-formed
+//! field.
+
 use std::borrow::Cow;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 

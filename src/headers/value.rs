@@ -1,4 +1,8 @@
 //! The values of header fields: numbers, without an allocation for each.
+//!
+//! Numbers below 10,000 are slices of a static text. Larger amounts and times repeat, so each
+//! thread caches the values that it wrote last. Larger remaining units change with each request, so
+//! they are written into a block of 1 KB, which is used again after its values have been dropped.
 
 use std::cell::RefCell;
 

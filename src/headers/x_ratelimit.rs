@@ -1,5 +1,8 @@
 //! The fields for the capacity, the remaining units and the reset: `X-RateLimit-*`, and
 //! `RateLimit-*` of draft 6.
+//!
+//! The fields of draft 6 stay, because they are the only IETF fields that the npm package
+//! `ratelimit-header-parser` reads correctly.
 
 use http::header::{HeaderMap, HeaderName, HeaderValue};
 

@@ -1,4 +1,18 @@
 //! The debt of a bucket, and the mark by which its state survives a change of the quota.
+//!
+//! A bucket refunds only the units that it has not refilled since, the oldest hit first, so the
+//! result is as if the hit had never happened.
+//!
+//! The excess of a smaller quota is subtracted from the stored instant, and not at each request:
+//! that restarted the wait each time. Nor is the result stored at the first refusal, because peeks
+//! before it would be wrong.
+//!
+//! An overdraft must not outlive an upgrade of its quota: a debt of 100 units at ten per minute
+//! made a client wait nine minutes under a quota of 100 per minute. An instant alone does not show
+//! which quota owes it, so the state also identifies the quota's amount. An overdraft also has a
+//! bound. Without it, a clock that goes back by a year would refuse the client for a year. All of
+//! this is behind the comparison with the largest mark, so a hit without an overdraft executes no
+//! further instruction.
 
 use std::cmp::Ordering;
 

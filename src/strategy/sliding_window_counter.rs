@@ -1,3 +1,8 @@
+//! The sliding window counter.
+//!
+//! The state has no room for the instant at which it began. So a refund compares the instants of
+//! the buckets, and does not notice a clear within one aligned bucket.
+
 use super::arithmetic::{mul_div_ceil, mul_div_floor};
 use super::{Hit, Outcome, Script, State, Status, Strategy};
 use crate::quota::Quota;

@@ -1,4 +1,11 @@
 //! The log of a moving window: a ring of entries, and chunks of encoded entries after it.
+//!
+//! After a charge, a log may hold more entries than its limit has units. Merging the oldest ones
+//! would be wrong after a refund, so the log grows. A storage with a maximum value size then fails
+//! to settle, and the estimate stays.
+//!
+//! A log of up to 128 entries stays a ring, because a hit on a ring needs fewer instructions than
+//! one on chunks. In chunks, a log of 1,000 or more entries takes at most six bytes for each.
 
 mod chunks;
 #[cfg(test)]
