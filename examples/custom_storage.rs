@@ -44,11 +44,18 @@ impl CasStorage for Texts {
     type Error = Infallible;
     type Version = u64;
 
-    async fn load(&self, key: &str) -> Result<Loaded<u64>, Infallible> {
+    async fn load(&self, key: &str, _: Instant) -> Result<Loaded<u64>, Infallible> {
         Ok(self.lock().load(key))
     }
 
-    async fn swap(&self, key: &str, version: &u64, text: &str, keep: Duration) -> Result<Swapped<u64>, Infallible> {
+    async fn swap(
+        &self,
+        key: &str,
+        version: &u64,
+        text: &str,
+        keep: Duration,
+        _: Instant,
+    ) -> Result<Swapped<u64>, Infallible> {
         // The lock makes the comparison and the write one atomic step.
         let mut inner = self.lock();
         let current = inner.load(key);

@@ -80,6 +80,7 @@
 //! | `etcd`, `etcd-rustls` | `EtcdStorage`, and `etcds://` URLs |
 //! | `serde` | [`Quota`], [`Policy`], [`Headers`], [`OnError`] and [`StorageUrl`](storage::StorageUrl) as strings |
 //! | `postgres`, `postgres-rustls` | `PostgresStorage`, and `sslmode=require` in its URL |
+//! | `deadpool-postgres` | `PostgresStorage::from_pool`, on a pool of the crate `deadpool-postgres` 0.14 |
 //! | `sqlite` | `SqliteStorage`, a file that survives restarts; compiles SQLite, which needs a C compiler |
 //! | `testing` | property tests for custom strategies and storages |
 //!

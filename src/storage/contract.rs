@@ -272,37 +272,65 @@ pub(crate) fn layers(storage: &dyn Storage) -> impl Iterator<Item = &dyn Storage
     successors(Some(storage), |storage| storage.wrapped())
 }
 
+/// Forwards the methods of [`Storage`] to another storage.
+macro_rules! forward_storage {
+    ($self:ident => $other:expr) => {
+        #[inline]
+        fn decide(
+            &$self,
+            request: $crate::storage::StorageRequest<'_>,
+        ) -> $crate::storage::StorageFuture<$crate::decision::Decision> {
+            $other.decide(request)
+        }
+
+        #[inline]
+        fn try_admit(
+            &$self,
+            request: $crate::storage::StorageRequest<'_>,
+            summary: Option<&mut $crate::storage::Summary>,
+        ) -> bool {
+            $other.try_admit(request, summary)
+        }
+
+        fn clear(
+            &$self,
+            policy: &$crate::policy::Policy,
+            key: &$crate::key::Key,
+        ) -> $crate::storage::StorageFuture<()> {
+            $other.clear(policy, key)
+        }
+
+        fn settle(
+            &$self,
+            policy: &$crate::policy::Policy,
+            key: &$crate::key::Key,
+            decision: &$crate::decision::Decision,
+            actual: u32,
+        ) -> $crate::storage::StorageFuture<()> {
+            $other.settle(policy, key, decision, actual)
+        }
+
+        fn check(&$self) -> $crate::storage::StorageFuture<()> {
+            $other.check()
+        }
+
+        fn clear_all(&$self) -> $crate::storage::StorageFuture<u64> {
+            $other.clear_all()
+        }
+
+        fn validate(&$self, policy: &$crate::policy::Policy) -> Result<(), $crate::error::ConfigError> {
+            $other.validate(policy)
+        }
+
+        fn wrapped(&$self) -> Option<&dyn $crate::storage::Storage> {
+            $other.wrapped()
+        }
+    };
+}
+
+#[cfg(any(feature = "memcached", feature = "etcd", feature = "postgres"))]
+pub(super) use forward_storage;
+
 impl<St: Storage + ?Sized> Storage for Arc<St> {
-    fn decide(&self, request: StorageRequest<'_>) -> StorageFuture<Decision> {
-        (**self).decide(request)
-    }
-
-    #[inline]
-    fn try_admit(&self, request: StorageRequest<'_>, summary: Option<&mut Summary>) -> bool {
-        (**self).try_admit(request, summary)
-    }
-
-    fn clear(&self, policy: &Policy, key: &Key) -> StorageFuture<()> {
-        (**self).clear(policy, key)
-    }
-
-    fn settle(&self, policy: &Policy, key: &Key, decision: &Decision, actual: u32) -> StorageFuture<()> {
-        (**self).settle(policy, key, decision, actual)
-    }
-
-    fn check(&self) -> StorageFuture<()> {
-        (**self).check()
-    }
-
-    fn clear_all(&self) -> StorageFuture<u64> {
-        (**self).clear_all()
-    }
-
-    fn validate(&self, policy: &Policy) -> Result<(), ConfigError> {
-        (**self).validate(policy)
-    }
-
-    fn wrapped(&self) -> Option<&dyn Storage> {
-        (**self).wrapped()
-    }
+    forward_storage!(self => (**self));
 }

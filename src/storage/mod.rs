@@ -43,7 +43,6 @@ mod contract;
 mod counters;
 #[cfg(any(feature = "redis", feature = "etcd"))]
 mod credentials;
-mod deadline;
 mod error;
 #[cfg(feature = "etcd")]
 mod etcd;
@@ -61,6 +60,7 @@ mod postgres;
 #[cfg(feature = "redis")]
 mod redis;
 mod refusal_cache;
+mod settings;
 #[cfg(feature = "sqlite")]
 mod sqlite;
 mod storage_url;

@@ -26,6 +26,13 @@ pub(super) fn prefix(prefix: &str) -> Arc<str> {
     prefix.replace('%', "%25").replace(':', "%3A").into()
 }
 
+/// Returns the first text after all keys that begin with `prefix`, which ends with `:`. The next
+/// character in ASCII is `;`.
+#[cfg(any(feature = "etcd", feature = "postgres"))]
+pub(super) fn after(prefix: &str) -> String {
+    format!("{};", prefix.strip_suffix(':').unwrap_or(prefix))
+}
+
 /// Shortens an ASCII name of more than `max_len` bytes to its beginning, `#` and the MD5 of the
 /// whole name. Names that are not shortened contain no `#`.
 ///
@@ -49,6 +56,13 @@ pub(super) fn tag(policy: &Policy, position: usize) -> String {
     escape(limit.strategy().name(), "-._~", &mut tag);
     write!(tag, "/{}", limit.quota().period_micros()).expect("writing to a string does not fail");
     tag
+}
+
+/// Percent-encodes a value for a URL.
+pub(super) fn encoded(value: &str) -> String {
+    let mut text = String::with_capacity(value.len());
+    escape(value, "-._~", &mut text);
+    text
 }
 
 /// Percent-encodes all bytes except letters, digits and those in `plain`.

@@ -1,7 +1,7 @@
 use std::fmt;
 use std::str::FromStr;
 
-use super::AnyStorage;
+use super::{AnyStorage, names};
 use crate::error::ConfigError;
 
 /// The URL of a storage, as a field of a configuration type. It is validated when it is parsed.
@@ -55,7 +55,7 @@ impl StorageUrl {
     /// contains the option already.
     pub fn with(&self, option: &str, value: impl fmt::Display) -> Result<Self, ConfigError> {
         let separator = if self.0.contains('?') { '&' } else { '?' };
-        format!("{}{separator}{option}={}", self.0, encoded(&value.to_string())).parse()
+        format!("{}{separator}{option}={}", self.0, names::encoded(&value.to_string())).parse()
     }
 
     /// Returns the whole URL, including a password.
@@ -75,11 +75,6 @@ impl FromStr for StorageUrl {
         url.parse::<AnyStorage>()?;
         Ok(Self(url.into()))
     }
-}
-
-/// Percent-encodes the value of an option.
-pub(super) fn encoded(value: &str) -> String {
-    value.bytes().fold(String::new(), |text, byte| text + &format!("%{byte:02X}"))
 }
 
 impl fmt::Display for StorageUrl {

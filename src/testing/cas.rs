@@ -134,7 +134,7 @@ impl<S: CasStorage> Store<S> {
     }
 
     async fn load(&self, key: &str) -> Loaded<S::Version> {
-        let loaded = self.store.load(key).await.map_err(failed);
+        let loaded = self.store.load(key, Instant::now() + LONG).await.map_err(failed);
         loaded.unwrap_or_else(|error| panic!("law {}: {error}", self.law))
     }
 
@@ -143,7 +143,7 @@ impl<S: CasStorage> Store<S> {
     }
 
     async fn swap(&self, key: &str, version: &S::Version, text: &str, keep: Duration) -> Swapped<S::Version> {
-        let swapped = self.store.swap(key, version, text, keep).await.map_err(failed);
+        let swapped = self.store.swap(key, version, text, keep, Instant::now() + LONG).await.map_err(failed);
         swapped.unwrap_or_else(|error| panic!("law {}: {error}", self.law))
     }
 

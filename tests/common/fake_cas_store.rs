@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use tokio::task::yield_now;
 use tower_ratelimit::storage::{CasStorage, Clock, Loaded, ManualClock, Swapped};
@@ -269,7 +269,7 @@ impl CasStorage for FakeCasStore {
     type Error = BoxError;
     type Version = u64;
 
-    async fn load(&self, key: &str) -> Result<Loaded<u64>, BoxError> {
+    async fn load(&self, key: &str, _: Instant) -> Result<Loaded<u64>, BoxError> {
         self.0.loads.fetch_add(1, Ordering::SeqCst);
         self.answer().await?;
         let loaded = self.loaded(self.current(key));
@@ -280,7 +280,14 @@ impl CasStorage for FakeCasStore {
         Ok(loaded)
     }
 
-    async fn swap(&self, key: &str, version: &u64, text: &str, keep: Duration) -> Result<Swapped<u64>, BoxError> {
+    async fn swap(
+        &self,
+        key: &str,
+        version: &u64,
+        text: &str,
+        keep: Duration,
+        _: Instant,
+    ) -> Result<Swapped<u64>, BoxError> {
         let number = self.0.swaps.fetch_add(1, Ordering::SeqCst) + 1;
         while (1..=number).contains(&self.0.swaps_hang_from.load(Ordering::SeqCst)) {
             tokio::time::sleep(Duration::from_millis(1)).await;
@@ -307,7 +314,7 @@ impl CasStorage for FakeCasStore {
         Ok(swapped)
     }
 
-    async fn check(&self) -> Result<(), BoxError> {
+    async fn check(&self, _: Instant) -> Result<(), BoxError> {
         self.answer().await
     }
 

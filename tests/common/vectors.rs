@@ -17,6 +17,9 @@ use tower_ratelimit::{
     RateLimiter, SlidingWindowCounter, Storage, Timestamp, TokenBucket,
 };
 
+#[cfg(feature = "servers")]
+use crate::servers::{with_option, with_timeout};
+
 pub type Error = tower_ratelimit::BoxError;
 
 /// The number of steps in all files together.
@@ -59,12 +62,13 @@ enum Kind {
     Memory,
     #[cfg(feature = "servers")]
     Redis(RedisStorage),
+    /// The URL.
     #[cfg(feature = "servers")]
-    Memcached(MemcachedStorage),
+    Memcached(String),
     #[cfg(feature = "servers")]
-    Etcd(EtcdStorage),
+    Etcd(String),
     #[cfg(feature = "servers")]
-    Postgres(PostgresStorage),
+    Postgres(String),
     #[cfg(feature = "servers")]
     Sqlite(SqliteStorage),
 }
@@ -80,18 +84,16 @@ impl ReplayTarget {
     ///
     /// Returns an error if the URL is invalid, or if its storage was not compiled in.
     pub fn at(url: &str) -> Result<Self, Error> {
+        #[cfg(feature = "servers")]
+        let with_options = || with_option(&with_timeout(url, TIMEOUT), "long-logs", "allow");
         let kind = match url {
             "memory://" => Kind::Memory,
             #[cfg(feature = "servers")]
-            _ if url.starts_with("etcd") => Kind::Etcd(EtcdStorage::new(url)?.timeout(TIMEOUT).allow_long_logs()),
+            _ if url.starts_with("etcd") => Kind::Etcd(with_options()),
             #[cfg(feature = "servers")]
-            _ if url.starts_with("memcached") => {
-                Kind::Memcached(MemcachedStorage::new(url)?.timeout(TIMEOUT).allow_long_logs())
-            }
+            _ if url.starts_with("memcached") => Kind::Memcached(with_options()),
             #[cfg(feature = "servers")]
-            _ if url.starts_with("postgres") => {
-                Kind::Postgres(PostgresStorage::new(url)?.timeout(TIMEOUT).allow_long_logs())
-            }
+            _ if url.starts_with("postgres") => Kind::Postgres(with_option(&with_options(), "connections", 1)),
             #[cfg(feature = "servers")]
             _ if url.starts_with("sqlite") => Kind::Sqlite(SqliteStorage::new(url)?.timeout(TIMEOUT)),
             #[cfg(feature = "servers")]
@@ -114,7 +116,7 @@ impl ReplayTarget {
     /// Creates an empty storage with this clock. On a server, each scenario has its own key prefix.
     fn storage(&self, scenario: &str, clock: ManualClock) -> Result<AnyStorage, Error> {
         #[cfg(feature = "servers")]
-        let prefix = prefix(scenario);
+        let (prefix, with_prefix) = (prefix(scenario), |url: &str| with_option(url, "prefix", prefix(scenario)));
         #[cfg(not(feature = "servers"))]
         let _ = scenario;
         Ok(match &self.kind {
@@ -122,11 +124,11 @@ impl ReplayTarget {
             #[cfg(feature = "servers")]
             Kind::Redis(server) => AnyStorage::new(server.clone().prefix(&prefix).clock(clock)),
             #[cfg(feature = "servers")]
-            Kind::Memcached(servers) => AnyStorage::new(servers.clone().prefix(&prefix).clock(clock)),
+            Kind::Memcached(url) => AnyStorage::new(MemcachedStorage::new(&with_prefix(url))?.clock(clock)),
             #[cfg(feature = "servers")]
-            Kind::Etcd(members) => AnyStorage::new(members.clone().prefix(&prefix).clock(clock)),
+            Kind::Etcd(url) => AnyStorage::new(EtcdStorage::new(&with_prefix(url))?.clock(clock)),
             #[cfg(feature = "servers")]
-            Kind::Postgres(server) => AnyStorage::new(server.clone().prefix(&prefix).clock(clock)),
+            Kind::Postgres(url) => AnyStorage::new(PostgresStorage::new(&with_prefix(url))?.clock(clock)),
             #[cfg(feature = "servers")]
             Kind::Sqlite(file) => AnyStorage::new(file.clone().prefix(&prefix).clock(clock)),
         })

@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use common::fake_cas_store::FakeCasStore;
 use common::{Foreign, policy};
@@ -56,17 +56,24 @@ impl CasStorage for Recalling {
     type Error = BoxError;
     type Version = u64;
 
-    async fn load(&self, key: &str) -> Result<Loaded<u64>, BoxError> {
-        let loaded = self.store.load(key).await?;
+    async fn load(&self, key: &str, deadline: Instant) -> Result<Loaded<u64>, BoxError> {
+        let loaded = self.store.load(key, deadline).await?;
         self.loaded.lock().unwrap().insert(key.to_owned(), loaded.clone());
         Ok(loaded)
     }
 
-    async fn swap(&self, key: &str, version: &u64, text: &str, keep: Duration) -> Result<Swapped<u64>, BoxError> {
+    async fn swap(
+        &self,
+        key: &str,
+        version: &u64,
+        text: &str,
+        keep: Duration,
+        deadline: Instant,
+    ) -> Result<Swapped<u64>, BoxError> {
         self.loaded.lock().unwrap().remove(key);
-        let swapped = self.store.swap(key, version, text, keep).await?;
+        let swapped = self.store.swap(key, version, text, keep, deadline).await?;
         if matches!(swapped, Swapped::Stored) {
-            self.load(key).await?;
+            self.load(key, deadline).await?;
         }
         Ok(swapped)
     }

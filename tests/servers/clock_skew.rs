@@ -4,7 +4,7 @@
 use std::time::{Duration, Instant};
 
 use common::policy;
-use common::servers::{Etcd, Memcached};
+use common::servers::{Etcd, Memcached, with_timeout};
 use futures_util::future::join_all;
 use tokio::task::JoinSet;
 use tower_ratelimit::storage::{Clock, EtcdStorage, MemcachedStorage};
@@ -77,7 +77,7 @@ async fn memcached_enforces_limits_with_any_clock_skew() {
     let server = Memcached::start(&[]);
     let skews = [0, 3, 9, 12, 30, 610, YEAR / SECOND * 10].into_iter().map(async |skew| {
         let url = format!("{}?prefix=p{skew}", server.url());
-        let storage = |ahead| MemcachedStorage::new(&url).unwrap().timeout(LONG).machine_clock(Ahead(ahead));
+        let storage = |ahead| MemcachedStorage::new(&with_timeout(&url, LONG)).unwrap().machine_clock(Ahead(ahead));
         let skew = skew * SECOND / 10;
         // The server's time corrects all but a second and a half.
         assert_promise(skew, skew.min(3 * SECOND / 2), storage).await;
@@ -91,7 +91,7 @@ async fn etcd_enforces_limits_with_any_clock_skew() {
     // One after another, because a member stores some hundreds of hits per second.
     for skew in [0, 30, 70, 610, YEAR / SECOND * 10] {
         let url = format!("{}?prefix=p{skew}", etcd.url());
-        let storage = |ahead| EtcdStorage::new(&url).unwrap().timeout(LONG).clock(Ahead(ahead));
+        let storage = |ahead| EtcdStorage::new(&with_timeout(&url, LONG)).unwrap().clock(Ahead(ahead));
         // Each of the two faster clocks adds at most a quota, which is less than that of a second.
         let skew = skew * SECOND / 10;
         assert_promise(skew, skew.min(2 * SECOND), storage).await;
@@ -106,7 +106,8 @@ async fn memcached_enforces_long_periods_although_a_clock_is_a_year_ahead() {
         ["fixed-window 1/year", "token-bucket 1/year", "moving-window 1 per 60 days"].into_iter().enumerate()
     {
         let limiters = [0, YEAR].map(|ahead| {
-            let storage = MemcachedStorage::new(&server.url()).unwrap().timeout(LONG).machine_clock(Ahead(ahead));
+            let storage =
+                MemcachedStorage::new(&with_timeout(&server.url(), LONG)).unwrap().machine_clock(Ahead(ahead));
             RateLimiter::with_storage(policy(text).with_name(format!("long{number}")), storage)
         });
         let key = Key::from("k");

@@ -5,7 +5,7 @@ use std::net::TcpStream;
 use std::time::Duration;
 
 use common::servers::storage::RUNTIME;
-use common::servers::{Etcd, Memcached, Postgres, Server};
+use common::servers::{Etcd, Memcached, Postgres, Server, with_timeout};
 use common::{EVERY_STRATEGY, foreign, policy};
 use tower_ratelimit::storage::{EtcdStorage, MemcachedStorage, PostgresStorage, RedisStorage, StorageRequest};
 use tower_ratelimit::{Key, Op, Policy, Storage};
@@ -60,7 +60,7 @@ fn redis_hit_takes_one_round_trip_or_two_if_the_strategy_has_no_script() {
 #[test]
 fn memcached_hit_takes_two_round_trips_or_one_if_the_state_does_not_change() {
     let server = Memcached::start(&[]);
-    let storage = MemcachedStorage::new(&server.url()).unwrap().timeout(LONG);
+    let storage = MemcachedStorage::new(&with_timeout(&server.url(), LONG)).unwrap();
     let count = || server.stat("cmd_get") + server.stat("cmd_set");
     for policy in policies().chain([foreign(3)]) {
         let refused = if counts_refusals(&policy) { 2 } else { 1 };
@@ -71,7 +71,7 @@ fn memcached_hit_takes_two_round_trips_or_one_if_the_state_does_not_change() {
 #[test]
 fn etcd_hit_takes_two_round_trips_or_one_if_the_state_does_not_change() {
     let etcd = Etcd::start(1);
-    let storage = EtcdStorage::new(&etcd.url()).unwrap().timeout(LONG);
+    let storage = EtcdStorage::new(&with_timeout(&etcd.url(), LONG)).unwrap();
     let count = || {
         let mut stream = TcpStream::connect(etcd.hosts()).unwrap();
         write!(stream, "GET /metrics HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n").unwrap();
@@ -93,7 +93,7 @@ fn etcd_hit_takes_two_round_trips_or_one_if_the_state_does_not_change() {
 fn postgres_decision_after_the_first_hit_takes_one_round_trip() {
     let server = Postgres::start(&["shared_preload_libraries=pg_stat_statements"]);
     server.ask("CREATE EXTENSION pg_stat_statements");
-    let storage = PostgresStorage::new(&server.url()).unwrap().timeout(LONG);
+    let storage = PostgresStorage::new(&with_timeout(&server.url(), LONG)).unwrap();
     // The first hit loads the server's time.
     let _ = RUNTIME.block_on(storage.decide(StorageRequest::new(&foreign(3), &Key::from("first"), Op::Hit, 1)));
     // Sweeps run in the background, so they do not count.

@@ -3,19 +3,20 @@
 use crate::storage::text::UnknownVersion;
 use crate::storage::{StorageError, StorageErrorKind};
 
-/// Creates the error of a timeout. `sent` is `true` if a swap was sent, which the store may have
-/// executed.
-pub(super) fn late(sent: bool) -> StorageError {
+/// Creates the error of a timeout of `store`. `sent` is `true` if a swap was sent, which the store
+/// may have executed.
+pub(super) fn late(store: &str, sent: bool) -> StorageError {
     let message = if sent {
-        "the store did not confirm a swap within the timeout: the call may have been executed"
+        format!("{store} did not confirm a swap within the timeout: the call may have been executed")
     } else {
-        "the store did not return the state within the timeout"
+        format!("{store} did not return the state within the timeout")
     };
     StorageError::new(StorageErrorKind::Timeout, message).with_may_have_counted(sent)
 }
 
-pub(super) fn check_timed_out() -> StorageError {
-    StorageError::new(StorageErrorKind::Timeout, "the store did not answer a check within the timeout").uncounted()
+pub(super) fn check_timed_out(store: &str) -> StorageError {
+    StorageError::new(StorageErrorKind::Timeout, format!("{store} did not answer a check within the timeout"))
+        .uncounted()
 }
 
 pub(super) fn contended() -> StorageError {

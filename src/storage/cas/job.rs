@@ -3,6 +3,7 @@
 //! A hit is refused as contended only if the store cannot execute it anymore. If a swap with the
 //! hit was sent and has no result, its caller gets an error for which `may_have_counted` is `true`.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::time::Instant;
@@ -45,6 +46,8 @@ pub(super) struct Job {
     pub(super) timeout: Duration,
     /// The number of lost swaps.
     lost: u32,
+    /// The name of the store, for errors.
+    store: Arc<str>,
 }
 
 /// The caller's side of a call. The job is executed even if this is dropped.
@@ -54,15 +57,17 @@ pub(super) struct JobWaiter {
     command: Command,
     caller: Caller<JobResult>,
     deadline: Instant,
+    store: Arc<str>,
 }
 
 impl Job {
-    /// Creates both sides of a call that times out after `timeout`.
-    pub(super) fn new(policy: &Policy, command: Command, timeout: Duration) -> (Self, JobWaiter) {
+    /// Creates both sides of a call that times out after `timeout`. Errors name `store`.
+    pub(super) fn new(policy: &Policy, command: Command, timeout: Duration, store: &Arc<str>) -> (Self, JobWaiter) {
         let (ticket, caller) = Ticket::new();
-        let (policy, deadline) = (policy.clone(), Instant::now() + timeout);
-        let waiting = JobWaiter { policy: policy.clone(), command: command.clone(), caller, deadline };
-        (Self { policy, command, ticket, deadline, timeout, lost: 0 }, waiting)
+        let (policy, deadline, store) = (policy.clone(), Instant::now() + timeout, Arc::clone(store));
+        let waiting =
+            JobWaiter { policy: policy.clone(), command: command.clone(), caller, deadline, store: Arc::clone(&store) };
+        (Self { policy, command, ticket, deadline, timeout, lost: 0, store }, waiting)
     }
 
     /// Records that a swap with this job was lost.
@@ -92,7 +97,7 @@ impl Job {
         if self.lost < MAX_LOST_SWAPS && Instant::now() + least < self.deadline {
             return Some(self);
         }
-        self.ticket.answer(unfinished_answer(&self.policy, &self.command, &stage));
+        self.ticket.answer(unfinished_answer(&self.policy, &self.command, &stage, &self.store));
         None
     }
 }
@@ -103,7 +108,7 @@ impl JobWaiter {
         match self.caller.wait(self.deadline).await {
             Ok(answer) => answer,
             Err(Unanswered::Dropped) => Err(error::cancelled()),
-            Err(Unanswered::Late(stage)) => unfinished_answer(&self.policy, &self.command, &stage),
+            Err(Unanswered::Late(stage)) => unfinished_answer(&self.policy, &self.command, &stage, &self.store),
         }
     }
 }
@@ -111,13 +116,13 @@ impl JobWaiter {
 /// Returns the answer to a job that ends without a result: at its deadline, or after too many lost
 /// swaps. If a sent swap may have stored it, the answer is an error, because a refusal would mean
 /// that nothing was spent.
-fn unfinished_answer(policy: &Policy, command: &Command, stage: &Stage) -> JobResult {
+fn unfinished_answer(policy: &Policy, command: &Command, stage: &Stage, store: &str) -> JobResult {
     match (stage.contended, command) {
-        _ if stage.is_begun => Err(error::late(true)),
+        _ if stage.is_begun => Err(error::late(store, true)),
         (Some(at), Command::Hit(cost) | Command::Charge(cost)) => {
             Ok(Some(policy.refuse(at, *cost, RETRY_AFTER).contended()))
         }
         (Some(_), _) => Err(error::contended()),
-        (None, _) => Err(error::late(false)),
+        (None, _) => Err(error::late(store, false)),
     }
 }

@@ -3,10 +3,10 @@
 mod batch;
 mod error;
 mod job;
-mod known;
-mod max_len;
 mod pause;
 mod queues;
+#[cfg(any(feature = "memcached", feature = "etcd", feature = "postgres"))]
+mod server;
 mod shared;
 pub(super) mod skew;
 mod storage;
@@ -14,12 +14,14 @@ mod worker;
 
 use std::fmt;
 use std::future::ready;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 #[cfg(feature = "sqlite")]
 pub(super) use self::batch::Batch;
 #[cfg(feature = "sqlite")]
 pub(super) use self::job::Command;
+#[cfg(any(feature = "memcached", feature = "etcd", feature = "postgres"))]
+pub(super) use self::server::{ServerCas, ServerStore, forward_to_server_cas};
 pub use self::storage::Cas;
 use crate::error::BoxError;
 use crate::time::Timestamp;
@@ -34,8 +36,10 @@ use crate::time::Timestamp;
 /// another process stores in between is lost. `testing::CasLaws` (feature `testing`) tests an
 /// implementation.
 ///
-/// [`Cas`] drops the future of a [`load`](Self::load), [`swap`](Self::swap) or
-/// [`check`](Self::check) that exceeds its timeout.
+/// [`load`](Self::load), [`swap`](Self::swap) and [`check`](Self::check) get a deadline. [`Cas`]
+/// drops their futures shortly afterwards, when the [timeout](Cas::timeout) of the call has passed.
+/// A store that gives up at the deadline can return an error that names the server. Any other store
+/// can ignore it.
 ///
 /// # Examples
 ///
@@ -43,7 +47,7 @@ use crate::time::Timestamp;
 /// use std::collections::HashMap;
 /// use std::convert::Infallible;
 /// use std::sync::{Arc, Mutex};
-/// use std::time::Duration;
+/// use std::time::{Duration, Instant};
 /// use tower_ratelimit::storage::{Cas, CasStorage, Loaded, Swapped};
 /// use tower_ratelimit::{Key, Quota, RateLimiter};
 ///
@@ -55,12 +59,19 @@ use crate::time::Timestamp;
 ///     type Error = Infallible;
 ///     type Version = u64;
 ///
-///     async fn load(&self, key: &str) -> Result<Loaded<u64>, Infallible> {
+///     async fn load(&self, key: &str, _: Instant) -> Result<Loaded<u64>, Infallible> {
 ///         let (text, version) = self.0.lock().unwrap().get(key).cloned().unwrap_or_default();
 ///         Ok(Loaded { text, version, now: None })
 ///     }
 ///
-///     async fn swap(&self, key: &str, version: &u64, text: &str, _: Duration) -> Result<Swapped<u64>, Infallible> {
+///     async fn swap(
+///         &self,
+///         key: &str,
+///         version: &u64,
+///         text: &str,
+///         _keep: Duration,
+///         _deadline: Instant,
+///     ) -> Result<Swapped<u64>, Infallible> {
 ///         let mut texts = self.0.lock().unwrap();
 ///         let stored = texts.entry(key.to_owned()).or_default();
 ///         if stored.1 != *version {
@@ -98,7 +109,11 @@ pub trait CasStorage: Clone + fmt::Debug + Send + Sync + 'static {
     /// # Errors
     ///
     /// Returns an error if the store cannot be read.
-    fn load(&self, key: &str) -> impl Future<Output = Result<Loaded<Self::Version>, Self::Error>> + Send;
+    fn load(
+        &self,
+        key: &str,
+        deadline: Instant,
+    ) -> impl Future<Output = Result<Loaded<Self::Version>, Self::Error>> + Send;
 
     /// Stores `text` if the version of the key's text is still `version`. An empty text removes the
     /// key. The store must keep the text for at least `keep`, and should remove it soon afterwards.
@@ -115,6 +130,7 @@ pub trait CasStorage: Clone + fmt::Debug + Send + Sync + 'static {
         version: &Self::Version,
         text: &str,
         keep: Duration,
+        deadline: Instant,
     ) -> impl Future<Output = Result<Swapped<Self::Version>, Self::Error>> + Send;
 
     /// Checks that the store is reachable. [`Storage::check`](crate::Storage::check) of [`Cas`]
@@ -123,7 +139,8 @@ pub trait CasStorage: Clone + fmt::Debug + Send + Sync + 'static {
     /// # Errors
     ///
     /// Returns an error if the store is not reachable.
-    fn check(&self) -> impl Future<Output = Result<(), Self::Error>> + Send {
+    fn check(&self, deadline: Instant) -> impl Future<Output = Result<(), Self::Error>> + Send {
+        let _ = deadline;
         ready(Ok(()))
     }
 

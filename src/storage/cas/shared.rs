@@ -1,7 +1,7 @@
 //! The state that all handles to a store share.
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use super::Loaded;
 use super::queues::Queues;
@@ -9,9 +9,17 @@ use super::skew::{Skew, View};
 use crate::storage::Clock;
 use crate::time::Timestamp;
 
+/// Returns the deadline of the store for a call that begins now and times out after `timeout`. The
+/// rest of the time is for the error of the store, which names its server.
+pub(super) fn store_deadline(timeout: Duration) -> Instant {
+    (tokio::time::Instant::now() + timeout * 15 / 16).into_std()
+}
+
 /// The store, the queues and the settings.
 pub(super) struct CasShared<S> {
     pub(super) store: S,
+    /// The name of the store, for errors.
+    pub(super) name: Arc<str>,
     pub(super) queues: Queues,
     pub(super) skew: Skew,
     time: Time,
@@ -27,8 +35,8 @@ pub(super) enum Time {
 }
 
 impl<S> CasShared<S> {
-    pub(super) fn new(store: S, time: Time, skew: Skew) -> Self {
-        Self { store, queues: Queues::default(), skew, time }
+    pub(super) fn new(store: S, name: Arc<str>, time: Time, skew: Skew) -> Self {
+        Self { store, name, queues: Queues::default(), skew, time }
     }
 
     /// Returns a new handle to the same store, with empty queues. If `time` is `None`, keeps the
@@ -37,13 +45,14 @@ impl<S> CasShared<S> {
     where
         S: Clone,
     {
-        Self::new(self.store.clone(), time.unwrap_or_else(|| self.time.clone()), Skew::new(max_skew))
+        let (name, time) = (Arc::clone(&self.name), time.unwrap_or_else(|| self.time.clone()));
+        Self::new(self.store.clone(), name, time, Skew::new(max_skew))
     }
 
     /// Returns a handle to another store with the same settings.
     #[cfg(any(feature = "memcached", feature = "etcd", feature = "postgres"))]
     pub(super) fn with_store(&self, store: S) -> Self {
-        Self::new(store, self.time.clone(), Skew::new(self.skew.max()))
+        Self::new(store, Arc::clone(&self.name), self.time.clone(), Skew::new(self.skew.max()))
     }
 
     /// Returns the states of `key` to change, and the instant of the decision.

@@ -8,25 +8,19 @@
 //! the time of the key. So the time of the key goes on by the time that passes on any clock, and
 //! does not jump to the fastest clock again after each decision of a slower one.
 
-use std::sync::Mutex;
+use std::collections::HashMap;
+use std::hash::{BuildHasher, RandomState};
+use std::mem;
+use std::sync::{Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
 use super::error;
-use super::known::{Behind, Known};
 use crate::decision::Decision;
-use crate::error::ConfigError;
 use crate::policy::{Op, Policy};
 use crate::storage::StorageError;
 use crate::storage::text::{self, Head};
 use crate::sync::unpoisoned;
 use crate::time::{Timestamp, micros};
-
-/// The default of `max_skew`. The clocks of machines with NTP differ by less. In the worst case, a
-/// client waits this much too long.
-pub(in crate::storage) const MAX_SKEW: Duration = Duration::from_secs(5);
-
-/// The largest `max_skew`.
-const LONGEST: Duration = Duration::from_secs(86_400);
 
 /// The shortest time between two warnings.
 const WARN_EVERY: Duration = Duration::from_secs(60);
@@ -151,10 +145,67 @@ impl View<'_> {
     }
 }
 
-/// Returns `max`, or an error if it is more than a day.
-pub(in crate::storage) fn checked(max: Duration) -> Result<Duration, ConfigError> {
-    if max <= LONGEST {
-        return Ok(max);
+/// The maximum number of keys in each of the two generations.
+const GENERATION: usize = 8_192;
+
+/// The difference between the time of a key and the clock of this process.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct Behind {
+    /// The [mark](crate::storage::text::Head::mark) of the key's time.
+    mark: u64,
+    /// The microseconds by which the clock is behind the time of the key.
+    micros: u64,
+}
+
+/// The keys that this process decided last, with the differences of their times to its clock.
+#[derive(Debug, Default)]
+struct Known {
+    /// Keys are stored as hashes. The secrets are random, so clients cannot choose keys with equal
+    /// hashes.
+    secrets: RandomState,
+    generations: Mutex<Generations>,
+}
+
+#[derive(Debug, Default)]
+struct Generations {
+    /// When this map is full, it becomes the old generation.
+    new: HashMap<u64, Behind>,
+    old: HashMap<u64, Behind>,
+}
+
+impl Known {
+    fn get(&self, key: &str) -> Option<Behind> {
+        let (hash, generations) = (self.secrets.hash_one(key), self.lock());
+        generations.new.get(&hash).or_else(|| generations.old.get(&hash)).copied()
     }
-    Err(ConfigError::new(format!("invalid max_skew {max:?}: use at most a day, for example Duration::from_secs(5)")))
+
+    fn insert(&self, key: &str, behind: Behind) {
+        let (hash, mut generations) = (self.secrets.hash_one(key), self.lock());
+        if generations.new.len() >= GENERATION && !generations.new.contains_key(&hash) {
+            generations.old = mem::take(&mut generations.new);
+        }
+        generations.new.insert(hash, behind);
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Generations> {
+        unpoisoned(self.generations.lock())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn number_of_keys_is_bounded() {
+        let known = Known::default();
+        for number in 0..3 * GENERATION {
+            known.insert(&number.to_string(), Behind { mark: 1, micros: number as u64 });
+        }
+        let generations = known.lock();
+        assert_eq!(generations.new.len() + generations.old.len(), 2 * GENERATION);
+        drop(generations);
+        assert_eq!(known.get("0"), None);
+        assert_eq!(known.get(&GENERATION.to_string()).map(|behind| behind.micros), Some(GENERATION as u64));
+    }
 }

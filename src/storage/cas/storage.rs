@@ -8,22 +8,17 @@ use tokio::runtime::Handle;
 use tokio::time::timeout;
 
 use super::job::{Command, Job, JobResult};
-use super::shared::{CasShared, Time};
-use super::skew::{self, MAX_SKEW, Skew};
+use super::shared::{CasShared, Time, store_deadline};
+use super::skew::Skew;
 use super::worker::Worker;
-use super::{CasStorage, error, max_len};
+use super::{CasStorage, error};
 use crate::decision::Decision;
 use crate::error::{ConfigError, or_panic};
 use crate::key::Key;
-use crate::policy::{Op, Policy};
+use crate::policy::{Limit, Op, Policy};
 use crate::storage::calls::measured;
-use crate::storage::deadline::{self, DEADLINE};
-use crate::storage::{Clock, Storage, StorageError, StorageFuture, StorageRequest, names};
-
-/// The largest number of log entries of a key, unless long logs are allowed. This many entries take
-/// up to 19 kB.
-#[cfg(any(feature = "memcached", feature = "etcd", feature = "postgres"))]
-const LONGEST_LOG: u32 = 1_000;
+use crate::storage::settings::{MAX_SKEW, TIMEOUT, checked_skew, checked_timeout};
+use crate::storage::{Clock, Storage, StorageError, StorageFuture, StorageRequest, names, text};
 
 /// A storage over any store with compare-and-swap. The page of [`CasStorage`] has an example.
 ///
@@ -69,33 +64,22 @@ const LONGEST_LOG: u32 = 1_000;
 /// | any other | The store fails. |
 #[derive(Clone)]
 pub struct Cas<S> {
-    shared: Arc<CasShared<S>>,
-    deadline: Duration,
+    pub(super) shared: Arc<CasShared<S>>,
+    pub(super) timeout: Duration,
+    /// The beginning of each key, for example `rl:`. Empty for custom stores.
+    pub(super) prefix: Arc<str>,
     /// The label `storage` of the metrics.
-    label: &'static str,
+    pub(super) label: &'static str,
     /// The maximum number of log entries that a policy may keep per key, or `None` if the number is
     /// not limited.
-    longest_log: Option<u32>,
+    pub(super) longest_log: Option<u32>,
 }
 
 impl<S: CasStorage> Cas<S> {
     /// Creates a storage over `store`, with the default settings.
     pub fn new(store: S) -> Self {
-        let shared = CasShared::new(store, Time::Store, Skew::new(MAX_SKEW));
-        Self { shared: Arc::new(shared), deadline: DEADLINE, label: "cas", longest_log: None }
-    }
-
-    /// Replaces the store, and keeps the settings.
-    #[cfg(any(feature = "memcached", feature = "etcd", feature = "postgres"))]
-    pub(in crate::storage) fn with_store(self, store: S) -> Self {
-        Self { shared: Arc::new(self.shared.with_store(store)), ..self }
-    }
-
-    /// Accepts or rejects policies that can keep more than 1,000 log entries of a key. Each hit
-    /// loads and stores the whole log, so a long log dominates the cost of a remote store.
-    #[cfg(any(feature = "memcached", feature = "etcd", feature = "postgres"))]
-    pub(in crate::storage) fn long_logs(self, allowed: bool) -> Self {
-        Self { longest_log: (!allowed).then_some(LONGEST_LOG), ..self }
+        let shared = CasShared::new(store, "the store".into(), Time::Store, Skew::new(MAX_SKEW));
+        Self { shared: Arc::new(shared), timeout: TIMEOUT, prefix: "".into(), label: "cas", longest_log: None }
     }
 
     /// Sets the label `storage` of the [metrics](crate::guide::monitoring#metrics) (feature
@@ -113,8 +97,8 @@ impl<S: CasStorage> Cas<S> {
     #[must_use]
     #[track_caller]
     pub fn timeout(self, timeout: Duration) -> Self {
-        or_panic(deadline::checked(timeout));
-        Self { deadline: timeout, ..self }
+        or_panic(checked_timeout(timeout));
+        Self { timeout, ..self }
     }
 
     /// Sets the clock, for example in tests, or on machines with an unreliable clock. Defaults to
@@ -152,7 +136,7 @@ impl<S: CasStorage> Cas<S> {
     #[must_use]
     #[track_caller]
     pub fn max_skew(self, max_skew: Duration) -> Self {
-        let shared = self.shared.with(None, or_panic(skew::checked(max_skew)));
+        let shared = self.shared.with(None, or_panic(checked_skew(max_skew)));
         Self { shared: Arc::new(shared), ..self }
     }
 
@@ -161,20 +145,20 @@ impl<S: CasStorage> Cas<S> {
         &self.shared.store
     }
 
-    /// Returns the number of keys with a worker.
-    #[cfg(any(feature = "memcached", feature = "etcd", feature = "postgres"))]
-    pub(in crate::storage) fn busy_keys(&self) -> usize {
-        self.shared.queues.len()
+    /// Returns the name of the states of `key` in the store.
+    fn key(&self, policy: &Policy, key: &Key) -> String {
+        let name = names::of(policy, key);
+        if self.prefix.is_empty() { name } else { format!("{}{name}", self.prefix) }
     }
 
     /// Executes a command. The job is queued at the first poll.
     fn execute(&self, policy: &Policy, key: &Key, command: Command) -> impl Future<Output = JobResult> + Send + use<S> {
         let (shared, policy, name, timeout) =
-            (Arc::clone(&self.shared), policy.clone(), names::of(policy, key), self.deadline);
+            (Arc::clone(&self.shared), policy.clone(), self.key(policy, key), self.timeout);
         async move {
             let runtime = Handle::try_current().map_err(|_| error::no_runtime())?;
             let place = (runtime.id(), name.into());
-            let (job, waiting) = Job::new(&policy, command, timeout);
+            let (job, waiting) = Job::new(&policy, command, timeout, &shared.name);
             if shared.queues.add(&place, job) {
                 runtime.spawn(Worker::new(Arc::clone(&shared), place).run());
             }
@@ -187,12 +171,13 @@ impl<S: CasStorage> Cas<S> {
         &self,
         request: StorageRequest<'_>,
     ) -> impl Future<Output = Result<Decision, StorageError>> + Send + use<S> {
-        let (shared, deadline) = (Arc::clone(&self.shared), self.deadline);
+        let (shared, within) = (Arc::clone(&self.shared), self.timeout);
         let StorageRequest { policy, key, op, cost } = request;
-        let (policy, name) = (policy.clone(), names::of(policy, key));
+        let (policy, name) = (policy.clone(), self.key(policy, key));
         async move {
             Handle::try_current().map_err(|_| error::no_runtime())?;
-            let loaded = timeout(deadline, shared.store.load(&name)).await.map_err(|_| error::late(false))?;
+            let loaded = timeout(within, shared.store.load(&name, store_deadline(within))).await;
+            let loaded = loaded.map_err(|_| error::late(&shared.name, false))?;
             let loaded = loaded.map_err(|error| StorageError::from_boxed(error).uncounted())?;
             shared.peek(&name, &loaded).peek(&policy, op, cost)
         }
@@ -226,17 +211,18 @@ impl<S: CasStorage> Storage for Cas<S> {
     }
 
     fn check(&self) -> StorageFuture<()> {
-        let (store, deadline) = (self.store().clone(), self.deadline);
+        let (shared, within) = (Arc::clone(&self.shared), self.timeout);
         StorageFuture::new(async move {
             Handle::try_current().map_err(|_| error::no_runtime())?;
-            let checked = timeout(deadline, store.check()).await.map_err(|_| error::check_timed_out())?;
+            let checked = timeout(within, shared.store.check(store_deadline(within))).await;
+            let checked = checked.map_err(|_| error::check_timed_out(&shared.name))?;
             checked.map_err(|error| StorageError::from_boxed(error).uncounted())
         })
     }
 
     fn validate(&self, policy: &Policy) -> Result<(), ConfigError> {
-        self.longest_log.map_or(Ok(()), |max_entries| max_len::check_logs(policy, max_entries))?;
-        self.store().longest().map_or(Ok(()), |longest| max_len::check(policy, longest))
+        self.longest_log.map_or(Ok(()), |max_entries| check_logs(policy, max_entries))?;
+        self.store().longest().map_or(Ok(()), |longest| check_length(policy, longest))
     }
 }
 
@@ -245,8 +231,66 @@ impl<S: fmt::Debug> fmt::Debug for Cas<S> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Cas")
             .field("store", &self.shared.store)
-            .field("timeout", &self.deadline)
+            .field("timeout", &self.timeout)
             .field("busy", &self.shared.queues.len())
             .finish_non_exhaustive()
     }
+}
+
+/// The largest number of bytes per log entry: `,`, an instant, `*` and a number of units.
+const ENTRY: u64 = 19;
+
+/// The largest number of bytes of a limit's entry, without the name of its strategy and its log
+/// entries: brackets, separators, position, period, an instant and two amounts.
+const LIMIT: u64 = 80;
+
+/// Returns an error if the state of a key can grow longer than `longest` bytes.
+fn check_length(policy: &Policy, longest: usize) -> Result<(), ConfigError> {
+    let available = u64::try_from(longest).unwrap_or(u64::MAX);
+    let all: u64 = text::LONGEST_HEAD + policy.limits().iter().map(max_bytes).sum::<u64>();
+    if all <= available {
+        return Ok(());
+    }
+    let largest = policy.limits().iter().max_by_key(|limit| max_bytes(limit));
+    let advice = match largest.map(|limit| (limit, entries(limit))) {
+        Some((limit, entries @ 1..)) => {
+            let others = all - ENTRY * entries;
+            format!(
+                "an amount of at most {} in \"{limit}\", or a strategy with a smaller state, \
+                 for example \"sliding-window-counter {}\"",
+                available.saturating_sub(others) / ENTRY,
+                limit.quota()
+            )
+        }
+        _ => "fewer limits".to_owned(),
+    };
+    Err(ConfigError::new(format!(
+        "\"{policy}\" can need {all} bytes per key, and the storage keeps at most {longest}: use {advice}"
+    )))
+}
+
+/// Returns an error if the logs of the policy can hold more than `max_entries` entries.
+fn check_logs(policy: &Policy, max_entries: u32) -> Result<(), ConfigError> {
+    let all: u64 = policy.limits().iter().map(entries).sum();
+    if all <= u64::from(max_entries) {
+        return Ok(());
+    }
+    let bytes = ENTRY * all;
+    let longest = policy.limits().iter().max_by_key(|limit| entries(limit));
+    let quota = longest.map(|limit| limit.quota().to_string()).unwrap_or_default();
+    Err(ConfigError::new(format!(
+        "\"{policy}\" can keep {all} log entries per key, and each hit would load and store all of them, up to \
+         {bytes} bytes in each direction: use \"sliding-window-counter {quota}\", or allow logs of more than \
+         {max_entries} entries with long-logs=allow in the storage's URL"
+    )))
+}
+
+fn max_bytes(limit: &Limit) -> u64 {
+    // Percent-encoding can turn one byte of the strategy's name into three.
+    let name = 3 * limit.strategy().name().len() as u64;
+    LIMIT + name + ENTRY * entries(limit)
+}
+
+fn entries(limit: &Limit) -> u64 {
+    limit.strategy().log_entries(limit.quota()).into()
 }

@@ -9,9 +9,8 @@ use tokio::time::{Instant, sleep, timeout};
 use super::batch::Batch;
 use super::job::{Job, JobResult};
 use super::queues::Place;
-use super::shared::CasShared;
+use super::shared::{CasShared, store_deadline};
 use super::{CasStorage, Loaded, Swapped, error, pause};
-use crate::error::BoxError;
 use crate::storage::StorageError;
 
 /// The maximum number of retries without a delay.
@@ -141,11 +140,10 @@ impl<S: CasStorage> Worker<S> {
 
     async fn load(&mut self, jobs: &[Job]) -> Result<Loaded<S::Version>, StorageError> {
         let (shared, key) = (Arc::clone(&self.shared), Arc::clone(&self.place.1));
-        let load = shared.store.load(&key);
         let loaded = self
-            .timed(jobs.iter(), load)
+            .timed(jobs.iter(), |deadline| shared.store.load(&key, deadline))
             .await
-            .ok_or(error::late(false))?
+            .ok_or_else(|| error::late(&shared.name, false))?
             .map_err(|error| StorageError::from_boxed(error).uncounted())?;
         self.shared.queues.set_contended(&self.place, self.shared.now(&loaded));
         Ok(loaded)
@@ -162,10 +160,11 @@ impl<S: CasStorage> Worker<S> {
             return Err(error::too_long(text.len(), longest));
         }
         let (shared, key) = (Arc::clone(&self.shared), Arc::clone(&self.place.1));
-        let swap = shared.store.swap(&key, &loaded.version, text, keep);
+        let swap = |deadline| shared.store.swap(&key, &loaded.version, text, keep, deadline);
         let jobs = pending.iter().map(|(job, _)| job);
         let begun = Instant::now();
-        let swapped = self.timed(jobs, swap).await.ok_or(error::late(true))?.map_err(StorageError::from_boxed);
+        let swapped = self.timed(jobs, swap).await.ok_or_else(|| error::late(&shared.name, true))?;
+        let swapped = swapped.map_err(StorageError::from_boxed);
         let is_cancelled = swapped.as_ref().is_err_and(|error| error.is_timeout() && !error.may_have_counted());
         self.blocked = if is_cancelled { begun.elapsed() } else { Duration::ZERO };
         let swapped = swapped?;
@@ -177,13 +176,16 @@ impl<S: CasStorage> Worker<S> {
     ///
     /// The timeout is the longest of the jobs' full timeouts, not of their remaining times: the
     /// store may need all of it to detect a dead server.
-    async fn timed<T, E: Into<BoxError>>(
+    async fn timed<T, E, F>(
         &mut self,
         jobs: impl Iterator<Item = &Job>,
-        call: impl Future<Output = Result<T, E>>,
-    ) -> Option<Result<T, E>> {
+        call: impl FnOnce(std::time::Instant) -> F,
+    ) -> Option<Result<T, E>>
+    where
+        F: Future<Output = Result<T, E>>,
+    {
         let (started, longest) = (Instant::now(), jobs.map(|job| job.timeout).max().unwrap_or_default());
-        let result = timeout(longest, call).await.ok()?;
+        let result = timeout(longest, call(store_deadline(longest))).await.ok()?;
         self.trip = started.elapsed().max(self.trip * 7 / 8);
         Some(result)
     }

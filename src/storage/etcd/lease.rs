@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use super::link::Members;
+use super::members::Members;
 use super::wire::LeaseGrant;
 use crate::storage::StorageError;
 use crate::storage::net::{Reconnecting, Usable};

@@ -1,26 +1,30 @@
-mod access;
-mod decide;
-mod error;
+mod connection;
 mod lease;
-mod link;
+mod members;
 mod store;
-mod url;
 mod wire;
 
-use std::fmt;
-use std::sync::Arc;
 use std::time::Duration;
 
-use tokio::time::Instant;
+use self::connection::Access;
+use self::members::Members;
+use self::store::EtcdStore;
+use crate::error::{BoxError, ConfigError};
+#[cfg(feature = "testing")]
+use crate::storage::Clock;
+#[cfg(feature = "etcd-rustls")]
+use crate::storage::TlsConfig;
+use crate::storage::cas::{ServerCas, forward_to_server_cas};
+use crate::storage::credentials::{Credentials, LoginSource};
+use crate::storage::tls::Tls;
+use crate::storage::url::{self, Authority, CasOptions, Options, Parts, Wrong};
+use crate::storage::{StorageError, names};
 
-use self::lease::Leases;
-use self::link::Members;
-use self::store::Store;
-use self::url::EtcdUrl;
-use crate::error::{ConfigError, or_panic};
-use crate::storage::net::until_ready;
-use crate::storage::url::checked_prefix;
-use crate::storage::{Cas, StorageError, deadline, names};
+const EXAMPLES: &str = "write etcd://host:2379, etcd://host:2379,host:2379 or etcds://host:2379";
+const PORT: u16 = 2_379;
+
+/// The protocol for ALPN, which etcd requires with TLS.
+const HTTP2: Option<&'static [u8]> = Some(b"h2");
 
 /// Shares rate limit states between processes through etcd (3.4 or later).
 ///
@@ -31,11 +35,9 @@ use crate::storage::{Cas, StorageError, deadline, names};
 /// # Examples
 ///
 /// ```
-/// use std::time::Duration;
 /// use tower_ratelimit::storage::EtcdStorage;
 ///
-/// let storage =
-///     EtcdStorage::new("etcd://localhost/?prefix=shop")?.timeout(Duration::from_millis(50));
+/// let storage = EtcdStorage::new("etcd://localhost/?prefix=shop&timeout=50ms")?;
 ///
 /// let error = EtcdStorage::new("http://localhost").unwrap_err();
 /// let expected = "cannot read the URL \"http://localhost\": unknown scheme \"http\"";
@@ -54,8 +56,13 @@ use crate::storage::{Cas, StorageError, deadline, names};
 /// clocks](crate::guide::several_processes#clocks).
 ///
 /// A policy that can keep more than 1,000 log entries per key is rejected when the limiter or layer
-/// is built: see [long logs](crate::guide::several_processes#long-logs). A policy that can keep
-/// more than 1.5 MB per key, about 75,000 entries, is always rejected.
+/// is built, unless [long logs](crate::guide::several_processes#long-logs) are allowed. Each
+/// admitted hit loads and stores the whole log, and etcd keeps old versions until it compacts them:
+/// in a test, `moving-window 5000/day` wrote 41 kB per hit and filled 256 MB in 11,400 hits. A policy
+/// that can keep more than 1.5 MB per key, about 75,000 entries, is always rejected.
+///
+/// [`clear_all`](crate::Storage::clear_all) deletes all keys with the prefix in one call. If that
+/// times out, the keys may have been deleted.
 ///
 /// # Options
 ///
@@ -63,10 +70,10 @@ use crate::storage::{Cas, StorageError, deadline, names};
 ///
 /// | option of the URL | default | meaning |
 /// |---|---|---|
-/// | `prefix` | `rl` | the prefix of all keys |
-/// | `timeout` | `100ms` | the timeout of a call, such as `50ms` or `2s` |
-/// | `max-skew` | `5s` | the largest clock skew, as [`max_skew`](Self::max_skew) |
-/// | `long-logs` | `refuse` | `allow` has the effect of [`allow_long_logs`](Self::allow_long_logs) |
+/// | `prefix` | `rl` | the prefix of all keys: 1 to 64 printable ASCII characters without spaces, `{` and `}`; programs with the same prefix on the same cluster share their counts |
+/// | `timeout` | `100ms` | the timeout of a call, from `1ms` to `3600s` |
+/// | `max-skew` | `5s` | the longest time by which the newest decision on a key may be ahead of this machine's clock, up to `86400s`; if it is further ahead, the process corrects the clock and logs a warning, see [`Cas::max_skew`] |
+/// | `long-logs` | `refuse` | `allow` accepts policies that can keep more than 1,000 log entries per key |
 /// | `ca` | the system's certificates | for TLS, a PEM file with the certificates to trust |
 /// | `cert`, `key` | none | for TLS, PEM files with a client certificate and its private key |
 ///
@@ -84,10 +91,9 @@ use crate::storage::{Cas, StorageError, deadline, names};
 /// to a member, or fewer while calls time out. A write that etcd may have executed is not retried:
 /// see [`may_have_counted`](StorageError::may_have_counted).
 #[derive(Clone)]
-pub struct EtcdStorage {
-    store: Store,
-    cas: Cas<Store>,
-}
+pub struct EtcdStorage(ServerCas<EtcdStore>);
+
+forward_to_server_cas!(EtcdStorage);
 
 impl EtcdStorage {
     /// Creates a storage for the members in `url`. It connects on first use, but with TLS it loads
@@ -99,81 +105,78 @@ impl EtcdStorage {
     /// if a certificate or the private key cannot be loaded. The error quotes the URL without its
     /// login and its options.
     pub fn new(url: &str) -> Result<Self, ConfigError> {
-        let EtcdUrl { members, access, prefix, deadline, long_logs, max_skew } = EtcdUrl::parse(url)?;
-        let (members, leases) = (Members::new(members, access), Arc::new(Leases::new()));
-        let store = Store { members, leases, prefix: names::prefix(&prefix), deadline };
-        let cas = Cas::new(store.clone()).metrics_label(LABEL).timeout(deadline).max_skew(max_skew);
-        Ok(Self { store, cas: cas.long_logs(long_logs) })
+        let (members, options) = url::read(url, EXAMPLES, read)?;
+        Ok(Self(ServerCas::new(EtcdStore::new(members), &options)))
     }
 
-    fn with_changed_store(self) -> Self {
-        Self { cas: self.cas.with_store(self.store.clone()), ..self }
-    }
-
-    /// Sets the prefix of all keys. Overrides the URL. Defaults to `rl`.
+    /// Sets a provider of credentials, which the storage calls for each new connection. Overrides
+    /// the user and the password in the URL.
     ///
-    /// Programs with the same prefix on the same etcd cluster share their counts.
+    /// Use it for passwords that rotate. etcd revokes the tokens of a user whose password changes.
+    /// The storage then reconnects with new credentials. If the provider fails, the attempt to
+    /// connect fails too, and later calls retry it.
     ///
-    /// # Panics
+    /// An attempt to connect, including the provider, is aborted after one second. The guide on
+    /// [deploying](crate::guide::deploying#logins-that-rotate) has more details.
     ///
-    /// Panics if `prefix` is not 1 to 64 printable ASCII characters, or contains a space, `{` or
-    /// `}`.
+    /// Call this method before the first decision, because the returned storage opens new
+    /// connections.
+    ///
+    /// ```
+    /// use tower_ratelimit::storage::{Credentials, EtcdStorage};
+    ///
+    /// let storage = EtcdStorage::new("etcd://one,two,three")?.credentials(|| async {
+    ///     let password = std::fs::read_to_string("/run/secrets/etcd-password")?;
+    ///     Ok(Credentials::new("ratelimit", password.trim_end()))
+    /// });
+    /// # Ok::<(), tower_ratelimit::ConfigError>(())
+    /// ```
     #[must_use]
-    #[track_caller]
-    pub fn prefix(mut self, prefix: &str) -> Self {
-        or_panic(checked_prefix(prefix));
-        self.store.prefix = names::prefix(prefix);
-        self.with_changed_store()
+    pub fn credentials<F, Fut>(self, provider: F) -> Self
+    where
+        F: Fn() -> Fut + Send + Sync + 'static,
+        Fut: Future<Output = Result<Credentials, BoxError>> + Send + 'static,
+    {
+        let access = Access { login: LoginSource::provider(provider), ..self.0.store().members.access().clone() };
+        self.with_access(access)
     }
 
-    /// Sets the timeout of a call. Overrides the URL. Defaults to 100 milliseconds.
+    /// Sets the certificates for TLS. Replaces the options `ca`, `cert` and `key` of the URL,
+    /// including those that `config` does not set.
     ///
-    /// # Panics
+    /// With `--client-cert-auth`, etcd takes the user from the common name of the client
+    /// certificate, unless the storage has a login.
     ///
-    /// Panics if `timeout` is less than a millisecond or more than an hour.
-    #[must_use]
-    #[track_caller]
-    pub fn timeout(mut self, timeout: Duration) -> Self {
-        or_panic(deadline::checked(timeout));
-        self.store.deadline = timeout;
-        self.cas = self.cas.timeout(timeout);
-        self.with_changed_store()
+    /// Call this method before the first decision, because the returned storage opens new
+    /// connections.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if
+    ///
+    /// - a certificate or the private key is malformed, or they do not match,
+    /// - `config` has no certificates to trust, and the system has none,
+    /// - the scheme of the URL is `etcd`, which has no TLS.
+    #[cfg(feature = "etcd-rustls")]
+    pub fn try_tls(self, config: &TlsConfig) -> Result<Self, ConfigError> {
+        let access = self.0.store().members.access().clone();
+        let Some(tls) = &access.tls else {
+            return Err(ConfigError::new("the URL has no TLS: write etcds:// instead of etcd://"));
+        };
+        let tls = Some(tls.with(config).map_err(ConfigError::new)?);
+        Ok(self.with_access(Access { tls, ..access }))
     }
 
-    /// Allows policies that can keep more than 1,000 log entries per key. Overrides the URL. By
-    /// default, such policies are rejected. Policies that can keep more than 1.5 MB per key, about
-    /// 75,000 entries, are always rejected.
-    ///
-    /// Of the built-in strategies, only the moving window keeps a log. Each admitted hit loads and
-    /// stores the whole log, and etcd keeps old versions until it compacts them. In a test,
-    /// `moving-window 5000/day` wrote 41 kB per hit and filled 256 MB in 11,400 hits. Prefer
-    /// [`SlidingWindowCounter`](crate::SlidingWindowCounter), which keeps two numbers.
-    #[must_use]
-    pub fn allow_long_logs(self) -> Self {
-        Self { cas: self.cas.long_logs(true), ..self }
-    }
-
-    /// Sets the time by which the newest decision on a key may be ahead of this machine's clock.
-    /// Overrides the URL. Defaults to 5 seconds.
-    ///
-    /// If the decision is further ahead, the process corrects this machine's clock and logs a
-    /// warning (feature `tracing`). [`Cas::max_skew`] has the details, also for zero. The guide
-    /// explains [clock skew](crate::guide::several_processes#clocks).
-    ///
-    /// # Panics
-    ///
-    /// Panics if `max_skew` is more than a day.
-    #[must_use]
-    #[track_caller]
-    pub fn max_skew(self, max_skew: Duration) -> Self {
-        Self { cas: self.cas.max_skew(max_skew), ..self }
+    fn with_access(self, access: Access) -> Self {
+        let members = self.0.store().members.with_access(access);
+        Self(self.0.with_store(EtcdStore::new(members)))
     }
 
     /// Decides by `clock` instead of this machine's clock. Use it in tests (feature `testing`).
     #[cfg(feature = "testing")]
     #[must_use]
-    pub fn clock(self, clock: impl crate::storage::Clock) -> Self {
-        Self { cas: self.cas.clock(clock), ..self }
+    pub fn clock(self, clock: impl Clock) -> Self {
+        Self(self.0.clock(clock))
     }
 
     /// Waits until etcd can decide, for at most `timeout`: a majority of its members replies, and
@@ -184,23 +187,37 @@ impl EtcdStorage {
     ///
     /// Returns the last error if etcd cannot decide within `timeout`.
     pub async fn ready(&self, timeout: Duration) -> Result<(), StorageError> {
-        until_ready(Instant::now() + timeout.min(LONGEST_WAIT), |deadline| self.store.ping(deadline)).await
+        self.0.ready(timeout).await
     }
 }
 
-/// The label `storage` of the metrics.
-const LABEL: &str = "etcd";
-
-/// The longest timeout of `ready`. An instant in the far future can overflow on some systems.
-const LONGEST_WAIT: Duration = Duration::from_secs(365 * 86_400);
-
-impl fmt::Debug for EtcdStorage {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Store { members, prefix, deadline, .. } = &self.store;
-        f.debug_struct("EtcdStorage")
-            .field("members", members)
-            .field("prefix", prefix)
-            .field("timeout", deadline)
-            .finish_non_exhaustive()
+/// Parses the members, their login and TLS, and the options of a URL.
+fn read(parts: &Parts<'_>, wrong: &Wrong<'_>) -> Result<(Members, CasOptions), ConfigError> {
+    let &Parts { scheme, authority, path, query } = parts;
+    let is_tls = match scheme {
+        "etcd" => false,
+        "etcds" | "etcd+tls" => true,
+        _ => return Err(wrong(format!("unknown scheme {scheme:?}: {EXAMPLES}"))),
+    };
+    if is_tls && !cfg!(feature = "etcd-rustls") {
+        return Err(wrong(format!("{scheme}:// needs the feature \"etcd-rustls\" of tower-ratelimit")));
     }
+    let Authority { login, hosts } = Authority::parse(authority, PORT, wrong)?;
+    if hosts.is_empty() {
+        return Err(wrong(format!("the host is missing: {EXAMPLES}")));
+    }
+    if login.password.is_some() && login.user.is_none() {
+        return Err(wrong("the password has no user: write user:password@".to_owned()));
+    }
+    if !matches!(path, "" | "/") {
+        return Err(wrong(format!(
+            "unexpected path {path:?}: leave it out, or write ?prefix=... to set the prefix of all keys"
+        )));
+    }
+    let mut options = Options::parse(query, wrong)?;
+    let tls = if is_tls { Some(Tls::from_options(&mut options, HTTP2, wrong)?) } else { None };
+    let common = options.cas()?;
+    options.end()?;
+    let access = Access { login: LoginSource::Fixed(login), tls };
+    Ok((Members::new(hosts, access), CasOptions { prefix: names::prefix(&common.prefix), ..common }))
 }

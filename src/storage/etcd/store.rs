@@ -1,40 +1,52 @@
 //! The [`CasStorage`], on etcd transactions.
 
+use std::fmt;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use tokio::time::Instant;
-
-use super::error::is_lease_not_found;
+use super::connection::is_lease_not_found;
 use super::lease::Leases;
-use super::link::Members;
+use super::members::Members;
 use super::wire::{Compare, Delete, DeleteRange, OpKind, Put, Range, RangeResponse, Txn};
-use crate::storage::{CasStorage, Loaded, StorageError, Swapped};
+use crate::storage::cas::ServerStore;
+use crate::storage::{CasStorage, Loaded, StorageError, Swapped, names};
 
 /// The longest value, in bytes. By default, etcd accepts calls of at most 1,572,864 bytes,
 /// including the key (`--max-request-bytes`).
 const MAX_LEN: usize = 1_500_000;
 
-#[derive(Clone, Debug)]
-pub(super) struct Store {
+/// The keys of a cluster.
+#[derive(Clone)]
+pub(super) struct EtcdStore {
     pub(super) members: Members,
-    pub(super) leases: Arc<Leases>,
-    pub(super) prefix: Arc<str>,
-    pub(super) deadline: Duration,
+    leases: Arc<Leases>,
 }
 
-impl CasStorage for Store {
+impl EtcdStore {
+    pub(super) fn new(members: Members) -> Self {
+        Self { members, leases: Arc::new(Leases::new()) }
+    }
+}
+
+impl CasStorage for EtcdStore {
     type Error = StorageError;
     /// The revision of the last change, or 0 for a missing key. Revisions are never reused.
     type Version = i64;
 
-    async fn load(&self, key: &str) -> Result<Loaded<i64>, StorageError> {
-        let response = self.members.call(&Range { key: self.key(key) }, self.deadline()).await;
+    async fn load(&self, key: &str, deadline: Instant) -> Result<Loaded<i64>, StorageError> {
+        let response = self.members.call(&Range { key: key.into() }, deadline.into()).await;
         response.map(loaded).map_err(StorageError::uncounted)
     }
 
-    async fn swap(&self, key: &str, version: &i64, text: &str, keep: Duration) -> Result<Swapped<i64>, StorageError> {
-        let (key, deadline) = (self.key(key), self.deadline());
+    async fn swap(
+        &self,
+        key: &str,
+        version: &i64,
+        text: &str,
+        keep: Duration,
+        deadline: Instant,
+    ) -> Result<Swapped<i64>, StorageError> {
+        let (key, deadline) = (Vec::from(key), deadline.into());
         let mut is_first = true;
         loop {
             let lease = if text.is_empty() {
@@ -67,8 +79,9 @@ impl CasStorage for Store {
         }
     }
 
-    async fn check(&self) -> Result<(), StorageError> {
-        self.ping(self.deadline()).await
+    /// Checks that a majority of the members replies, and that the user may read.
+    async fn check(&self, deadline: Instant) -> Result<(), StorageError> {
+        self.load("", deadline).await.map(drop)
     }
 
     fn longest(&self) -> Option<usize> {
@@ -76,26 +89,27 @@ impl CasStorage for Store {
     }
 }
 
-impl Store {
-    /// Checks that etcd replies, and that the user may read.
-    pub(super) async fn ping(&self, deadline: Instant) -> Result<(), StorageError> {
-        let response = self.members.call(&Range { key: self.key("") }, deadline).await;
-        response.map(drop).map_err(StorageError::uncounted)
+impl ServerStore for EtcdStore {
+    const LABEL: &'static str = "etcd";
+
+    fn name(&self) -> String {
+        self.members.names()
     }
 
-    /// Deletes all keys of the prefix, and returns their number.
-    pub(super) async fn delete_all(&self) -> Result<u64, StorageError> {
-        let all = DeleteRange { key: self.key(""), end: format!("{};", self.prefix).into() };
-        let response = self.members.call(&all, self.deadline()).await?;
+    fn overload(&self, busy_keys: usize) -> Option<StorageError> {
+        self.members.overload(busy_keys)
+    }
+
+    async fn delete_all(&self, prefix: &str, deadline: Instant) -> Result<u64, StorageError> {
+        let all = DeleteRange { key: prefix.into(), end: names::after(prefix).into() };
+        let response = self.members.call(&all, deadline.into()).await?;
         Ok(u64::try_from(response.deleted).unwrap_or(0))
     }
+}
 
-    fn key(&self, key: &str) -> Vec<u8> {
-        format!("{}:{key}", self.prefix).into()
-    }
-
-    fn deadline(&self) -> Instant {
-        Instant::now() + self.deadline
+impl fmt::Debug for EtcdStore {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.members.fmt(f)
     }
 }
 

@@ -143,7 +143,7 @@ impl Node {
         }
     }
 
-    fn name(&self) -> &str {
+    pub(super) fn name(&self) -> &str {
         self.0.connection.name()
     }
 }

@@ -3,16 +3,14 @@
 use std::collections::HashMap;
 use std::io;
 use std::sync::{Arc, Mutex};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::task::AbortHandle;
 
 use super::client::{Client, Version};
-use super::server_time::MachineClock;
-use super::url::MemcachedUrl;
-use crate::storage::{CasStorage, Clock, StorageError, Swapped};
+use crate::storage::{CasStorage, Loaded, MemcachedStorage, StorageError, Swapped};
 use crate::time::Timestamp;
 
 const DAY: Duration = Duration::from_secs(86_400);
@@ -40,7 +38,7 @@ struct State {
 impl FakeServer {
     async fn start() -> (Self, Client) {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-        let url = format!("memcached://{}?timeout=5s", listener.local_addr().unwrap());
+        let url = format!("memcached://{}", listener.local_addr().unwrap());
         let server = Self::default();
         let accepting = server.clone();
         tokio::spawn(async move {
@@ -49,9 +47,7 @@ impl FakeServer {
                 accepting.0.lock().unwrap().connections.push(serving.abort_handle());
             }
         });
-        let MemcachedUrl { servers, prefix, deadline, .. } = MemcachedUrl::parse(&url).unwrap();
-        let machine: Arc<dyn Clock> = Arc::new(MachineClock);
-        (server, Client::new(servers, &prefix, deadline, &machine))
+        (server, MemcachedStorage::new(&url).unwrap().0.store().clone())
     }
 
     async fn serve(self, stream: TcpStream) -> io::Result<()> {
@@ -127,17 +123,25 @@ impl State {
     }
 }
 
+fn soon() -> Instant {
+    Instant::now() + Duration::from_secs(5)
+}
+
+async fn load(client: &Client, key: &str) -> Result<Loaded<Version>, StorageError> {
+    client.load(key, soon()).await
+}
+
 async fn text(client: &Client) -> String {
-    client.load("k").await.unwrap().text
+    load(client, "k").await.unwrap().text
 }
 
 /// Returns `true` if the text was stored.
 async fn swap(client: &Client, key: &str, version: &Version, text: &str) -> Result<bool, StorageError> {
-    Ok(matches!(client.swap(key, version, text, DAY).await?, Swapped::Stored))
+    Ok(matches!(client.swap(key, version, text, DAY, soon()).await?, Swapped::Stored))
 }
 
 async fn put(client: &Client, text: &str) {
-    let version = client.load("k").await.unwrap().version;
+    let version = load(client, "k").await.unwrap().version;
     assert!(swap(client, "k", &version, text).await.unwrap());
 }
 
@@ -145,21 +149,21 @@ async fn put(client: &Client, text: &str) {
 async fn swap_stores_only_in_place_of_the_loaded_version() {
     let (server, client) = FakeServer::start().await;
     let swap = async |version: &Version, text: &str| swap(&client, "k", version, text).await.unwrap();
-    let nothing = client.load("k").await.unwrap();
+    let nothing = load(&client, "k").await.unwrap();
     assert_eq!(nothing.text, "");
     assert!(swap(&nothing.version, "").await, "there is no item yet");
     assert!(swap(&nothing.version, "one").await);
     assert!(!swap(&nothing.version, "other").await);
     assert!(!swap(&nothing.version, "").await);
-    let one = client.load("k").await.unwrap();
+    let one = load(&client, "k").await.unwrap();
     assert_eq!(one.text, "one");
     assert!(swap(&one.version, "two\r\nlines").await);
     assert!(!swap(&one.version, "three").await);
     assert!(!swap(&one.version, "").await);
-    let two = client.load("k").await.unwrap();
+    let two = load(&client, "k").await.unwrap();
     assert_eq!(two.text, "two\r\nlines");
     assert!(swap(&two.version, "").await);
-    assert_eq!(server.item("rl:k"), None);
+    assert_eq!(server.item("k"), None);
     assert!(!swap(&two.version, "three").await, "the item was removed");
     assert!(!swap(&two.version, "").await);
     // The same text gets a new version.
@@ -174,14 +178,14 @@ async fn swap_stores_only_in_place_of_the_loaded_version() {
 async fn version_from_before_a_restart_swaps_nothing() {
     let (server, client) = FakeServer::start().await;
     put(&client, "before").await;
-    let before = client.load("k").await.unwrap();
-    let (version, _) = server.item("rl:k").unwrap();
+    let before = load(&client, "k").await.unwrap();
+    let (version, _) = server.item("k").unwrap();
     server.restart();
-    while client.load("k").await.is_err() {
+    while load(&client, "k").await.is_err() {
         tokio::time::sleep(Duration::from_millis(2)).await;
     }
     put(&client, "after").await;
-    assert_eq!(server.item("rl:k"), Some((version, b"after".to_vec())), "the same version of another item");
+    assert_eq!(server.item("k"), Some((version, b"after".to_vec())), "the same version of another item");
     assert!(!swap(&client, "k", &before.version, "late").await.unwrap());
     assert_eq!(text(&client).await, "after");
 }
@@ -193,7 +197,7 @@ async fn error_reply_of_a_proxy_may_have_counted() {
     server.0.lock().unwrap().scripted =
         vec![("big", "SERVER_ERROR object too large for cache\r\n"), ("k", "SERVER_ERROR Host is down\r\n")];
     for (key, may_have_counted) in [("k", true), ("big", false)] {
-        let version = client.load(key).await.unwrap().version;
+        let version = load(&client, key).await.unwrap().version;
         let error = swap(&client, key, &version, "x").await.unwrap_err();
         assert_eq!(error.may_have_counted(), may_have_counted, "{error}");
     }
@@ -207,14 +211,14 @@ async fn long_expiries_are_instants_of_the_servers_clock() {
     for (ahead, expected) in [(Some(90 * 86_400), Some(150 * 86_400)), (Some(0), Some(60 * 86_400)), (None, None)] {
         let (server, client) = FakeServer::start().await;
         server.0.lock().unwrap().ahead = ahead;
-        let loaded = client.load("k").await.unwrap();
+        let loaded = load(&client, "k").await.unwrap();
         let now = Timestamp::wall_clock().as_micros() / 1_000_000;
         let seen = loaded.now.unwrap().as_micros() / 1_000_000;
         assert!(
             seen.abs_diff(now + ahead.unwrap_or(0)) <= 2,
             "server time {seen}, machine time {now}, ahead by {ahead:?}"
         );
-        assert!(matches!(client.swap("k", &loaded.version, "x", keep).await, Ok(Swapped::Stored)));
+        assert!(matches!(client.swap("k", &loaded.version, "x", keep, soon()).await, Ok(Swapped::Stored)));
         let expiry = server.0.lock().unwrap().expiry;
         match expected {
             Some(after) => {
@@ -223,8 +227,8 @@ async fn long_expiries_are_instants_of_the_servers_clock() {
             None => assert_eq!(expiry, 0, "the item never expires"),
         }
         // Short expiries are relative, so clocks do not matter.
-        let version = client.load("k").await.unwrap().version;
-        assert!(matches!(client.swap("k", &version, "y", DAY).await, Ok(Swapped::Stored)));
+        let version = load(&client, "k").await.unwrap().version;
+        assert!(matches!(client.swap("k", &version, "y", DAY, soon()).await, Ok(Swapped::Stored)));
         assert_eq!(server.0.lock().unwrap().expiry, 86_401);
     }
 }

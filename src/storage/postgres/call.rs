@@ -11,7 +11,7 @@ use tokio_postgres::{Error, Row};
 
 use super::connection::PostgresConnection;
 use super::error::is_cancelled;
-use super::query::Query;
+use super::table::Query;
 use crate::storage::net::Connected;
 use crate::storage::net::race::before;
 

@@ -12,15 +12,10 @@ use tokio_postgres::config::TargetSessionAttrs;
 use tokio_postgres::tls::TlsConnect;
 use tokio_postgres::{Client, Config, Error, NoTls, Row, SimpleQueryMessage};
 
-use super::cancel::{CLOSES_WITHIN, Canceller};
+use super::cancel::{CLOSES_WITHIN, Canceller, process_id};
 use super::error::Cause;
-use super::hosts::{self, Server};
-use super::pooler;
-use super::query::Query;
-use super::slots::{Slot, Slots};
-use super::socket::{Address, Socket};
-use super::table::{Statement, Table};
-use super::tls::Security;
+use super::socket::{Address, Security, Server, Slot, Slots, Socket, resolve};
+use super::table::{Query, Statement, Table};
 use crate::storage::StorageError;
 use crate::storage::net::race::before;
 use crate::storage::net::{CONNECT_WITHIN, Calls, Connected, Usable};
@@ -71,7 +66,7 @@ impl PostgresConnection {
         let deadline = Instant::now() + CONNECT_WITHIN;
         let late =
             || StorageError::unreachable(&settings.server, format!("connecting took longer than {CONNECT_WITHIN:?}"));
-        let servers = timeout_at(deadline, hosts::resolve(&settings.config, &settings.server)).await;
+        let servers = timeout_at(deadline, resolve(&settings.config, &settings.server)).await;
         let servers = servers.map_err(|_| late())??;
         let mut last = None;
         for (at, server) in servers.iter().enumerate() {
@@ -100,7 +95,7 @@ impl PostgresConnection {
         let connection = match &settings.tls {
             #[cfg(feature = "postgres-rustls")]
             Some(tls) => {
-                let connector = super::tls::connector(tls, &server.name);
+                let connector = super::socket::connector(tls, &server.name);
                 let connector = connector.map_err(|error| StorageError::unreachable(&settings.server, error))?;
                 let security = Security::Tls(tls.clone(), server.name.as_str().into());
                 Self::login(settings, end, connector, address, security).await
@@ -172,7 +167,7 @@ impl PostgresConnection {
         if let Some(wrong) = wrong {
             return Err(StorageError::unreachable(&settings.server, wrong));
         }
-        self.is_pooled = pooler::process_id(&self.client.cancel_token()).await != backend.parse().ok();
+        self.is_pooled = process_id(&self.client.cancel_token()).await != backend.parse().ok();
         Ok(is_missing == "t")
     }
 

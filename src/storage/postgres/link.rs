@@ -10,10 +10,10 @@ use tokio_postgres::Row;
 use super::call::Sent;
 use super::connection::{PostgresConnection, Settings};
 use super::error;
+#[cfg(feature = "deadpool-postgres")]
 use super::pool::{Lender, POOL};
-use super::query::Query;
-use super::slots::Slots;
-use super::table::Table;
+use super::socket::Slots;
+use super::table::{Query, Table};
 use crate::storage::StorageError;
 use crate::storage::net::Reconnecting;
 #[cfg(feature = "postgres-rustls")]
@@ -40,17 +40,6 @@ impl Link {
         let connections = (0..count).map(|_| Reconnecting::new(&settings.server)).collect();
         let settings = Settings { slots: Arc::new(Slots::new(count + 1)), ..settings };
         Self::Own { settings, connections, next: Arc::default() }
-    }
-
-    /// Returns a link with another table. It opens new connections, unless they are those of a
-    /// pool.
-    pub(super) fn with_table(&self, table: Table) -> Self {
-        match self {
-            Self::Own { settings, connections, .. } => {
-                Self::own(Settings { table, ..settings.clone() }, connections.len())
-            }
-            Self::Pool { pool, .. } => Self::Pool { pool: pool.clone(), table },
-        }
     }
 
     /// Returns a link with changed TLS settings, which opens new connections. Returns `None` for a

@@ -1,61 +1,59 @@
 mod call;
 mod cancel;
 mod connection;
-mod decide;
 mod error;
-mod hosts;
 mod link;
+#[cfg(feature = "deadpool-postgres")]
 mod pool;
-mod pooler;
-mod query;
-mod recent;
-mod slots;
 mod socket;
 mod store;
-mod sweep;
 mod table;
-mod tls;
-mod url;
 
-use std::fmt;
+use std::str::FromStr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use deadpool_postgres::Pool;
-use tokio::time::Instant;
+use tokio_postgres::Config;
+#[cfg(unix)]
+use tokio_postgres::config::Host;
+use tokio_postgres::config::{SslMode, TargetSessionAttrs};
 
 use self::connection::Settings;
 use self::link::Link;
-use self::pool::Lender;
-use self::store::Store;
-use self::sweep::Sweep;
+use self::store::PostgresStore;
 use self::table::Table;
-use self::url::PostgresUrl;
-use crate::error::{ConfigError, or_panic};
+use crate::error::ConfigError;
 #[cfg(feature = "testing")]
 use crate::storage::Clock;
 #[cfg(feature = "postgres-rustls")]
 use crate::storage::TlsConfig;
-use crate::storage::cas::skew::MAX_SKEW;
-use crate::storage::deadline::DEADLINE;
-use crate::storage::net::until_ready;
-use crate::storage::url::{PREFIX, checked_prefix};
-use crate::storage::{Cas, StorageError, deadline, names};
-use crate::time::Timestamp;
+use crate::storage::cas::{ServerCas, forward_to_server_cas};
+use crate::storage::tls::Tls;
+use crate::storage::url::{self, CasOptions, Options, Parts, Wrong};
+use crate::storage::{StorageError, names};
 
-/// The label `storage` of the metrics.
-const LABEL: &str = "postgres";
+const EXAMPLES: &str = "write postgres://user:password@host/database or postgres://user@host/database";
+
+/// The default number of connections.
+const CONNECTIONS: usize = 4;
+
+/// The values of an option that is on or off.
+const YES_OR_NO: [(&str, bool); 2] = [("true", true), ("false", false)];
+
+/// The options of libpq for files, and ours.
+const LIBPQ: [(&str, &str); 3] = [("sslrootcert", "ca"), ("sslcert", "cert"), ("sslkey", "key")];
+
+/// The options that have no effect without TLS.
+const NEED_TLS: [&str; 4] = ["ca", "cert", "key", "sslnegotiation"];
 
 /// Shares rate limit states between processes through PostgreSQL (14 or later).
 ///
 /// # Examples
 ///
 /// ```
-/// use std::time::Duration;
 /// use tower_ratelimit::storage::PostgresStorage;
 ///
-/// let url = "postgres://app:secret@localhost/app?prefix=shop";
-/// let storage = PostgresStorage::new(url)?.timeout(Duration::from_millis(50));
+/// let storage = PostgresStorage::new("postgres://app:secret@localhost/app?prefix=shop&timeout=50ms")?;
 ///
 /// let error = PostgresStorage::new("http://localhost").unwrap_err();
 /// let expected = "cannot read the URL \"http://localhost\": unknown scheme \"http\"";
@@ -83,21 +81,26 @@ const LABEL: &str = "postgres";
 /// transaction.
 ///
 /// A policy that can keep more than 1,000 log entries per key is rejected when the limiter or layer
-/// is built: see [long logs](crate::guide::several_processes#long-logs).
+/// is built, unless [long logs](crate::guide::several_processes#long-logs) are allowed. Each
+/// admitted hit sends the old and the new log: 5,000 entries are 190 kB. A policy that can keep more
+/// than 1 MB per key, about 50,000 entries, is always rejected.
+///
+/// [`clear_all`](crate::Storage::clear_all) deletes all keys with the prefix in one statement. If
+/// that times out, either all of the keys were deleted or none.
 ///
 /// # Options
 ///
 /// | option of the URL | default | meaning |
 /// |---|---|---|
-/// | `prefix` | `rl` | the prefix of all keys |
-/// | `timeout` | `100ms` | the timeout of a call, as [`timeout`](Self::timeout) |
-/// | `schema` | the first of the search path | the schema of the table |
-/// | `table` | `tower_ratelimit` | the name of the table |
+/// | `prefix` | `rl` | the prefix of all keys: 1 to 64 printable ASCII characters without spaces, `{` and `}`; programs with the same prefix and the same table share their counts |
+/// | `timeout` | `100ms` | the [timeout](Self#timeouts-and-locks) of a call, from `1ms` to `3600s` |
+/// | `schema` | the first of the search path | the schema of the table: 1 to 63 of the characters `a` to `z`, `0` to `9` and `_`, not beginning with a digit |
+/// | `table` | `tower_ratelimit` | the name of the table without a schema, of the same characters |
 /// | `migrate` | `true` | creates the table if a new connection does not find it |
-/// | `unlogged` | `false` | creates the table [unlogged](Self::unlogged) |
+/// | `unlogged` | `false` | creates the table unlogged, which is faster, because PostgreSQL does not write it to its write-ahead log; it is empty after a crash of the server, and on a replica that was promoted |
 /// | `connections` | `4` | the number of connections, from 1 to 64, which all callers share |
-/// | `max-skew` | `5s` | the largest clock skew, as [`max_skew`](Self::max_skew) |
-/// | `long-logs` | `refuse` | `allow` has the effect of [`allow_long_logs`](Self::allow_long_logs) |
+/// | `max-skew` | `5s` | the longest time by which the newest decision on a key may be ahead of the server's clock, for example after a failover, up to `86400s`; if it is further ahead, the storage corrects the clock and logs a warning, see [`Cas::max_skew`] |
+/// | `long-logs` | `refuse` | `allow` accepts policies that can keep more than 1,000 log entries per key |
 /// | `sslmode` | `disable` | `require` and `verify-full` connect over [TLS](Self#tls) |
 /// | `ca` | the system's certificates | for TLS, a PEM file with the certificates to trust |
 /// | `cert`, `key` | none | for TLS, PEM files with a client certificate and its private key |
@@ -198,10 +201,9 @@ const LABEL: &str = "postgres";
 /// fewer while calls time out. A statement that the server may have executed is not retried: see
 /// [`may_have_counted`](StorageError::may_have_counted).
 #[derive(Clone)]
-pub struct PostgresStorage {
-    store: Store,
-    cas: Cas<Store>,
-}
+pub struct PostgresStorage(ServerCas<PostgresStore>);
+
+forward_to_server_cas!(PostgresStorage);
 
 impl PostgresStorage {
     /// Creates a storage on the server in `url`. It connects on first use, but with TLS it loads
@@ -213,120 +215,43 @@ impl PostgresStorage {
     /// that is not enabled, or if a certificate or the private key cannot be loaded. The error
     /// quotes the URL without its login and its options.
     pub fn new(url: &str) -> Result<Self, ConfigError> {
-        let PostgresUrl { config, tls, server, table, connections, migrates, prefix, deadline, long_logs, max_skew } =
-            PostgresUrl::parse(url)?;
-        let (config, slots) = (Arc::new(config), Arc::default());
-        let settings = Settings { config, tls, server: server.into(), table, migrates, slots };
-        Ok(Self::over(Link::own(settings, connections), &prefix, deadline, long_logs, max_skew))
+        let (link, options) = url::read(url, EXAMPLES, read)?;
+        Ok(Self::over(link, options))
     }
 
-    /// Creates a storage on a pool of the crate `deadpool-postgres` 0.14. The pool sets the server,
-    /// the number of connections, and TLS. All other settings have their defaults.
+    /// Creates a storage on a pool of the crate `deadpool-postgres` 0.14 (feature
+    /// `deadpool-postgres`). A new major version of that crate is a breaking change of the feature.
+    ///
+    /// The pool sets the server, the number of connections, and TLS. `options` has the form of the
+    /// query of a URL, such as `"schema=limits&timeout=200ms"` or `""`. It can contain the
+    /// [options](Self#options) `prefix`, `timeout`, `schema`, `table`, `unlogged`, `max-skew` and
+    /// `long-logs`.
     ///
     /// - Call [`migrate`](Self::migrate) before the first hit, or create the table.
     /// - The storage [cancels](Self#timeouts-and-locks) statements on the pool's connections, too. If
     ///   the pool requires TLS, it cannot, because the pool keeps its TLS settings to itself. Then set
     ///   `options` to `-c statement_timeout=75` in the connection settings of the pool, where 75 is
-    ///   three quarters of the [`timeout`](Self::timeout) in milliseconds. The setting applies to
+    ///   three quarters of the timeout in milliseconds. The setting applies to
     ///   all statements on these connections.
     /// - The storage removes a connection from the pool if it does not reply within the timeout.
     /// - The storage prepares its statements. So the pool must not connect through PgBouncer in
     ///   transaction mode, unless that supports prepared statements (`max_prepared_statements`).
-    pub fn from_pool(pool: Pool) -> Self {
-        Self::over(Link::Pool { pool: Lender(pool), table: Table::default() }, PREFIX, DEADLINE, false, MAX_SKEW)
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if an option is unknown or invalid.
+    #[cfg(feature = "deadpool-postgres")]
+    pub fn from_pool(pool: deadpool_postgres::Pool, options: &str) -> Result<Self, ConfigError> {
+        let (table, options) = url::read_options(options, |options, wrong| {
+            let common = options.cas()?;
+            Ok((Table::from_options(options, wrong)?, common))
+        })?;
+        Ok(Self::over(Link::Pool { pool: pool::Lender(pool), table }, options))
     }
 
-    fn over(link: Link, prefix: &str, deadline: Duration, long_logs: bool, max_skew: Duration) -> Self {
-        let first_page = Timestamp::wall_clock().as_micros() % 1_000_003;
-        let sweep = Arc::new(Sweep::new(i64::try_from(first_page).unwrap_or(0)));
-        let store = Store { link, prefix: names::prefix(prefix), deadline, recent: Arc::default(), sweep };
-        let cas = Cas::new(store.clone()).metrics_label(LABEL).timeout(deadline).max_skew(max_skew);
-        Self { store, cas: cas.long_logs(long_logs) }
-    }
-
-    fn with_changed_store(self) -> Self {
-        Self { cas: self.cas.with_store(self.store.clone()), ..self }
-    }
-
-    /// Sets the prefix of all keys. Overrides the URL. Defaults to `rl`.
-    ///
-    /// Programs with the same prefix and the same table share their counts. The returned storage
-    /// shares the connections of this one.
-    ///
-    /// # Panics
-    ///
-    /// Panics if `prefix` is not 1 to 64 printable ASCII characters, or contains a space, `{` or
-    /// `}`.
-    #[must_use]
-    #[track_caller]
-    pub fn prefix(mut self, prefix: &str) -> Self {
-        or_panic(checked_prefix(prefix));
-        self.store.prefix = names::prefix(prefix);
-        self.with_changed_store()
-    }
-
-    /// Sets the timeout of a call. Overrides the URL. Defaults to 100 milliseconds.
-    ///
-    /// The server gets a [cancel request](Self#timeouts-and-locks) after three quarters of it. The
-    /// returned storage shares the connections of this one.
-    ///
-    /// # Panics
-    ///
-    /// Panics if `timeout` is less than a millisecond or more than an hour.
-    #[must_use]
-    #[track_caller]
-    pub fn timeout(mut self, timeout: Duration) -> Self {
-        or_panic(deadline::checked(timeout));
-        self.store.deadline = timeout;
-        self.cas = self.cas.timeout(timeout);
-        self.with_changed_store()
-    }
-
-    /// Sets the schema of the table. Overrides the URL. Defaults to the first schema of the user's
-    /// search path. The returned storage opens new connections, unless it uses your own pool.
-    ///
-    /// # Panics
-    ///
-    /// Panics if `schema` is not 1 to 63 of the characters `a` to `z`, `0` to `9` and `_`, or
-    /// begins with a digit.
-    #[must_use]
-    #[track_caller]
-    pub fn schema(self, schema: &str) -> Self {
-        let table = or_panic(self.store.link.table().with_schema(schema));
-        self.with_table(table)
-    }
-
-    /// Sets the name of the table, without a schema. Overrides the URL. Defaults to
-    /// `tower_ratelimit`. The returned storage opens new connections, unless it uses your own pool.
-    ///
-    /// # Panics
-    ///
-    /// Panics if `table` is not 1 to 63 of the characters `a` to `z`, `0` to `9` and `_`, or begins
-    /// with a digit.
-    #[must_use]
-    #[track_caller]
-    pub fn table(self, table: &str) -> Self {
-        let table = or_panic(self.store.link.table().with_name(table));
-        self.with_table(table)
-    }
-
-    /// Makes the table unlogged if the storage creates it. A table that exists is not changed.
-    /// Overrides the URL. By default, the table is logged.
-    ///
-    /// An unlogged table is faster, because PostgreSQL does not write it to its write-ahead log.
-    /// The table is empty after a crash of the server, and on a replica that was promoted.
-    ///
-    /// The returned storage opens new connections, unless it uses your own pool.
-    #[must_use]
-    pub fn unlogged(self) -> Self {
-        let table = self.store.link.table().with_unlogged(true);
-        self.with_table(table)
-    }
-
-    fn with_table(mut self, table: Table) -> Self {
-        self.store.link = self.store.link.with_table(table);
-        self.store.recent = Arc::default();
-        self.with_changed_store()
+    fn over(link: Link, options: CasOptions) -> Self {
+        let options = CasOptions { prefix: names::prefix(&options.prefix), ..options };
+        Self(ServerCas::new(PostgresStore::new(link), &options))
     }
 
     /// Sets the certificates for [TLS](Self#tls). Replaces the options `ca`, `cert` and `key` of
@@ -344,58 +269,30 @@ impl PostgresStorage {
     /// - the URL has neither `sslmode=require` nor `sslmode=verify-full`,
     /// - the storage uses your own pool, which has its own TLS settings.
     #[cfg(feature = "postgres-rustls")]
-    pub fn try_tls(mut self, config: &TlsConfig) -> Result<Self, ConfigError> {
-        let changed = self.store.link.with_tls(|tls| tls.with(config));
+    pub fn try_tls(self, config: &TlsConfig) -> Result<Self, ConfigError> {
+        let changed = self.0.store().link.with_tls(|tls| tls.with(config));
         let changed = changed.ok_or_else(|| ConfigError::new("the URL has no TLS: add sslmode=require"))?;
-        self.store.link = changed.map_err(ConfigError::new)?;
-        Ok(self.with_changed_store())
-    }
-
-    /// Allows policies that can keep more than 1,000 log entries per key. Overrides the URL. By
-    /// default, such policies are rejected. A policy that can keep more than 1 MB per key, about
-    /// 50,000 entries, is always rejected.
-    ///
-    /// Of the built-in strategies, only the moving window keeps a log. Each admitted hit sends the
-    /// old and the new log: 5,000 entries are 190 kB. Prefer
-    /// [`SlidingWindowCounter`](crate::SlidingWindowCounter), which keeps two numbers.
-    #[must_use]
-    pub fn allow_long_logs(self) -> Self {
-        Self { cas: self.cas.long_logs(true), ..self }
-    }
-
-    /// Sets the time by which the newest decision on a key may be ahead of the server's clock, for
-    /// example after a failover. Overrides the URL. Defaults to 5 seconds.
-    ///
-    /// If the decision is further ahead, the storage corrects the server's clock and logs a
-    /// warning (feature `tracing`). [`Cas::max_skew`] has the details, also for zero. The guide
-    /// explains [clock skew](crate::guide::several_processes#clocks).
-    ///
-    /// # Panics
-    ///
-    /// Panics if `max_skew` is more than a day.
-    #[must_use]
-    #[track_caller]
-    pub fn max_skew(self, max_skew: Duration) -> Self {
-        Self { cas: self.cas.max_skew(max_skew), ..self }
+        let store = self.0.store().with_link(changed.map_err(ConfigError::new)?);
+        Ok(Self(self.0.with_store(store)))
     }
 
     /// Decides by `clock` instead of the server's clock. Use it in tests (feature `testing`).
     #[cfg(feature = "testing")]
     #[must_use]
     pub fn clock(self, clock: impl Clock) -> Self {
-        Self { cas: self.cas.clock(clock), ..self }
+        Self(self.0.clock(clock))
     }
 
     /// Returns the SQL statement that creates the table if it does not exist, for programs that run
-    /// their own migrations. It does not create the [schema](Self::schema).
+    /// their own migrations. It does not create the schema.
     pub fn definition(&self) -> String {
-        self.store.link.table().definition()
+        self.0.store().link.table().definition()
     }
 
-    /// Creates the table, and the [schema](Self::schema) if one is set, unless they exist.
+    /// Creates the table, and the schema if one is set, unless they exist.
     ///
     /// Several processes can call this method at the same time. It works with `migrate=false` too.
-    /// The [`timeout`](Self::timeout) does not apply, so the future may wait for locks without a
+    /// The timeout does not apply, so the future may wait for locks without a
     /// limit. If the future is dropped, the storage cancels the migration. The automatic creation of
     /// the table waits for at most a second, and is tried again by later calls.
     ///
@@ -404,7 +301,7 @@ impl PostgresStorage {
     /// Returns an error if the server is unreachable, or if the user has no right to create the
     /// table or the schema.
     pub async fn migrate(&self) -> Result<(), StorageError> {
-        self.store.link.migrate().await
+        self.0.store().link.migrate().await
     }
 
     /// Waits until the server replies and the table can be read, for at most `timeout`. Call this
@@ -415,21 +312,81 @@ impl PostgresStorage {
     /// Returns the last error if the server does not reply, or the table cannot be read, within
     /// `timeout`.
     pub async fn ready(&self, timeout: Duration) -> Result<(), StorageError> {
-        until_ready(Instant::now() + timeout.min(LONGEST_WAIT), |deadline| self.store.ping(deadline)).await
+        self.0.ready(timeout).await
     }
 }
 
-/// The longest timeout of `ready`. An instant in the far future can overflow on some systems.
-const LONGEST_WAIT: Duration = Duration::from_secs(365 * 86_400);
+/// Parses a URL: our own options, and those of `tokio-postgres`.
+fn read(parts: &Parts<'_>, wrong: &Wrong<'_>) -> Result<(Link, CasOptions), ConfigError> {
+    let &Parts { scheme, authority, path, query } = parts;
+    if !matches!(scheme, "postgres" | "postgresql") {
+        return Err(wrong(format!("unknown scheme {scheme:?}: {EXAMPLES}")));
+    }
+    let mut options = Options::parse(query, wrong)?;
+    let common = options.cas()?;
+    let table = Table::from_options(&mut options, wrong)?;
+    let migrates = options.choice("migrate", true, &YES_OR_NO)?;
+    let connections = match options.take("connections") {
+        None => CONNECTIONS,
+        Some(text) => text.parse().ok().filter(|count| (1..=64).contains(count)).ok_or_else(|| {
+            wrong(format!("invalid connections {text:?}; write a number from 1 to 64, for example connections=4"))
+        })?,
+    };
+    let tls = tls_from_options(&mut options, wrong)?;
+    // `tokio-postgres` parses the other options: host, options, target_session_attrs and so on.
+    let rest = options.into_rest();
+    let rest: Vec<String> = rest.into_iter().map(|(name, value)| format!("{name}={value}")).collect();
+    let config = Config::from_str(&format!("postgres://{authority}{path}?{}", rest.join("&")));
+    // The error names an option or a part of the URL. It does not quote a password.
+    let mut config = config.map_err(|error| wrong(format!("{}: {EXAMPLES}", self::error::Cause(error))))?;
+    #[cfg(unix)]
+    if tls.is_some() && config.get_hosts().iter().any(|host| matches!(host, Host::Unix(_))) {
+        return Err(wrong("a Unix socket has no TLS: remove sslmode".to_owned()));
+    }
+    config.ssl_mode(if tls.is_some() { SslMode::Require } else { SslMode::Disable });
+    if config.get_user().is_none() {
+        return Err(wrong(format!("the user is missing: {EXAMPLES}")));
+    }
+    if config.get_hosts().is_empty() {
+        return Err(wrong(format!("the host is missing: {EXAMPLES}")));
+    }
+    // A replica rejects writes, so with several hosts each new connection checks for this. With
+    // one host, the check is omitted to save its round trip. The first write to a replica fails
+    // then.
+    if config.get_target_session_attrs() == TargetSessionAttrs::Any && config.get_hosts().len() > 1 {
+        config.target_session_attrs(TargetSessionAttrs::ReadWrite);
+    }
+    if config.get_application_name().is_none() {
+        config.application_name("tower-ratelimit");
+    }
+    let hosts = authority.rsplit_once('@').map_or(authority, |(_, hosts)| hosts);
+    let server = if hosts.is_empty() { "PostgreSQL" } else { hosts }.to_owned();
+    let settings =
+        Settings { config: Arc::new(config), tls, server: server.into(), table, migrates, slots: Arc::default() };
+    Ok((Link::own(settings, connections), common))
+}
 
-impl fmt::Debug for PostgresStorage {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Store { link, prefix, deadline, .. } = &self.store;
-        f.debug_struct("PostgresStorage")
-            .field("connections", link)
-            .field("table", link.table())
-            .field("prefix", prefix)
-            .field("timeout", deadline)
-            .finish_non_exhaustive()
+/// Reads `sslmode` and the certificates. Returns `None` if connections have no TLS.
+///
+/// The mode `prefer` of `tokio-postgres` is rejected, because an attacker on the network can turn off
+/// TLS in this mode.
+fn tls_from_options(options: &mut Options<'_>, wrong: &Wrong<'_>) -> Result<Option<Tls>, ConfigError> {
+    for (theirs, ours) in LIBPQ {
+        if options.take(theirs).is_some() {
+            return Err(wrong(format!("unknown option {theirs:?}: write {ours}=/path/to/{ours}.pem")));
+        }
+    }
+    match options.take("sslmode").as_deref() {
+        None | Some("disable") => match NEED_TLS.into_iter().find(|name| options.take(name).is_some()) {
+            Some(name) => Err(wrong(format!("{name} needs TLS: add sslmode=require"))),
+            None => Ok(None),
+        },
+        Some("require" | "verify-full") if !cfg!(feature = "postgres-rustls") => {
+            Err(wrong("TLS needs the feature \"postgres-rustls\" of tower-ratelimit".to_owned()))
+        }
+        Some("require" | "verify-full") => Tls::from_options(options, Some(b"postgresql"), wrong).map(Some),
+        Some(other) => {
+            Err(wrong(format!("invalid sslmode {other:?}; write sslmode=require for TLS, or sslmode=disable")))
+        }
     }
 }

@@ -10,8 +10,7 @@ use tokio_postgres::{Error, NoTls, Row};
 use super::call::cancel_at;
 use super::cancel::CLOSES_WITHIN;
 use super::error::{self, Cause};
-use super::query::Query;
-use super::table::Table;
+use super::table::{Query, Table};
 use crate::storage::{StorageError, StorageErrorKind};
 
 /// The name of the server, for messages.

@@ -1,12 +1,16 @@
-//! A socket to the server that can be half-closed, so that the end of the backend can be awaited.
+//! The servers of a URL, and sockets to them.
+//!
+//! A socket can be half-closed, so that the end of the backend can be awaited.
 
+use std::collections::HashMap;
 use std::future::poll_fn;
+use std::hash::{BuildHasher, RandomState};
 use std::io;
 use std::net::{Shutdown, SocketAddr};
 #[cfg(unix)]
 use std::path::PathBuf;
 use std::pin::Pin;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::task::{Context, Poll, ready};
 
 use socket2::SockRef;
@@ -14,9 +18,21 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::TcpStream;
 #[cfg(unix)]
 use tokio::net::UnixStream;
+use tokio::net::lookup_host;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio_postgres::Config;
+use tokio_postgres::config::{Host, LoadBalanceHosts};
+#[cfg(feature = "postgres-rustls")]
+use tokio_postgres::tls::MakeTlsConnect;
+#[cfg(feature = "postgres-rustls")]
+use tokio_postgres_rustls::MakeRustlsConnect;
 
+use crate::storage::StorageError;
 use crate::storage::net::race::{race, tries};
 use crate::storage::net::socket;
+#[cfg(feature = "postgres-rustls")]
+use crate::storage::tls::Tls;
+use crate::sync::unpoisoned;
 
 /// The address of a server.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -114,4 +130,103 @@ impl AsyncWrite for Socket {
     fn poll_shutdown(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
         Poll::Ready(Ok(()))
     }
+}
+
+/// A server to connect to.
+pub(super) struct Server {
+    pub(super) address: Address,
+    /// The name in its certificate.
+    #[cfg_attr(not(feature = "postgres-rustls"), allow(dead_code, reason = "only TLS needs the name"))]
+    pub(super) name: String,
+}
+
+/// Resolves the hosts.
+///
+/// # Errors
+///
+/// Returns the last error if no host can be resolved.
+pub(super) async fn resolve(config: &Config, server: &str) -> Result<Vec<Server>, StorageError> {
+    let (hosts, addresses, ports) = (config.get_hosts(), config.get_hostaddrs(), config.get_ports());
+    let mut servers = Vec::new();
+    let mut error = None;
+    for at in 0..hosts.len().max(addresses.len()) {
+        let port = ports.get(at).or_else(|| ports.first()).copied().unwrap_or(5_432);
+        let name = match hosts.get(at) {
+            Some(Host::Tcp(name)) => name.clone(),
+            #[cfg(unix)]
+            Some(Host::Unix(folder)) if addresses.is_empty() => {
+                let address = Address::Unix(folder.join(format!(".s.PGSQL.{port}")));
+                servers.push(Server { address, name: String::new() });
+                continue;
+            }
+            _ => String::new(),
+        };
+        if let Some(address) = addresses.get(at) {
+            servers.push(Server { address: Address::Tcp((*address, port).into()), name });
+            continue;
+        }
+        match lookup_host((&*name, port)).await {
+            Ok(found) => {
+                servers.extend(found.map(|address| Server { address: Address::Tcp(address), name: name.clone() }));
+            }
+            Err(failed) => error = Some(failed),
+        }
+    }
+    if config.get_load_balance_hosts() == LoadBalanceHosts::Random {
+        let random = RandomState::new();
+        servers.sort_by_key(|server| random.hash_one(&server.address));
+    }
+    match error {
+        Some(error) if servers.is_empty() => Err(StorageError::unreachable(server, error)),
+        _ => Ok(servers),
+    }
+}
+
+/// A place for one connection. It is taken before the login, and dropped when the server has closed
+/// the connection.
+pub(super) type Slot = OwnedSemaphorePermit;
+
+/// The slots of a storage on each server.
+#[derive(Debug, Default)]
+pub(super) struct Slots {
+    /// The number of slots per server.
+    count: usize,
+    taken: Mutex<HashMap<Address, Arc<Semaphore>>>,
+}
+
+impl Slots {
+    pub(super) fn new(count: usize) -> Self {
+        Self { count, taken: Mutex::default() }
+    }
+
+    /// Waits for a free slot of the server.
+    pub(super) async fn take(&self, address: &Address) -> Slot {
+        let slots = {
+            let mut taken = unpoisoned(self.taken.lock());
+            // The addresses of a name can change, so those without a connection are forgotten.
+            taken.retain(|other, slots| other == address || Arc::strong_count(slots) > 1);
+            let new = || Arc::new(Semaphore::new(self.count));
+            Arc::clone(taken.entry(address.clone()).or_insert_with(new))
+        };
+        slots.acquire_owned().await.unwrap_or_else(|_| unreachable!("the semaphore is never closed"))
+    }
+}
+
+/// The encryption of a connection.
+#[derive(Clone)]
+pub(super) enum Security {
+    None,
+    /// TLS with a server of this name.
+    #[cfg(feature = "postgres-rustls")]
+    Tls(Tls, Box<str>),
+}
+
+/// Returns the TLS connector for a server of this name.
+#[cfg(feature = "postgres-rustls")]
+pub(super) fn connector(
+    tls: &Tls,
+    name: &str,
+) -> io::Result<<MakeRustlsConnect as MakeTlsConnect<Socket>>::TlsConnect> {
+    let connector = MakeTlsConnect::<Socket>::make_tls_connect(&mut MakeRustlsConnect::new(tls.rustls()), name);
+    connector.map_err(io::Error::other)
 }

@@ -1,28 +1,28 @@
 //! The [`CasStorage`], on single statements.
 
-use std::sync::Arc;
-use std::time::Duration;
-
-use tokio::time::Instant;
+use std::collections::HashMap;
+use std::fmt;
+use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU32, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard};
+use std::time::{Duration, Instant};
 
 use super::link::{Link, Outcome};
-use super::query::Query;
-use super::recent::Recent;
-use super::sweep::Sweep;
-use super::table::Statement;
-use crate::storage::{CasStorage, Loaded, StorageError, Swapped};
+use super::table::{Query, Statement};
+use crate::storage::cas::ServerStore;
+use crate::storage::net::MOST;
+use crate::storage::{CasStorage, Loaded, StorageError, Swapped, names};
+use crate::sync::unpoisoned;
 use crate::time::{Timestamp, micros};
 
 /// The longest text, in bytes. Each hit sends it to the server.
 const MAX_LEN: usize = 1_000_000;
 
-#[derive(Clone, Debug)]
-pub(super) struct Store {
+/// The rows of a table.
+#[derive(Clone)]
+pub(super) struct PostgresStore {
     pub(super) link: Link,
-    pub(super) prefix: Arc<str>,
-    pub(super) deadline: Duration,
-    pub(super) recent: Arc<Recent>,
-    pub(super) sweep: Arc<Sweep>,
+    recent: Arc<Recent>,
+    sweep: Arc<Sweep>,
 }
 
 /// The row that each statement returns.
@@ -34,28 +34,36 @@ struct Reply {
     now: Timestamp,
 }
 
-impl CasStorage for Store {
+impl PostgresStore {
+    pub(super) fn new(link: Link) -> Self {
+        Self { link, recent: Arc::default(), sweep: Arc::default() }
+    }
+
+    /// Returns a store on other connections to the same table.
+    #[cfg(feature = "postgres-rustls")]
+    pub(super) fn with_link(&self, link: Link) -> Self {
+        Self { link, ..self.clone() }
+    }
+}
+
+impl CasStorage for PostgresStore {
     type Error = StorageError;
     /// The text itself, which is empty for a missing key. A text contains the instant of the last
     /// decision, so it rarely repeats, and a text that repeats is the same state.
     type Version = String;
 
     fn recall(&self, key: &str) -> Option<Loaded<String>> {
-        let (text, now) = self.recent.recall(&self.key(key))?;
+        let (text, now) = self.recent.recall(key)?;
         Some(Loaded { version: text.clone(), text, now: Some(now) })
     }
 
-    async fn load(&self, key: &str) -> Result<Loaded<String>, StorageError> {
-        let key = self.key(key);
-        let reply = self
-            .query(Query::new(Statement::Load, [(&*key).into()]), self.deadline())
-            .await
-            .map_err(StorageError::uncounted)?;
-        let Some(Reply { text, now, .. }) = reply else {
+    async fn load(&self, key: &str, deadline: Instant) -> Result<Loaded<String>, StorageError> {
+        let reply = self.query(Query::new(Statement::Load, [key.into()]), deadline).await;
+        let Some(Reply { text, now, .. }) = reply.map_err(StorageError::uncounted)? else {
             let message = format!("{} rolled back a read because of other transactions", self.link.server());
             return Err(StorageError::refused(self.link.server(), message));
         };
-        self.recent.record(&key, &text);
+        self.recent.record(key, &text);
         Ok(Loaded { version: text.clone(), text, now: Some(now) })
     }
 
@@ -65,27 +73,28 @@ impl CasStorage for Store {
         version: &String,
         text: &str,
         keep: Duration,
+        deadline: Instant,
     ) -> Result<Swapped<String>, StorageError> {
-        let key = self.key(key);
+        let within = deadline.saturating_duration_since(tokio::time::Instant::now().into_std());
         let keep = i64::try_from(micros(keep)).unwrap_or(i64::MAX);
         // Removes the recorded text first. If the statement fails, the stored text is unknown.
-        self.recent.record(&key, "");
+        self.recent.record(key, "");
         let query = match (version.is_empty(), text.is_empty()) {
             (true, true) => {
-                let is_missing = self.load(&key[self.prefix.len() + 1..]).await?.text.is_empty();
+                let is_missing = self.load(key, deadline).await?.text.is_empty();
                 return Ok(if is_missing { Swapped::Stored } else { Swapped::Lost(None) });
             }
-            (true, false) => Query::new(Statement::Insert, [(&*key).into(), text.into(), keep.into()]),
-            (false, true) => Query::new(Statement::Delete, [(&*key).into(), (&**version).into()]),
+            (true, false) => Query::new(Statement::Insert, [key.into(), text.into(), keep.into()]),
+            (false, true) => Query::new(Statement::Delete, [key.into(), (&**version).into()]),
             (false, false) => {
-                Query::new(Statement::Update, [(&*key).into(), text.into(), keep.into(), (&**version).into()])
+                Query::new(Statement::Update, [key.into(), text.into(), keep.into(), (&**version).into()])
             }
         };
-        let reply = self.query(query, self.deadline()).await?;
+        let reply = self.query(query, deadline).await?;
         let Some(Reply { written, text: found, now }) = reply else { return Ok(Swapped::Lost(None)) };
         if written > 0 {
-            self.recent.record(&key, text);
-            self.sweep.after_write(&self.link, self.deadline);
+            self.recent.record(key, text);
+            self.sweep.after_write(&self.link, within);
             return Ok(Swapped::Stored);
         }
         if found == *version {
@@ -93,12 +102,14 @@ impl CasStorage for Store {
             // at the start of the statement, so it is outdated.
             return Ok(Swapped::Lost(None));
         }
-        self.recent.record(&key, &found);
+        self.recent.record(key, &found);
         Ok(Swapped::Lost(Some(Loaded { version: found.clone(), text: found, now: Some(now) })))
     }
 
-    async fn check(&self) -> Result<(), StorageError> {
-        self.ping(self.deadline()).await
+    /// Checks that the server replies, and that the table can be read.
+    async fn check(&self, deadline: Instant) -> Result<(), StorageError> {
+        let checked = self.query(Query::new(Statement::Load, ["".into()]), deadline).await;
+        checked.map(drop).map_err(StorageError::uncounted)
     }
 
     fn longest(&self) -> Option<usize> {
@@ -106,30 +117,40 @@ impl CasStorage for Store {
     }
 }
 
-impl Store {
-    /// Checks that the server replies, and that the table can be read.
-    pub(super) async fn ping(&self, deadline: Instant) -> Result<(), StorageError> {
-        let query = Query::new(Statement::Load, [(&*self.key("")).into()]);
-        self.query(query, deadline).await.map(drop).map_err(StorageError::uncounted)
+impl ServerStore for PostgresStore {
+    const LABEL: &'static str = "postgres";
+
+    fn name(&self) -> String {
+        self.link.server().to_owned()
     }
 
-    /// Deletes all keys with the prefix, and returns their number.
-    pub(super) async fn delete_all(&self) -> Result<u64, StorageError> {
-        // The range of all keys that begin with the prefix and `:`. In the collation "C", `;` is
-        // the character after `:`.
-        let (from, to) = (self.key(""), format!("{};", self.prefix));
-        let query = Query::new(Statement::DeleteAll, [(&*from).into(), (&*to).into()]);
-        let reply = self.query(query, self.deadline()).await?;
-        let Some(reply) = reply else {
+    fn overload(&self, busy_keys: usize) -> Option<StorageError> {
+        let is_busy = busy_keys >= MOST * self.link.connections().max(1);
+        let error = || StorageError::overloaded(self.link.server(), busy_keys);
+        is_busy.then(error).or_else(|| self.link.overload())
+    }
+
+    async fn delete_all(&self, prefix: &str, deadline: Instant) -> Result<u64, StorageError> {
+        // The collation "C" orders keys by their bytes.
+        let query = Query::new(Statement::DeleteAll, [prefix.into(), (&*names::after(prefix)).into()]);
+        let Some(reply) = self.query(query, deadline).await? else {
             return Err(StorageError::refused(self.link.server(), "other transactions changed the same rows"));
         };
         Ok(u64::try_from(reply.written).unwrap_or(0))
     }
+}
 
+impl fmt::Debug for PostgresStore {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("PostgresStore").field("connections", &self.link).field("table", self.link.table()).finish()
+    }
+}
+
+impl PostgresStore {
     /// Executes a statement, and records the server's time. Returns `None` if the statement was
     /// rolled back because of another transaction.
     async fn query(&self, query: Query, deadline: Instant) -> Result<Option<Reply>, StorageError> {
-        let Outcome::Row(row) = self.link.query(query, deadline).await? else { return Ok(None) };
+        let Outcome::Row(row) = self.link.query(query, deadline.into()).await? else { return Ok(None) };
         let read = || -> Result<Reply, tokio_postgres::Error> {
             let now: i64 = row.try_get(2)?;
             let text: Option<String> = row.try_get(1)?;
@@ -140,15 +161,125 @@ impl Store {
         self.recent.record_time(reply.now);
         Ok(Some(reply))
     }
+}
 
-    fn key(&self, key: &str) -> String {
-        format!("{}:{key}", self.prefix)
+/// The maximum number of keys in each of the two generations.
+const GENERATION: usize = 8_192;
+
+/// The maximum length of a text in bytes. A longer one is not kept.
+const LONGEST_TEXT: usize = 512;
+
+/// The age from which the recorded server's time is not used, because the clocks of two machines
+/// drift. The next hit then loads its key, and gets the server's time with the reply.
+const TIME_LASTS: Duration = Duration::from_secs(10);
+
+/// The last known texts of keys, and the server's time. With both, a hit needs one round trip. One
+/// storage and its clones share it.
+#[derive(Debug, Default)]
+struct Recent(Mutex<RecentTexts>);
+
+#[derive(Debug, Default)]
+struct RecentTexts {
+    /// The keys that were used last. When this map is full, it becomes the old generation.
+    new: HashMap<Box<str>, Box<str>>,
+    old: HashMap<Box<str>, Box<str>>,
+    /// The server's time in the last reply, and the instant at which this machine received it.
+    time: Option<(Timestamp, Instant)>,
+}
+
+impl Recent {
+    /// Returns the last known text of a key, and the server's time. The text is empty for an
+    /// unknown key, because most unknown keys do not exist on the server. Returns `None` if the
+    /// time is unknown or too old.
+    ///
+    /// The returned time is behind the server's clock by the delay of the last reply.
+    fn recall(&self, key: &str) -> Option<(String, Timestamp)> {
+        let inner = self.lock();
+        let (server, at) = inner.time?;
+        let elapsed = at.elapsed();
+        if elapsed > TIME_LASTS {
+            return None;
+        }
+        let text = inner.new.get(key).or_else(|| inner.old.get(key)).map(|text| String::from(&**text));
+        Some((text.unwrap_or_default(), server.plus(micros(elapsed))))
     }
 
-    /// Returns the deadline of a call that begins now. It is shortly before the timeout of `Cas`,
-    /// so that the connection notices a missing reply.
-    fn deadline(&self) -> Instant {
-        Instant::now() + self.deadline * 15 / 16
+    /// Records the text of a key. A text that is empty or too long removes the key.
+    fn record(&self, key: &str, text: &str) {
+        let mut inner = self.lock();
+        if text.is_empty() || text.len() > LONGEST_TEXT {
+            inner.new.remove(key);
+            inner.old.remove(key);
+            return;
+        }
+        if inner.new.len() >= GENERATION && !inner.new.contains_key(key) {
+            inner.old = std::mem::take(&mut inner.new);
+        }
+        inner.new.insert(key.into(), text.into());
+    }
+
+    /// Records the server's time, as a reply that has just arrived contains it.
+    fn record_time(&self, now: Timestamp) {
+        self.lock().time = Some((now, Instant::now()));
+    }
+
+    fn lock(&self) -> MutexGuard<'_, RecentTexts> {
+        unpoisoned(self.0.lock())
+    }
+}
+
+/// The number of writes between two sweeps.
+const WRITES: u32 = 8;
+
+/// The number of pages that a sweep reads. They hold at least as many rows as [`WRITES`] writes can
+/// add, because PostgreSQL moves or compresses texts of more than 2 kB. So the table is searched
+/// faster than it grows.
+const PAGES: i64 = 4;
+
+/// Deletes expired rows, a few pages of the table at a time. That needs no index. One storage and its
+/// clones share it.
+struct Sweep {
+    writes: AtomicU32,
+    /// The next page. The statement takes the remainder by the number of pages.
+    page: AtomicI64,
+    is_running: AtomicBool,
+}
+
+impl Default for Sweep {
+    /// Creates a sweep that starts at a random page, so that processes sweep different pages.
+    fn default() -> Self {
+        let first = Timestamp::wall_clock().as_micros() % 1_000_003;
+        let page = AtomicI64::new(i64::try_from(first).unwrap_or(0));
+        Self { writes: AtomicU32::new(0), page, is_running: AtomicBool::new(false) }
+    }
+}
+
+impl Sweep {
+    /// Counts a write. Starts a sweep in a background task after every [`WRITES`] writes, unless
+    /// one is running.
+    fn after_write(self: &Arc<Self>, link: &Link, timeout: Duration) {
+        if !(self.writes.fetch_add(1, Ordering::Relaxed) + 1).is_multiple_of(WRITES)
+            || self.is_running.swap(true, Ordering::Relaxed)
+        {
+            return;
+        }
+        let (sweep, link) = (Running(Arc::clone(self)), link.clone());
+        tokio::spawn(async move {
+            let page = sweep.0.page.fetch_add(PAGES, Ordering::Relaxed);
+            // The error is ignored: a later write sweeps again, and hits report an outage.
+            let query = Query::new(Statement::Sweep, [page.into(), PAGES.into()]);
+            let _ = link.query(query, tokio::time::Instant::now() + timeout).await;
+            drop(sweep);
+        });
+    }
+}
+
+/// Marks the sweep as ended when it is dropped, even by a runtime that shuts down.
+struct Running(Arc<Sweep>);
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        self.0.is_running.store(false, Ordering::Relaxed);
     }
 }
 
@@ -169,14 +300,32 @@ mod tests {
     async fn connection_times_out_before_the_storage() {
         // The server accepts connections and never replies.
         let server = TcpListener::bind("127.0.0.1:0").unwrap();
-        let url = format!("postgres://app@{}/app", server.local_addr().unwrap());
-        let storage = PostgresStorage::new(&url).unwrap().timeout(DEADLINE);
+        let url = format!("postgres://app@{}/app?timeout={DEADLINE:?}", server.local_addr().unwrap());
+        let storage = PostgresStorage::new(&url).unwrap();
         let (policy, key) = (Policy::from(Quota::per_day(5)), Key::from("k"));
         for op in [Op::Peek, Op::Hit] {
-            let begun = Instant::now();
+            let begun = tokio::time::Instant::now();
             let error = storage.decide(StorageRequest::new(&policy, &key, op, 1)).await.unwrap_err();
             assert!(error.is_timeout() && error.to_string().starts_with("no connection to 127.0.0.1:"), "{error:?}");
             assert!(begun.elapsed() < DEADLINE, "{op:?}: {:?}", begun.elapsed());
         }
+    }
+
+    #[test]
+    fn number_of_texts_is_bounded() {
+        let recent = Recent::default();
+        assert!(recent.recall("k").is_none(), "the time is unknown");
+        recent.record_time(Timestamp::from_micros(1_000_000));
+        for key in 0..3 * GENERATION {
+            recent.record(&key.to_string(), "text");
+        }
+        let inner = recent.lock();
+        assert_eq!(inner.new.len() + inner.old.len(), 2 * GENERATION);
+        drop(inner);
+        let (text, now) = recent.recall(&(3 * GENERATION - 1).to_string()).unwrap();
+        assert!(text == "text" && now >= Timestamp::from_micros(1_000_000));
+        assert_eq!(recent.recall("0").unwrap().0, "");
+        recent.record("0", &"x".repeat(LONGEST_TEXT + 1));
+        assert_eq!(recent.recall("0").unwrap().0, "", "a long text is not kept");
     }
 }

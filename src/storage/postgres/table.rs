@@ -2,7 +2,11 @@
 
 use std::sync::Arc;
 
+use tokio_postgres::types::{ToSql, Type};
+
+use super::YES_OR_NO;
 use crate::error::ConfigError;
+use crate::storage::url::{Options, Wrong};
 
 /// The default name of the table.
 const TABLE: &str = "tower_ratelimit";
@@ -18,23 +22,12 @@ pub(super) struct Table {
     unlogged: bool,
 }
 
-impl Default for Table {
-    fn default() -> Self {
-        Self { schema: None, name: TABLE.into(), unlogged: false }
-    }
-}
-
 impl Table {
-    pub(super) fn with_schema(&self, schema: &str) -> Result<Self, ConfigError> {
-        Ok(Self { schema: Some(identifier(schema)?), ..self.clone() })
-    }
-
-    pub(super) fn with_name(&self, name: &str) -> Result<Self, ConfigError> {
-        Ok(Self { name: identifier(name)?, ..self.clone() })
-    }
-
-    pub(super) fn with_unlogged(&self, unlogged: bool) -> Self {
-        Self { unlogged, ..self.clone() }
+    /// Reads the options `schema`, `table` and `unlogged`.
+    pub(super) fn from_options(options: &mut Options<'_>, wrong: &Wrong<'_>) -> Result<Self, ConfigError> {
+        let schema = options.take("schema").map(|schema| identifier(&schema, wrong)).transpose()?;
+        let name = options.take("table").map_or_else(|| Ok(TABLE.into()), |name| identifier(&name, wrong))?;
+        Ok(Self { schema, name, unlogged: options.choice("unlogged", false, &YES_OR_NO)? })
     }
 
     /// Returns the quoted name for a statement, with the schema if it is set.
@@ -154,12 +147,68 @@ impl Statement {
 
 /// Returns the name, or an error unless it is 1 to 63 of the characters a-z, 0-9 and _ and does not
 /// begin with a digit.
-fn identifier(name: &str) -> Result<Arc<str>, ConfigError> {
+fn identifier(name: &str, wrong: &Wrong<'_>) -> Result<Arc<str>, ConfigError> {
     let is_plain = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '_';
     if (1..=63).contains(&name.len()) && name.chars().all(is_plain) && !name.starts_with(|c: char| c.is_ascii_digit()) {
         return Ok(name.into());
     }
-    Err(ConfigError::new(format!(
+    Err(wrong(format!(
         "invalid schema or table {name:?}: write 1 to 63 of the characters a-z, 0-9 and _, for example \"rate_limits\""
     )))
+}
+
+/// A statement to execute. It owns its parameters, because it outlives callers that leave.
+#[derive(Debug)]
+pub(super) struct Query {
+    pub(super) statement: Statement,
+    params: Vec<Param>,
+}
+
+#[derive(Debug)]
+pub(super) enum Param {
+    Text(String),
+    Number(i64),
+}
+
+impl Query {
+    pub(super) fn new<const N: usize>(statement: Statement, params: [Param; N]) -> Self {
+        Self { statement, params: params.into() }
+    }
+
+    pub(super) fn params(&self) -> Vec<&(dyn ToSql + Sync)> {
+        self.params.iter().map(Param::value).collect()
+    }
+
+    /// Returns the parameters with their types, for a statement that is not prepared.
+    pub(super) fn typed_params(&self) -> Vec<(&(dyn ToSql + Sync), Type)> {
+        self.params.iter().map(|param| (param.value(), param.kind())).collect()
+    }
+}
+
+impl Param {
+    fn value(&self) -> &(dyn ToSql + Sync) {
+        match self {
+            Self::Text(text) => text,
+            Self::Number(number) => number,
+        }
+    }
+
+    fn kind(&self) -> Type {
+        match self {
+            Self::Text(_) => Type::TEXT,
+            Self::Number(_) => Type::INT8,
+        }
+    }
+}
+
+impl From<&str> for Param {
+    fn from(text: &str) -> Self {
+        Self::Text(text.to_owned())
+    }
+}
+
+impl From<i64> for Param {
+    fn from(number: i64) -> Self {
+        Self::Number(number)
+    }
 }

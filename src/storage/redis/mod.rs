@@ -31,7 +31,7 @@ use self::url::{Access, RedisUrl, Servers};
 use crate::error::{ConfigError, or_panic};
 use crate::storage::net::until_ready;
 use crate::storage::url::checked_prefix;
-use crate::storage::{Cas, Clock, StorageError, deadline};
+use crate::storage::{Cas, Clock, StorageError, settings};
 
 /// Shares rate limit states between processes through Redis (6.2 or later) or Valkey (7.2 or later).
 ///
@@ -156,7 +156,7 @@ impl RedisStorage {
     #[must_use]
     #[track_caller]
     pub fn timeout(self, timeout: Duration) -> Self {
-        or_panic(deadline::checked(timeout));
+        or_panic(settings::checked_timeout(timeout));
         Self { deadline: timeout, ..self }.with_new_cas()
     }
 

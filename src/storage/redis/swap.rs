@@ -1,10 +1,9 @@
 //! Compare-and-swap, for policies with a strategy that has no script.
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use redis::{Cmd, Value, cmd};
-use tokio::time::Instant;
 
 use super::error::unexpected_script_reply;
 use super::link::Link;
@@ -39,15 +38,12 @@ return { 0, time[1] * 1000000 + time[2], stored }"
 pub(super) struct SwapStore {
     link: Link,
     prefix: Arc<str>,
-    deadline: Duration,
 }
 
 /// Creates the compare-and-swap storage on these servers.
-pub(super) fn cas(link: &Link, prefix: &Arc<str>, deadline: Duration, clock: Option<Arc<dyn Clock>>) -> Cas<SwapStore> {
-    // A command must time out shortly before `Cas` does, so that the connection counts the missing
-    // reply, and the error names the server.
-    let store = SwapStore { link: link.clone(), prefix: Arc::clone(prefix), deadline: deadline * 15 / 16 };
-    let cas = Cas::new(store).metrics_label(super::LABEL).timeout(deadline);
+pub(super) fn cas(link: &Link, prefix: &Arc<str>, timeout: Duration, clock: Option<Arc<dyn Clock>>) -> Cas<SwapStore> {
+    let store = SwapStore { link: link.clone(), prefix: Arc::clone(prefix) };
+    let cas = Cas::new(store).metrics_label(super::LABEL).timeout(timeout);
     match clock {
         Some(clock) => cas.clock(clock),
         None => cas,
@@ -59,8 +55,8 @@ impl CasStorage for SwapStore {
     /// The value's bytes. They may have been written by another program, and need not be UTF-8.
     type Version = Vec<u8>;
 
-    async fn load(&self, key: &str) -> Result<Loaded<Vec<u8>>, StorageError> {
-        match self.run(&self.command(key)).await.map_err(StorageError::uncounted)? {
+    async fn load(&self, key: &str, deadline: Instant) -> Result<Loaded<Vec<u8>>, StorageError> {
+        match self.run(&self.command(key), deadline).await.map_err(StorageError::uncounted)? {
             Swapped::Lost(Some(loaded)) => Ok(loaded),
             Swapped::Lost(None) | Swapped::Stored => Err(unexpected_script_reply(&Value::Int(1))),
         }
@@ -76,10 +72,11 @@ impl CasStorage for SwapStore {
         version: &Vec<u8>,
         text: &str,
         keep: Duration,
+        deadline: Instant,
     ) -> Result<Swapped<Vec<u8>>, StorageError> {
         let mut command = self.command(key);
         command.arg(version).arg(text).arg(u64::try_from(keep.as_micros().div_ceil(1_000)).unwrap_or(u64::MAX));
-        self.run(&command).await
+        self.run(&command, deadline).await
     }
 }
 
@@ -90,8 +87,8 @@ impl SwapStore {
         command
     }
 
-    async fn run(&self, command: &Cmd) -> Result<Swapped<Vec<u8>>, StorageError> {
-        let value = self.link.run(command, Instant::now() + self.deadline).await?;
+    async fn run(&self, command: &Cmd, deadline: Instant) -> Result<Swapped<Vec<u8>>, StorageError> {
+        let value = self.link.run(command, deadline.into()).await?;
         let Value::Array(values) = &value else { return Err(unexpected_script_reply(&value)) };
         match values.as_slice() {
             [Value::Int(1), ..] => Ok(Swapped::Stored),

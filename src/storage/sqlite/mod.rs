@@ -23,9 +23,9 @@ use self::job::Job;
 use self::url::SqliteUrl;
 use self::worker::Worker;
 use crate::error::{ConfigError, chain, or_panic};
-use crate::storage::deadline::DEADLINE;
+use crate::storage::settings::TIMEOUT;
 use crate::storage::url::{PREFIX, checked_prefix};
-use crate::storage::{Clock, StorageError, StorageErrorKind, deadline, names};
+use crate::storage::{Clock, StorageError, StorageErrorKind, names, settings};
 use crate::sync::Gauge;
 
 /// Shares rate limit states between the processes of one machine, in an SQLite file.
@@ -168,7 +168,7 @@ impl SqliteStorage {
         if let Some(text) = path.to_str() {
             url::checked(text).map_err(|why| ConfigError::new(format!("cannot open {text:?}: {why}")))?;
         }
-        Self::with(path.to_owned(), PREFIX, DEADLINE, Durability::default())
+        Self::with(path.to_owned(), PREFIX, TIMEOUT, Durability::default())
     }
 
     /// Opens the database at a URL such as `sqlite:limits.db`, and creates it if it does not exist.
@@ -216,7 +216,7 @@ impl SqliteStorage {
     #[must_use]
     #[track_caller]
     pub fn timeout(self, timeout: Duration) -> Self {
-        or_panic(deadline::checked(timeout));
+        or_panic(settings::checked_timeout(timeout));
         Self { deadline: timeout, ..self }
     }
 

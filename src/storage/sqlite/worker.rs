@@ -13,7 +13,8 @@ use super::file::File;
 use super::job::Job;
 use super::room::{ATTEMPTS, FULL};
 use super::transaction::execute;
-use crate::storage::cas::skew::{MAX_SKEW, Skew};
+use crate::storage::cas::skew::Skew;
+use crate::storage::settings::MAX_SKEW;
 
 /// The maximum number of calls in a transaction.
 const MAX_BATCH: usize = 512;

@@ -12,6 +12,8 @@ use std::path::PathBuf;
 
 pub(super) use self::authority::Authority;
 use self::authority::may_be_login;
+#[cfg(any(feature = "memcached", feature = "etcd", feature = "postgres"))]
+pub(super) use self::options::CasOptions;
 #[cfg(any(feature = "postgres", feature = "sqlite"))]
 pub(super) use self::options::PREFIX;
 pub(super) use self::options::{Options, checked_prefix};
@@ -60,6 +62,19 @@ pub(super) fn read<T>(
 ) -> Result<T, ConfigError> {
     let wrong = |why: String| ConfigError::new(format!("cannot read the URL {:?}: {why}", without_secrets(url)));
     parse(&Parts::split(url, examples, &wrong)?, &wrong)
+}
+
+/// Reads the options of a storage that has no URL, from the text of a URL's query.
+#[cfg(feature = "deadpool-postgres")]
+pub(super) fn read_options<T>(
+    query: &str,
+    parse: impl FnOnce(&mut Options<'_>, &Wrong<'_>) -> Result<T, ConfigError>,
+) -> Result<T, ConfigError> {
+    let wrong = |why: String| ConfigError::new(format!("cannot read the options {query:?}: {why}"));
+    let mut options = Options::parse(query, &wrong)?;
+    let parsed = parse(&mut options, &wrong)?;
+    options.end()?;
+    Ok(parsed)
 }
 
 impl<'a> Parts<'a> {

@@ -1,12 +1,14 @@
 //! The options of a URL: `prefix=rl&timeout=100ms`.
 
+#[cfg(any(feature = "memcached", feature = "etcd", feature = "postgres"))]
+use std::sync::Arc;
 use std::time::Duration;
 
 use super::{Wrong, decoded};
 use crate::error::ConfigError;
-use crate::storage::deadline::{self, DEADLINE};
 #[cfg(feature = "postgres")]
-use crate::storage::storage_url::encoded;
+use crate::storage::names::encoded;
+use crate::storage::settings::{self, TIMEOUT};
 
 /// The default prefix.
 pub(in crate::storage) const PREFIX: &str = "rl";
@@ -17,6 +19,17 @@ pub(in crate::storage) struct Options<'a> {
     left: Vec<(&'a str, String)>,
     known: Vec<&'static str>,
     wrong: &'a Wrong<'a>,
+}
+
+/// The options that all compare-and-swap storages have.
+#[cfg(any(feature = "memcached", feature = "etcd", feature = "postgres"))]
+#[derive(Clone, Debug)]
+pub(in crate::storage) struct CasOptions {
+    pub(in crate::storage) prefix: Arc<str>,
+    pub(in crate::storage) timeout: Duration,
+    pub(in crate::storage) max_skew: Duration,
+    /// `true` if policies may keep more than 1,000 log entries per key.
+    pub(in crate::storage) long_logs: bool,
 }
 
 impl<'a> Options<'a> {
@@ -63,8 +76,8 @@ impl<'a> Options<'a> {
 
     /// Returns the option `timeout`, or its default.
     pub(in crate::storage) fn timeout(&mut self) -> Result<Duration, ConfigError> {
-        let Some(text) = self.take("timeout") else { return Ok(DEADLINE) };
-        let timeout = duration(&text).filter(|timeout| deadline::checked(*timeout).is_ok());
+        let Some(text) = self.take("timeout") else { return Ok(TIMEOUT) };
+        let timeout = duration(&text).filter(|timeout| settings::checked_timeout(*timeout).is_ok());
         timeout.ok_or_else(|| {
             (self.wrong)(format!(
                 "invalid timeout {text:?}; write at least 1ms and at most 3600s, for example 100ms or 2s"
@@ -72,21 +85,24 @@ impl<'a> Options<'a> {
         })
     }
 
+    /// Returns the options of a compare-and-swap storage, or their defaults.
     #[cfg(any(feature = "memcached", feature = "etcd", feature = "postgres"))]
-    /// Returns the option `max-skew`, or its default.
-    pub(in crate::storage) fn max_skew(&mut self) -> Result<Duration, ConfigError> {
-        use crate::storage::cas::skew;
-        let Some(text) = self.take("max-skew") else { return Ok(skew::MAX_SKEW) };
-        let max_skew = duration(&text).and_then(|max_skew| skew::checked(max_skew).ok());
-        max_skew.ok_or_else(|| {
-            (self.wrong)(format!("invalid max-skew {text:?}; write at most 86400s, for example 500ms or 5s"))
+    pub(in crate::storage) fn cas(&mut self) -> Result<CasOptions, ConfigError> {
+        Ok(CasOptions {
+            prefix: self.prefix()?.into(),
+            timeout: self.timeout()?,
+            long_logs: self.choice("long-logs", false, &[("allow", true), ("refuse", false)])?,
+            max_skew: self.max_skew()?,
         })
     }
 
-    /// Returns `true` for `long-logs=allow`, and `false` for `long-logs=refuse`, the default.
     #[cfg(any(feature = "memcached", feature = "etcd", feature = "postgres"))]
-    pub(in crate::storage) fn long_logs(&mut self) -> Result<bool, ConfigError> {
-        self.choice("long-logs", false, &[("allow", true), ("refuse", false)])
+    fn max_skew(&mut self) -> Result<Duration, ConfigError> {
+        let Some(text) = self.take("max-skew") else { return Ok(settings::MAX_SKEW) };
+        let max_skew = duration(&text).and_then(|max_skew| settings::checked_skew(max_skew).ok());
+        max_skew.ok_or_else(|| {
+            (self.wrong)(format!("invalid max-skew {text:?}; write at most 86400s, for example 500ms or 5s"))
+        })
     }
 
     /// Returns the value of an option that has a word for each value, or its `default`.

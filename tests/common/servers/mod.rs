@@ -15,6 +15,7 @@ mod sharding_proxy;
 pub mod storage;
 
 use std::env;
+use std::fmt::Display;
 use std::fs;
 use std::io;
 use std::net::TcpListener;
@@ -37,6 +38,16 @@ pub use self::resp::Reply;
 pub use self::sharding_proxy::ShardingProxy;
 use crate::time::EVENTUALLY;
 pub use crate::time::wait_until;
+
+/// Returns the URL of a storage with another option.
+pub fn with_option(url: &str, name: &str, value: impl Display) -> String {
+    format!("{url}{}{name}={value}", if url.contains('?') { '&' } else { '?' })
+}
+
+/// Returns the URL of a storage with a timeout.
+pub fn with_timeout(url: &str, timeout: Duration) -> String {
+    with_option(url, "timeout", format_args!("{timeout:?}"))
+}
 
 /// The environment variable that names a program to start instead of `redis-server`.
 const PROGRAM: &str = "TOWER_RATELIMIT_REDIS_SERVER";

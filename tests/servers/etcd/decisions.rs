@@ -4,7 +4,7 @@ use std::sync::LazyLock;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
-use common::servers::Etcd;
+use common::servers::{Etcd, with_option, with_timeout};
 use common::{Foreign, policy};
 use tokio::runtime::Runtime;
 use tower_ratelimit::storage::{AnyStorage, EtcdStorage, ManualClock, StorageRequest};
@@ -17,14 +17,18 @@ const LONG: Duration = Duration::from_secs(5);
 static RUNTIME: LazyLock<Runtime> = LazyLock::new(|| Runtime::new().unwrap());
 
 /// A storage with a new prefix and a manual clock.
-fn on(storage: &EtcdStorage, clock: ManualClock) -> EtcdStorage {
+fn on(etcd: &Etcd, clock: ManualClock) -> EtcdStorage {
     static NUMBER: AtomicU32 = AtomicU32::new(0);
     let prefix = format!("t{}", NUMBER.fetch_add(1, Ordering::SeqCst));
-    storage.clone().prefix(&prefix).clock(clock)
+    with_prefix(etcd, &prefix).clock(clock)
+}
+
+fn with_prefix(etcd: &Etcd, prefix: &str) -> EtcdStorage {
+    EtcdStorage::new(&with_option(&with_timeout(&etcd.url(), LONG), "prefix", prefix)).unwrap()
 }
 
 fn storage(etcd: &Etcd) -> EtcdStorage {
-    let storage = EtcdStorage::new(&etcd.url()).unwrap().timeout(LONG);
+    let storage = EtcdStorage::new(&with_timeout(&etcd.url(), LONG)).unwrap();
     RUNTIME.block_on(storage.ready(LONG)).unwrap();
     storage
 }
@@ -32,12 +36,12 @@ fn storage(etcd: &Etcd) -> EtcdStorage {
 #[test]
 fn storage_obeys_the_laws() {
     let etcd = Etcd::start(1);
-    let storage = storage(&etcd);
-    StorageLaws::new(|clock| on(&storage, clock))
+    let _ = storage(&etcd);
+    StorageLaws::new(|clock| on(&etcd, clock))
         // etcd is slow. `tests/laws` runs all scripts with the same loop on a store in memory.
         .scripts(16)
-        // A storage with a new deadline decides on its own, as in another process.
-        .second_handle(|storage| storage.clone().timeout(LONG))
+        // A storage with a new clock decides on its own, as in another process.
+        .second_handle(|storage| storage.clone().clock(ManualClock::default()))
         .and_policies([
             Policy::new(Foreign, Quota::per_second(2)).limit(MovingWindow::new(), Quota::per_minute(5)),
             Policy::new(Foreign, Quota::per_second(3)).limit(ElasticWindow::new(), Quota::per_minute(5)),
@@ -48,9 +52,9 @@ fn storage_obeys_the_laws() {
 #[test]
 fn storage_obeys_the_laws_on_three_members() {
     let etcd = Etcd::calm();
-    let storage = storage(&etcd);
+    let _ = storage(&etcd);
     let several = policy("fixed-window 3/second; moving-window 9/minute; token-bucket 10/hour");
-    StorageLaws::new(|clock| on(&storage, clock)).scripts(4).and_policies([several]).check();
+    StorageLaws::new(|clock| on(&etcd, clock)).scripts(4).and_policies([several]).check();
 }
 
 #[test]
@@ -83,7 +87,7 @@ fn four_processes_admit_exactly_the_limit() {
 fn stored_states_are_as_documented() {
     let etcd = Etcd::start(1);
     let clock = ManualClock::new(Timestamp::from_micros(1_728_000_000_000_000));
-    let storage = storage(&etcd).clock(clock);
+    let storage = storage(&etcd).clock(clock.clone());
     let [free, other] = ["fixed-window 3/minute", "fixed-window 3/minute; moving-window 3/hour"];
     RUNTIME.block_on(async {
         let alice = Key::from("alice");
@@ -92,7 +96,7 @@ fn stored_states_are_as_documented() {
         // The last number is the low 32 bits of the start of the window.
         let first = "v1@1728000000000000[1.fixed-window/60000000 1728000060000000,1,1512833024]";
         assert_eq!(etcd.all(), [("rl:free|t:alice".to_owned(), first.to_owned())]);
-        let both = RateLimiter::with_storage(policy(other).with_name("free"), storage.prefix("shop"));
+        let both = RateLimiter::with_storage(policy(other).with_name("free"), with_prefix(&etcd, "shop").clock(clock));
         let _ = both.hit(&alice).await.unwrap();
         let log = "[2.moving-window/3600000000 1728003600000000,1728000000000000*1]";
         assert_eq!(etcd.all()[1], ("shop:free|t:alice".to_owned(), format!("{first}{log}")));
@@ -106,8 +110,8 @@ fn stored_states_are_as_documented() {
 #[test]
 fn clear_all_removes_the_keys_of_one_prefix() {
     let etcd = Etcd::start(1);
-    let storage = storage(&etcd);
-    let [ours, longer, theirs] = ["shop", "shop2", "shop:staging"].map(|prefix| storage.clone().prefix(prefix));
+    let _ = storage(&etcd);
+    let [ours, longer, theirs] = ["shop", "shop2", "shop:staging"].map(|prefix| with_prefix(&etcd, prefix));
     RUNTIME.block_on(async {
         for storage in [&ours, &longer, &theirs] {
             let limiter = RateLimiter::with_storage(policy("3/minute"), storage.clone());

@@ -3,14 +3,14 @@
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use common::harness::{DEADLINE, EntryPoints};
+use common::harness::EntryPoints;
 use common::servers::Etcd;
 use common::{message, policy};
 use serde_json::{Value, json};
 use tower_ratelimit::storage::Credentials;
 use tower_ratelimit::{Global, Key, Storage};
 
-use super::{PLENTY, entry_points, storage};
+use super::{PLENTY, entry_points, hasty, storage};
 
 /// Creates a user `app` that may use the keys that begin with `rl`, and returns a token of the user
 /// `root`.
@@ -81,13 +81,13 @@ async fn credentials_provider_is_called_for_each_connection() {
     let root = with_logins(&etcd, "first");
     let password = Arc::new(Mutex::new("first"));
     let current = Arc::clone(&password);
-    let storage = storage(&etcd.url()).credentials(move || {
+    let storage = hasty(&etcd.url()).credentials(move || {
         let password = *current.lock().unwrap();
         async move {
             if password == "none" { Err("the vault is sealed".into()) } else { Ok(Credentials::new("app", password)) }
         }
     });
-    let user = EntryPoints::new(&policy(PLENTY), storage.timeout(DEADLINE), || Global);
+    let user = EntryPoints::new(&policy(PLENTY), storage, || Global);
     user.recover().await;
     let body = json!({ "name": "app", "password": "second" });
     etcd.members[0].ask("auth/user/changepw", &body, Some(&root)).unwrap();

@@ -11,6 +11,7 @@ use std::time::Duration;
 
 use common::harness::{DEADLINE, EntryPoints};
 use common::policy;
+use common::servers::with_timeout;
 use tower_ratelimit::Global;
 use tower_ratelimit::storage::EtcdStorage;
 
@@ -21,9 +22,13 @@ const LONG: Duration = Duration::from_secs(60);
 const PLENTY: &str = "fixed-window 10000/day; moving-window 1000/day";
 
 fn storage(url: &str) -> EtcdStorage {
-    EtcdStorage::new(url).unwrap_or_else(|error| panic!("{error}")).timeout(LONG)
+    EtcdStorage::new(&with_timeout(url, LONG)).unwrap_or_else(|error| panic!("{error}"))
+}
+
+fn hasty(url: &str) -> EtcdStorage {
+    EtcdStorage::new(&with_timeout(url, DEADLINE)).unwrap_or_else(|error| panic!("{error}"))
 }
 
 fn entry_points(url: &str) -> EntryPoints {
-    EntryPoints::new(&policy(PLENTY), storage(url).timeout(DEADLINE), || Global)
+    EntryPoints::new(&policy(PLENTY), hasty(url), || Global)
 }

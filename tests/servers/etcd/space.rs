@@ -5,7 +5,7 @@ use common::servers::Etcd;
 use tower_ratelimit::storage::{StorageError, StorageErrorKind};
 use tower_ratelimit::{Key, RateLimiter};
 
-use super::{LONG, storage};
+use super::storage;
 
 fn assert_refused(error: &StorageError, may_have_counted: bool) {
     assert_eq!((error.kind(), error.may_have_counted()), (StorageErrorKind::Refused, may_have_counted), "{error:?}");
@@ -16,7 +16,7 @@ fn assert_refused(error: &StorageError, may_have_counted: bool) {
 #[tokio::test]
 async fn full_server_refuses_hits_and_counts_none_that_it_has_not_reported() {
     let etcd = Etcd::start_with(1, &["--quota-backend-bytes", "1048576"]);
-    let storage = storage(&etcd.url()).timeout(LONG);
+    let storage = storage(&etcd.url());
     // Each hit stores a longer log.
     let limiter = RateLimiter::with_storage(policy("moving-window 1000/day"), storage.clone());
     let key = Key::from("k");

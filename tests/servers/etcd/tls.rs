@@ -18,14 +18,16 @@ async fn only_certificates_that_the_url_names_are_trusted() {
     let etcd = Etcd::start_with(1, &["--cert-file", &ca, "--key-file", &key]);
     let port = etcd.members[0].port();
 
-    let storage = |scheme: &str, host: &str, ca: &str| EtcdStorage::new(&format!("{scheme}://{host}:{port}?ca={ca}"));
+    let storage = |scheme: &str, host: &str, ca: &str| {
+        EtcdStorage::new(&format!("{scheme}://{host}:{port}?ca={ca}&timeout={LONG:?}"))
+    };
     for (scheme, host) in [("etcds", "localhost"), ("etcd+tls", "127.0.0.1")] {
-        let storage = storage(scheme, host, &ca).unwrap().timeout(LONG);
+        let storage = storage(scheme, host, &ca).unwrap();
         storage.ready(LONG).await.unwrap();
         let limiter = RateLimiter::with_storage(Quota::per_minute(5), storage);
         assert!(limiter.hit(&Key::from(scheme)).await.unwrap().is_admitted());
     }
-    let error = message(storage("etcds", "127.0.0.1", &other).unwrap().timeout(LONG).check().await.unwrap_err());
+    let error = message(storage("etcds", "127.0.0.1", &other).unwrap().check().await.unwrap_err());
     assert!(error.contains("certificate"), "{error}");
     let plain = EtcdStorage::new(&format!("etcd://127.0.0.1:{port}")).unwrap();
     let error = plain.ready(SHORT).await.unwrap_err();

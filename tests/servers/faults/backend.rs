@@ -4,7 +4,7 @@ use std::marker::PhantomData;
 use std::time::Duration;
 
 use common::harness::AGAIN;
-use common::servers::{Etcd, FaultyServer, Memcached, Postgres, Server};
+use common::servers::{Etcd, FaultyServer, Memcached, Postgres, Server, with_timeout};
 use common::{foreign, policy};
 use tokio::time::{Instant, sleep, timeout_at};
 use tower_ratelimit::storage::{
@@ -138,7 +138,7 @@ impl Backend for MemcachedServer {
 
     fn storage(port: u16, timeout: Duration) -> AnyStorage {
         let url = format!("memcached://127.0.0.1:{port}?long-logs=allow");
-        AnyStorage::new(MemcachedStorage::new(&url).unwrap().timeout(timeout))
+        AnyStorage::new(MemcachedStorage::new(&with_timeout(&url, timeout)).unwrap())
     }
 
     async fn ready(storage: &AnyStorage, timeout: Duration) -> Result<(), StorageError> {
@@ -167,7 +167,7 @@ impl Backend for EtcdMember {
 
     fn storage(port: u16, timeout: Duration) -> AnyStorage {
         let url = format!("etcd://127.0.0.1:{port}?long-logs=allow");
-        AnyStorage::new(EtcdStorage::new(&url).unwrap().timeout(timeout))
+        AnyStorage::new(EtcdStorage::new(&with_timeout(&url, timeout)).unwrap())
     }
 
     async fn ready(storage: &AnyStorage, timeout: Duration) -> Result<(), StorageError> {
@@ -190,7 +190,7 @@ impl Backend for PostgresServer {
 
     fn storage(port: u16, timeout: Duration) -> AnyStorage {
         let url = format!("postgres://postgres@127.0.0.1:{port}/postgres?connections=1&long-logs=allow");
-        AnyStorage::new(PostgresStorage::new(&url).unwrap().timeout(timeout))
+        AnyStorage::new(PostgresStorage::new(&with_timeout(&url, timeout)).unwrap())
     }
 
     async fn ready(storage: &AnyStorage, timeout: Duration) -> Result<(), StorageError> {

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 use super::url_of;
-use common::servers::Memcached;
+use common::servers::{Memcached, with_option, with_timeout};
 use common::{EVERY_STRATEGY, Foreign, policy};
 use tokio::runtime::Runtime;
 use tower_ratelimit::storage::{ManualClock, MemcachedStorage};
@@ -25,8 +25,11 @@ fn many(count: usize) -> Vec<Memcached> {
 fn on(servers: &[Memcached], clock: ManualClock) -> MemcachedStorage {
     static NUMBER: AtomicU32 = AtomicU32::new(0);
     let prefix = format!("t{}", NUMBER.fetch_add(1, Ordering::SeqCst));
-    let _guard = RUNTIME.enter();
-    MemcachedStorage::new(&url_of(servers)).unwrap().prefix(&prefix).timeout(LONG).clock(clock)
+    with_prefix(servers, &prefix).clock(clock)
+}
+
+fn with_prefix(servers: &[Memcached], prefix: &str) -> MemcachedStorage {
+    MemcachedStorage::new(&with_option(&with_timeout(&url_of(servers), LONG), "prefix", prefix)).unwrap()
 }
 
 #[test]
@@ -38,13 +41,7 @@ fn storage_obeys_the_laws() {
         Policy::new(Foreign, Quota::per_second(3)).limit(ElasticWindow::new(), Quota::per_minute(5)),
     ];
     let servers = many(3);
-    let all = url_of(&servers);
-    let _guard = RUNTIME.enter();
-    let shared = MemcachedStorage::new(&all).unwrap().timeout(LONG);
-    RUNTIME.block_on(shared.ready(LONG)).unwrap();
-    let number = AtomicU32::new(0);
-    let empty = move |clock| shared.clone().prefix(&format!("l{}", number.fetch_add(1, Ordering::SeqCst))).clock(clock);
-    StorageLaws::new(empty).and_policies(mixed).scripts(128).check();
+    StorageLaws::new(|clock| on(&servers, clock)).and_policies(mixed).scripts(128).check();
     assert!(servers.iter().all(|server| server.stat("cmd_set") > 100), "every server has keys");
 }
 
@@ -93,7 +90,7 @@ fn eight_processes_admit_exactly_the_limit() {
 fn long_periods_are_enforced() {
     let server = Memcached::start(&[]);
     let _guard = RUNTIME.enter();
-    let storage = MemcachedStorage::new(&server.url()).unwrap().timeout(LONG);
+    let storage = MemcachedStorage::new(&with_timeout(&server.url(), LONG)).unwrap();
     let texts = [
         "1/month",
         "fixed-window 1/month",
@@ -117,7 +114,7 @@ fn long_periods_are_enforced() {
 fn keys_expire_with_their_state() {
     let server = Memcached::start(&[]);
     let _guard = RUNTIME.enter();
-    let storage = MemcachedStorage::new(&server.url()).unwrap().timeout(LONG);
+    let storage = MemcachedStorage::new(&with_timeout(&server.url(), LONG)).unwrap();
     let names = || (0..EVERY_STRATEGY.len()).flat_map(|policy| (0..5_u64).map(move |client| (policy, client)));
     for (number, client) in names() {
         let short = policy(&EVERY_STRATEGY[number].replace("7 seconds", "200ms")).with_name(format!("p{number}"));
@@ -135,7 +132,7 @@ fn keys_expire_with_their_state() {
 fn evicted_state_is_treated_as_fresh() {
     let server = Memcached::start(&["-m", "2", "-o", "no_modern"]);
     let _guard = RUNTIME.enter();
-    let storage = MemcachedStorage::new(&server.url()).unwrap().timeout(LONG);
+    let storage = MemcachedStorage::new(&with_timeout(&server.url(), LONG)).unwrap();
     let limiter = RateLimiter::with_storage(policy("fixed-window 2/day").with_name("p"), storage);
     let hit = || RUNTIME.block_on(limiter.hit(&Key::from("k"))).unwrap();
     assert_eq!([hit(), hit(), hit()].map(|decision| decision.is_admitted()), [true, true, false]);
@@ -157,7 +154,7 @@ fn evicted_state_is_treated_as_fresh() {
 #[test]
 fn unreadable_state_is_treated_as_fresh() {
     let servers = many(1);
-    let storage = on(&servers, ManualClock::default()).prefix("odd");
+    let storage = with_prefix(&servers, "odd").clock(ManualClock::default());
     let limiter = RateLimiter::with_storage(policy("fixed-window 2/day; moving-window 2/day").with_name("p"), storage);
     RUNTIME.block_on(async {
         for spoil in
@@ -216,7 +213,8 @@ fn policy_whose_log_does_not_fit_is_rejected() {
     let error = RateLimiter::try_with_storage(large.clone(), storage.clone()).unwrap_err().to_string();
     assert!(error.contains("moving-window 100000/day") && error.contains("sliding-window-counter"), "{error}");
     assert!(RateLimitLayer::new(large, Global).try_storage(storage.clone(), OnError::Admit).is_err());
-    assert!(RateLimiter::try_with_storage(policy("moving-window 50000/day"), storage.allow_long_logs()).is_ok());
+    let long_logs = MemcachedStorage::new("memcached://localhost?long-logs=allow").unwrap();
+    assert!(RateLimiter::try_with_storage(policy("moving-window 50000/day"), long_logs).is_ok());
 }
 
 #[test]

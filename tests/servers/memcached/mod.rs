@@ -9,7 +9,7 @@ mod url;
 use std::time::Duration;
 
 use common::harness::{SECOND, within};
-use common::servers::Memcached;
+use common::servers::{Memcached, with_timeout};
 use tower_ratelimit::storage::{MemcachedStorage, StorageError};
 
 /// A timeout that only a hanging test reaches.
@@ -19,7 +19,7 @@ const LONG: Duration = Duration::from_secs(60);
 const LITTLE: Duration = Duration::from_millis(60);
 
 fn storage(url: &str) -> MemcachedStorage {
-    MemcachedStorage::new(url).unwrap_or_else(|error| panic!("{error}")).timeout(LONG)
+    MemcachedStorage::new(&with_timeout(url, LONG)).unwrap_or_else(|error| panic!("{error}"))
 }
 
 /// Returns the URL of these servers.

@@ -1,10 +1,11 @@
 //! Several memcached servers, each with a part of the keys.
 
 use common::harness::{AGAIN, Answer, DEADLINE, EntryPoints, SECOND};
-use common::servers::Memcached;
+use common::servers::{Memcached, with_timeout};
 use common::time::Stopwatch;
 use common::{policy, with};
 use tokio::time::sleep;
+use tower_ratelimit::storage::MemcachedStorage;
 use tower_ratelimit::{Header, Key, RateLimiter};
 
 use super::{LONG, not_ready, storage, url_of};
@@ -28,7 +29,10 @@ async fn storage_is_ready_when_all_servers_reply() {
 async fn server_that_dies_or_hangs_fails_only_its_own_keys() {
     let mut servers = [Memcached::start(&[]), Memcached::start(&[]), Memcached::start(&[])];
     let policy = policy("fixed-window 1000000/day; moving-window 1000/day").with_name("p");
-    let entry_points = EntryPoints::new(&policy, storage(&url_of(&servers)).timeout(DEADLINE), || Header::new("k"));
+    let entry_points =
+        EntryPoints::new(&policy, MemcachedStorage::new(&with_timeout(&url_of(&servers), DEADLINE)).unwrap(), || {
+            Header::new("k")
+        });
     let names: Vec<String> = (0..12).map(|number| format!("k{number}")).collect();
     let answers = async |name: &String| entry_points.hit_as(&Key::from(&**name), || with("k", name)).await;
     let expect = async |name: &String, expected: Answer| loop {

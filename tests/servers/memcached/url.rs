@@ -1,10 +1,10 @@
-//! The URLs of memcached, and the builder methods that check the same values.
+//! The URLs of memcached, and their options.
 
 use std::time::Duration;
 
-use common::{message, panic_message};
+use common::message;
 use tower_ratelimit::Storage;
-use tower_ratelimit::storage::{AnyStorage, MemcachedStorage, StorageError, StorageErrorKind};
+use tower_ratelimit::storage::{AnyStorage, MemcachedStorage, StorageError, StorageErrorKind, StorageUrl};
 
 use super::LITTLE;
 
@@ -79,16 +79,25 @@ fn valid_urls_are_accepted() {
 }
 
 #[test]
-fn builder_checks_prefix_and_deadline() {
-    let storage = || MemcachedStorage::new("memcached://h").unwrap();
+fn prefix_and_timeout_are_checked() {
+    let url: StorageUrl = "memcached://h".parse().unwrap();
     for prefix in ["", "a b", "a\r\n", "caf\u{e9}", &"a".repeat(65)] {
-        assert!(panic_message(|| storage().prefix(prefix)).contains("prefix"), "{prefix:?}");
+        assert!(url.with("prefix", prefix).unwrap_err().to_string().contains("invalid prefix"), "{prefix:?}");
     }
-    assert!(format!("{:?}", storage().prefix("shop")).contains("\"shop\""));
-    for deadline in [Duration::ZERO, Duration::from_micros(999), Duration::MAX] {
-        assert!(panic_message(|| storage().timeout(deadline)).contains("Duration::from_millis(100)"));
+    // All characters of a prefix can be passed, because `with` encodes them.
+    let prefix = "a&b=c%20#@/?+";
+    let storage = MemcachedStorage::new(url.with("prefix", prefix).unwrap().as_str()).unwrap();
+    assert!(format!("{storage:?}").contains(&format!("{prefix:?}")));
+    for timeout in [Duration::ZERO, Duration::from_micros(999), Duration::MAX] {
+        let error = url.with("timeout", format_args!("{timeout:?}")).unwrap_err().to_string();
+        assert!(error.contains("write at least 1ms and at most 3600s"), "{error}");
     }
-    assert!(format!("{:?}", storage().timeout(LITTLE)).contains("60ms"));
+    for timeout in [LITTLE, Duration::from_micros(1_500), Duration::from_secs(3_600)] {
+        let storage = MemcachedStorage::new(url.with("timeout", format_args!("{timeout:?}")).unwrap().as_str());
+        assert!(format!("{:?}", storage.unwrap()).contains(&format!("timeout: {timeout:?}")));
+    }
+    let twice = url.with("timeout", "1s").and_then(|url| url.with("timeout", "2s"));
+    assert!(twice.unwrap_err().to_string().contains("twice"));
 }
 
 #[test]

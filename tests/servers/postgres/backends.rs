@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use common::policy;
 use common::servers::storage::RUNTIME;
-use common::servers::{Postgres, Session, wait_until};
+use common::servers::{Postgres, Session, wait_until, with_timeout};
 use tokio::task::JoinSet;
 use tower_ratelimit::storage::{PostgresStorage, StorageErrorKind};
 use tower_ratelimit::{Key, RateLimiter};
@@ -249,7 +249,7 @@ fn hits_use_the_only_connection_that_the_server_allows() {
     let server = server();
     server.ask("CREATE USER app CONNECTION LIMIT 1; GRANT ALL ON tower_ratelimit TO app");
     let url = format!("postgres://app@127.0.0.1:{}/postgres", server.port());
-    let app = || PostgresStorage::new(&url).unwrap().timeout(LONG);
+    let app = || PostgresStorage::new(&with_timeout(&url, LONG)).unwrap();
     let limiter = RateLimiter::with_storage(policy("1000/day"), app());
     check_hits(&limiter);
     let other = RateLimiter::with_storage(policy("1000/day"), app());
@@ -263,7 +263,8 @@ fn hits_that_begin_together_use_the_only_free_connection() {
     let server = server();
     server.ask("CREATE USER app CONNECTION LIMIT 1; GRANT ALL ON tower_ratelimit TO app");
     let url = format!("postgres://app@127.0.0.1:{}/postgres", server.port());
-    let limiter = RateLimiter::with_storage(policy("1000/day"), PostgresStorage::new(&url).unwrap().timeout(LONG));
+    let limiter =
+        RateLimiter::with_storage(policy("1000/day"), PostgresStorage::new(&with_timeout(&url, LONG)).unwrap());
     RUNTIME.block_on(async {
         let hits: JoinSet<_> = (0_u64..100)
             .map(|client| {

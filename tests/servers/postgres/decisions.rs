@@ -1,10 +1,11 @@
 //! Decisions on a real PostgreSQL: the laws, exact totals, and the stored states.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use common::example_process::Server as ExampleServer;
-use common::servers::Postgres;
 use common::servers::storage::RUNTIME;
+use common::servers::{Postgres, with_option, with_timeout};
 use common::{Foreign, policy};
 use tower_ratelimit::storage::{ManualClock, PostgresStorage, StorageErrorKind, StorageRequest};
 use tower_ratelimit::testing::StorageLaws;
@@ -13,30 +14,32 @@ use tower_ratelimit::{ElasticWindow, Key, MovingWindow, Op, Policy, Quota, RateL
 use super::{LONG, connected};
 
 /// A storage with a new prefix and a manual clock.
-fn on(storage: &PostgresStorage, clock: ManualClock) -> PostgresStorage {
+fn on(server: &Postgres, clock: ManualClock) -> PostgresStorage {
     static NUMBER: AtomicU32 = AtomicU32::new(0);
     let prefix = format!("t{}", NUMBER.fetch_add(1, Ordering::SeqCst));
-    storage.clone().prefix(&prefix).clock(clock)
+    with_prefix(server, &prefix).clock(clock)
+}
+
+/// A storage with one connection.
+fn with_prefix(server: &Postgres, prefix: &str) -> PostgresStorage {
+    let url = with_option(&with_option(&server.url(), "connections", 1), "prefix", prefix);
+    PostgresStorage::new(&with_timeout(&url, LONG)).unwrap()
 }
 
 #[test]
 fn storage_obeys_the_laws() {
     let server = Postgres::start(&["synchronous_commit=off"]);
-    // The connections are opened on this runtime, because the laws use several others.
-    let [storage, other] = [(); 2].map(|()| {
-        let url = format!("{}?connections=1", server.url());
-        let storage = PostgresStorage::new(&url).unwrap().timeout(LONG);
-        RUNTIME.block_on(storage.ready(LONG)).unwrap();
-        storage
-    });
-    StorageLaws::new(|clock| on(&storage, clock))
+    let _ = connected(&server);
+    let server = Arc::new(server);
+    let same = Arc::clone(&server);
+    StorageLaws::new(move |clock| on(&server, clock))
         // The laws need hundreds of scripts only on a storage in memory.
         .scripts(32)
         // The second handle has its own connection and remembered states, as in another process.
         .second_handle(move |storage| {
             let debug = format!("{storage:?}");
             let prefix = debug.split("prefix: \"").nth(1).and_then(|rest| rest.split('"').next()).unwrap();
-            other.clone().prefix(prefix).clock(ManualClock::default())
+            with_prefix(&same, prefix).clock(ManualClock::default())
         })
         .and_policies([
             Policy::new(Foreign, Quota::per_second(2)).limit(MovingWindow::new(), Quota::per_minute(5)),
@@ -155,8 +158,8 @@ fn decision_after_a_change_by_another_process_uses_the_new_state() {
 #[test]
 fn clear_all_removes_the_keys_of_one_prefix() {
     let server = Postgres::start(&[]);
-    let storage = connected(&server);
-    let [ours, longer, theirs] = ["shop", "shop2", "shop:staging"].map(|prefix| storage.clone().prefix(prefix));
+    let _ = connected(&server);
+    let [ours, longer, theirs] = ["shop", "shop2", "shop:staging"].map(|prefix| with_prefix(&server, prefix));
     RUNTIME.block_on(async {
         for storage in [&ours, &longer, &theirs] {
             let limiter = RateLimiter::with_storage(policy("3/minute"), storage.clone());
@@ -172,7 +175,7 @@ fn clear_all_removes_the_keys_of_one_prefix() {
 
 #[test]
 fn policy_whose_log_does_not_fit_is_rejected() {
-    let storage = PostgresStorage::new("postgres://a@127.0.0.1:1").unwrap().allow_long_logs();
+    let storage = PostgresStorage::new("postgres://a@127.0.0.1:1?long-logs=allow").unwrap();
     let large = policy("moving-window 1000000/day");
     assert!(storage.validate(&large).unwrap_err().to_string().contains("sliding-window-counter"));
     let error = RUNTIME.block_on(storage.decide(StorageRequest::new(&large, &Key::from("k"), Op::Hit, 1))).unwrap_err();

@@ -4,13 +4,13 @@ use std::time::{Duration, Instant};
 
 use common::policy;
 use common::servers::storage::RUNTIME;
-use common::servers::{Postgres, wait_until};
+use common::servers::{Postgres, wait_until, with_timeout};
 use common::time::Stopwatch;
 use tokio::task::JoinSet;
 use tower_ratelimit::storage::{PostgresStorage, StorageError, StorageErrorKind};
 use tower_ratelimit::{Key, RateLimiter};
 
-use super::{LONG, connected, storage};
+use super::{LONG, connected, storage, within};
 
 const QUICK: Duration = Duration::from_millis(300);
 
@@ -37,14 +37,14 @@ fn wrong_password_is_a_clear_error_and_the_right_one_recovers() {
     server.ask("CREATE USER app PASSWORD 'secret'; GRANT ALL ON SCHEMA public TO app");
     server.set_access("local all all trust\nhost all all 127.0.0.1/32 scram-sha-256\n");
     let url = |password| format!("postgres://app:{password}@127.0.0.1:{}/postgres", server.port());
-    let storage = PostgresStorage::new(&url("wrong")).unwrap().timeout(LONG);
+    let storage = PostgresStorage::new(&with_timeout(&url("wrong"), LONG)).unwrap();
     let wrong = limiter(storage.clone());
     let error = hit(&wrong).unwrap_err();
     assert_eq!(error.kind(), StorageErrorKind::Unreachable);
     let text = format!("{error:#}");
     assert!(text.contains("password authentication failed for user \"app\"") && !text.contains("wrong"), "{text}");
     assert!(!error.may_have_counted());
-    assert_eq!(hit(&limiter(PostgresStorage::new(&url("secret")).unwrap().timeout(LONG))).unwrap(), 999);
+    assert_eq!(hit(&limiter(PostgresStorage::new(&with_timeout(&url("secret"), LONG)).unwrap())).unwrap(), 999);
     server.ask("ALTER USER app PASSWORD 'wrong'");
     RUNTIME.block_on(storage.ready(LONG)).unwrap();
     assert_eq!(hit(&wrong).unwrap(), 998);
@@ -54,7 +54,7 @@ fn wrong_password_is_a_clear_error_and_the_right_one_recovers() {
 fn dropped_table_is_a_clear_error_and_is_created_again() {
     let server = Postgres::start(&[]);
     // A second connection would create the table when it is opened.
-    let one = PostgresStorage::new(&format!("{}?connections=1", server.url())).unwrap().timeout(LONG);
+    let one = PostgresStorage::new(&with_timeout(&format!("{}?connections=1", server.url()), LONG)).unwrap();
     let limiter = limiter(one.clone());
     assert_eq!(hit(&limiter).unwrap(), 999);
     server.ask("DROP TABLE tower_ratelimit");
@@ -69,7 +69,7 @@ fn dropped_table_is_a_clear_error_and_is_created_again() {
 fn locked_row_is_an_error_at_the_deadline_and_counts_nothing() {
     let server = Postgres::start(&[]);
     let storage = connected(&server);
-    let (patient, limiter) = (limiter(storage.clone()), limiter(storage.timeout(QUICK)));
+    let (patient, limiter) = (limiter(storage.clone()), limiter(within(&server, QUICK)));
     assert_eq!(hit(&patient).unwrap(), 999);
     std::thread::scope(|scope| {
         scope.spawn(|| server.ask("BEGIN; SELECT * FROM tower_ratelimit FOR UPDATE; SELECT pg_sleep(2); COMMIT"));
@@ -152,7 +152,7 @@ fn migration_fails_if_the_server_accepts_connections_and_hangs() {
 fn full_disk_is_a_clear_error_that_counts_nothing_and_recovers() {
     let server = Postgres::start(&[]);
     // With one connection, the table is created before the disk is full.
-    let one = PostgresStorage::new(&format!("{}?connections=1", server.url())).unwrap().timeout(LONG);
+    let one = PostgresStorage::new(&with_timeout(&format!("{}?connections=1", server.url()), LONG)).unwrap();
     let limiter = limiter(one);
     let first_hit = |client: u64| RUNTIME.block_on(limiter.hit(&Key::from(client)));
     assert_eq!(first_hit(0).unwrap().remaining(), 999);

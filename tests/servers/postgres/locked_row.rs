@@ -9,7 +9,7 @@ use tokio::task::JoinSet;
 use tower_ratelimit::storage::PostgresStorage;
 use tower_ratelimit::{Key, RateLimiter};
 
-use super::{LONG, storage};
+use super::{LONG, within};
 
 /// The last quarter is for the cancel request and its reply, also on a busy machine.
 pub(super) const DEADLINE: Duration = Duration::from_secs(8);
@@ -43,5 +43,5 @@ pub(super) fn check(server: &Postgres, storage: &PostgresStorage) {
 #[test]
 fn hits_on_a_locked_row_are_errors_that_count_nothing() {
     let server = Postgres::start(&[]);
-    check(&server, &storage(&server).timeout(DEADLINE));
+    check(&server, &within(&server, DEADLINE));
 }

@@ -11,8 +11,8 @@ mod tls;
 
 use std::time::Duration;
 
-use common::servers::Postgres;
 use common::servers::storage::RUNTIME;
+use common::servers::{Postgres, with_timeout};
 use tower_ratelimit::storage::PostgresStorage;
 
 /// A timeout that only a hanging test reaches.
@@ -27,5 +27,15 @@ fn connected(server: &Postgres) -> PostgresStorage {
 }
 
 fn storage(server: &Postgres) -> PostgresStorage {
-    PostgresStorage::new(&server.url()).unwrap_or_else(|error| panic!("{error}")).timeout(LONG)
+    within(server, LONG)
+}
+
+/// A storage with this timeout.
+fn within(server: &Postgres, timeout: Duration) -> PostgresStorage {
+    PostgresStorage::new(&with_timeout(&server.url(), timeout)).unwrap_or_else(|error| panic!("{error}"))
+}
+
+/// A storage with these options.
+fn with_options(server: &Postgres, options: &str) -> PostgresStorage {
+    PostgresStorage::new(&format!("{}?{options}&timeout={LONG:?}", server.url())).unwrap()
 }

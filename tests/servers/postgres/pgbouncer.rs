@@ -2,7 +2,7 @@
 
 use common::policy;
 use common::servers::storage::RUNTIME;
-use common::servers::{PgBouncer, Postgres};
+use common::servers::{PgBouncer, Postgres, with_timeout};
 use tokio::task::JoinSet;
 use tower_ratelimit::storage::PostgresStorage;
 use tower_ratelimit::{Key, RateLimiter};
@@ -15,10 +15,10 @@ const HITS: u64 = 10_000;
 fn ten_thousand_hits_leave_nothing_on_the_connections_of_other_programs() {
     let server = Postgres::start(&[]);
     let pooler = PgBouncer::start(&server, 2);
-    let storage = PostgresStorage::new(&pooler.url()).unwrap();
     // The timeout of the statements that the server would keep.
-    let quick = storage.clone();
-    let limiter = RateLimiter::with_storage(policy("fixed-window 1000000/day"), storage.timeout(LONG));
+    let quick = PostgresStorage::new(&pooler.url()).unwrap();
+    let patient = PostgresStorage::new(&with_timeout(&pooler.url(), LONG)).unwrap();
+    let limiter = RateLimiter::with_storage(policy("fixed-window 1000000/day"), patient);
     RUNTIME.block_on(async {
         quick.ready(LONG).await.unwrap();
         let mut tasks = JoinSet::new();
@@ -52,6 +52,6 @@ fn ten_thousand_hits_leave_nothing_on_the_connections_of_other_programs() {
 fn locked_row_is_an_error_that_counts_nothing() {
     let server = Postgres::start(&[]);
     let pooler = PgBouncer::start(&server, 4);
-    let storage = PostgresStorage::new(&pooler.url()).unwrap().timeout(super::locked_row::DEADLINE);
+    let storage = PostgresStorage::new(&with_timeout(&pooler.url(), super::locked_row::DEADLINE)).unwrap();
     super::locked_row::check(&server, &storage);
 }

@@ -21,6 +21,11 @@ fn pool(server: &Postgres, size: usize) -> Pool {
     Pool::builder(Manager::new(config, NoTls)).max_size(size).build().unwrap()
 }
 
+/// A storage with this timeout.
+fn within(pool: &Pool, timeout: Duration) -> PostgresStorage {
+    PostgresStorage::from_pool(pool.clone(), &format!("timeout={timeout:?}")).unwrap()
+}
+
 fn limiter(storage: PostgresStorage) -> RateLimiter {
     RateLimiter::with_storage(policy("fixed-window 100/day"), storage)
 }
@@ -28,7 +33,7 @@ fn limiter(storage: PostgresStorage) -> RateLimiter {
 #[test]
 fn storages_on_pools_admit_exactly_the_limit() {
     let server = Postgres::start(&[]);
-    let storages = [4, 2].map(|size| PostgresStorage::from_pool(pool(&server, size)).timeout(LONG));
+    let storages = [4, 2].map(|size| within(&pool(&server, size), LONG));
     RUNTIME.block_on(async {
         storages[0].migrate().await.unwrap();
         let limiters = storages.map(limiter);
@@ -57,8 +62,8 @@ fn storages_on_pools_admit_exactly_the_limit() {
 fn exhausted_pool_is_an_error_at_the_deadline_and_counts_nothing() {
     let server = Postgres::start(&[]);
     let pool = pool(&server, 1);
-    let storage = PostgresStorage::from_pool(pool.clone()).timeout(LONG);
-    let (limiter, quick) = (limiter(storage.clone()), limiter(storage.clone().timeout(QUICK)));
+    let storage = within(&pool, LONG);
+    let (limiter, quick) = (limiter(storage.clone()), limiter(within(&pool, QUICK)));
     RUNTIME.block_on(async {
         let error = limiter.hit(&Key::global()).await.unwrap_err();
         assert!(error.to_string().contains("call migrate()"), "{error:?}");
@@ -79,9 +84,8 @@ fn exhausted_pool_is_an_error_at_the_deadline_and_counts_nothing() {
 fn connection_that_hangs_is_removed_from_the_pool() {
     let server = Postgres::start(&[]);
     let pool = pool(&server, 1);
-    let storage = PostgresStorage::from_pool(pool.clone());
-    RUNTIME.block_on(storage.migrate()).unwrap();
-    let (limiter, patient) = (limiter(storage.clone().timeout(QUICK)), limiter(storage.timeout(LONG)));
+    RUNTIME.block_on(within(&pool, QUICK).migrate()).unwrap();
+    let (limiter, patient) = (limiter(within(&pool, QUICK)), limiter(within(&pool, LONG)));
     RUNTIME.block_on(async {
         assert_eq!(patient.hit(&Key::global()).await.unwrap().remaining(), 99);
         server.stop();
@@ -95,11 +99,33 @@ fn connection_that_hangs_is_removed_from_the_pool() {
     });
 }
 
+#[test]
+fn options_of_a_pool_are_those_of_a_url() {
+    let server = Postgres::start(&[]);
+    let pool = pool(&server, 1);
+    let new = |options: &str| PostgresStorage::from_pool(pool.clone(), options);
+    for (options, part) in [
+        ("timeout=0s", "invalid timeout \"0s\"; write at least 1ms"),
+        ("connections=4", "unknown option \"connections\"; write one of prefix, timeout"),
+        ("unlogged=yes", "write unlogged=true or unlogged=false"),
+        ("table=a-b", "invalid schema or table \"a-b\""),
+        ("schema", "has no value"),
+    ] {
+        let error = new(options).unwrap_err().to_string();
+        assert!(error.starts_with("cannot read the options ") && error.contains(part), "{options}: {error}");
+    }
+    let storage = new("prefix=shop&schema=limits&table=states&unlogged=true&timeout=60s").unwrap();
+    RUNTIME.block_on(storage.migrate()).unwrap();
+    assert_eq!(RUNTIME.block_on(limiter(storage).hit(&Key::global())).unwrap().remaining(), 99);
+    assert!(server.ask("SELECT key FROM limits.states").starts_with("shop:"));
+    assert_eq!(server.ask("SELECT relpersistence FROM pg_class WHERE relname = 'states'"), "u");
+}
+
 /// The statements do not stay on the server, although the pool has no statement timeout.
 #[test]
 fn locked_row_is_an_error_that_counts_nothing() {
     let server = Postgres::start(&[]);
-    let storage = PostgresStorage::from_pool(pool(&server, 2)).timeout(super::locked_row::DEADLINE);
+    let storage = within(&pool(&server, 2), super::locked_row::DEADLINE);
     RUNTIME.block_on(storage.migrate()).unwrap();
     super::locked_row::check(&server, &storage);
 }

@@ -1,13 +1,13 @@
 //! The table: migrations, names, and expired rows.
 
-use common::servers::Postgres;
 use common::servers::storage::RUNTIME;
+use common::servers::{Postgres, with_timeout};
 use common::{hit, policy};
 use tokio::task::JoinSet;
 use tower_ratelimit::storage::{PostgresStorage, StorageErrorKind};
 use tower_ratelimit::{Key, RateLimiter, Storage};
 
-use super::{LONG, storage};
+use super::{LONG, storage, with_options};
 
 #[test]
 fn ten_storages_can_create_the_table_at_once() {
@@ -15,7 +15,7 @@ fn ten_storages_can_create_the_table_at_once() {
     RUNTIME.block_on(async {
         let mut tasks = JoinSet::new();
         for _ in 0..10 {
-            let storage = storage(&server).schema("limits").table("states");
+            let storage = with_options(&server, "schema=limits&table=states");
             tasks.spawn(async move { storage.migrate().await });
         }
         for migrated in tasks.join_all().await {
@@ -24,7 +24,7 @@ fn ten_storages_can_create_the_table_at_once() {
         // Processes that create the table when they connect can do so at the same time, too.
         let mut tasks = JoinSet::new();
         for _ in 0..10 {
-            let storage = storage(&server).table("others");
+            let storage = with_options(&server, "table=others");
             tasks.spawn(async move { storage.ready(LONG).await });
         }
         for ready in tasks.join_all().await {
@@ -38,7 +38,7 @@ fn ten_storages_can_create_the_table_at_once() {
 #[test]
 fn table_created_from_the_definition_can_be_used() {
     let server = Postgres::start(&[]);
-    let storage = PostgresStorage::new(&format!("{}?migrate=false", server.url())).unwrap().timeout(LONG).unlogged();
+    let storage = with_options(&server, "migrate=false&unlogged=true");
     let error = RUNTIME.block_on(storage.check()).unwrap_err();
     assert_eq!(error.kind(), StorageErrorKind::Refused);
     assert!(format!("{error:#}").contains("call migrate(), or create it"), "{error:?}");
@@ -53,10 +53,10 @@ fn table_created_from_the_definition_can_be_used() {
 #[test]
 fn user_without_the_right_to_create_tables_can_use_the_table() {
     let server = Postgres::start(&[]);
-    RUNTIME.block_on(storage(&server).schema("limits").migrate()).unwrap();
+    RUNTIME.block_on(with_options(&server, "schema=limits").migrate()).unwrap();
     let url = format!("postgres://app@127.0.0.1:{}/postgres?schema=limits", server.port());
     server.ask("CREATE USER app");
-    let app = PostgresStorage::new(&url).unwrap().timeout(LONG);
+    let app = PostgresStorage::new(&with_timeout(&url, LONG)).unwrap();
     let error = RUNTIME.block_on(app.check()).unwrap_err();
     assert!(format!("{error:#}").contains("permission denied for schema limits"), "{error:?}");
     server.ask(

@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use common::certificates::Certificates;
 use common::message;
-use common::servers::Postgres;
 use common::servers::storage::RUNTIME;
+use common::servers::{Postgres, with_timeout};
 use tower_ratelimit::storage::{PostgresStorage, StorageErrorKind, TlsConfig};
 use tower_ratelimit::{Key, Quota, RateLimiter};
 
@@ -54,7 +54,7 @@ fn statements_over_tls_are_prepared_and_cancelled() {
     server.ask("CREATE EXTENSION pg_stat_statements");
     let (port, ca) = (server.port(), files.path("ca.pem"));
     let url = format!("postgres://postgres@localhost:{port}/postgres?connections=1&sslmode=require&ca={ca}");
-    let storage = PostgresStorage::new(&url).unwrap().timeout(super::locked_row::DEADLINE);
+    let storage = PostgresStorage::new(&with_timeout(&url, super::locked_row::DEADLINE)).unwrap();
     super::locked_row::check(&server, &storage);
     let limiter = RateLimiter::with_storage(Quota::per_minute(5), storage);
     for _ in 0..60 {

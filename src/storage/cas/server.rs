@@ -1,0 +1,151 @@
+//! What all compare-and-swap storages on servers have in common.
+
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+use super::shared::{CasShared, Time, store_deadline};
+use super::skew::Skew;
+use super::{Cas, CasStorage};
+use crate::decision::Decision;
+use crate::error::ConfigError;
+use crate::key::Key;
+use crate::policy::Policy;
+#[cfg(feature = "testing")]
+use crate::storage::Clock;
+use crate::storage::calls::measured;
+use crate::storage::net::{overloaded, until_ready};
+use crate::storage::url::CasOptions;
+use crate::storage::{Storage, StorageError, StorageFuture, StorageRequest};
+
+/// The largest number of log entries of a key, unless long logs are allowed. This many entries take
+/// up to 19 kB.
+const LONGEST_LOG: u32 = 1_000;
+
+/// The longest timeout of `ready`. An instant in the far future can overflow on some systems.
+const LONGEST_WAIT: Duration = Duration::from_secs(365 * 86_400);
+
+/// A [`CasStorage`] on servers.
+pub(in crate::storage) trait ServerStore: CasStorage<Error = StorageError> {
+    /// The label `storage` of the metrics.
+    const LABEL: &'static str;
+
+    /// Returns the addresses of the servers, for errors.
+    fn name(&self) -> String;
+
+    /// Returns an error if too many calls are in flight. `busy_keys` is the number of keys with
+    /// calls in progress.
+    fn overload(&self, busy_keys: usize) -> Option<StorageError>;
+
+    /// Deletes all keys that begin with `prefix`, and returns their number.
+    fn delete_all(
+        &self,
+        prefix: &str,
+        deadline: std::time::Instant,
+    ) -> impl Future<Output = Result<u64, StorageError>> + Send;
+}
+
+/// A [`Cas`] over servers: it fails at once while they are overloaded, and can delete all keys.
+#[derive(Clone)]
+pub(in crate::storage) struct ServerCas<S>(Cas<S>);
+
+impl<S: ServerStore> ServerCas<S> {
+    /// Creates the storage with the options of a URL.
+    pub(in crate::storage) fn new(store: S, options: &CasOptions) -> Self {
+        let &CasOptions { ref prefix, timeout, max_skew, long_logs } = options;
+        let shared = CasShared::new(store.clone(), store.name().into(), Time::Store, Skew::new(max_skew));
+        Self(Cas {
+            shared: Arc::new(shared),
+            timeout,
+            prefix: format!("{prefix}:").into(),
+            label: S::LABEL,
+            // Each hit loads and stores the whole log, so a long log dominates the cost of a server.
+            longest_log: (!long_logs).then_some(LONGEST_LOG),
+        })
+    }
+
+    pub(in crate::storage) fn store(&self) -> &S {
+        self.0.store()
+    }
+
+    /// Replaces the store, and keeps the settings.
+    pub(in crate::storage) fn with_store(&self, store: S) -> Self {
+        Self(Cas { shared: Arc::new(self.0.shared.with_store(store)), ..self.0.clone() })
+    }
+
+    #[cfg(feature = "testing")]
+    pub(in crate::storage) fn clock(self, clock: impl Clock) -> Self {
+        Self(self.0.clock(clock))
+    }
+
+    /// Waits until a [check](CasStorage::check) succeeds, for at most `timeout`.
+    pub(in crate::storage) async fn ready(&self, timeout: Duration) -> Result<(), StorageError> {
+        let deadline = Instant::now() + timeout.min(LONGEST_WAIT);
+        until_ready(deadline, |deadline| self.store().check(deadline.into_std())).await
+    }
+
+    /// Prints the storage with the name of its type.
+    pub(in crate::storage) fn debug(&self, name: &str, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let prefix = self.0.prefix.strip_suffix(':').unwrap_or_default();
+        f.debug_struct(name)
+            .field("store", self.store())
+            .field("prefix", &prefix)
+            .field("timeout", &self.0.timeout)
+            .finish_non_exhaustive()
+    }
+}
+
+impl<S: ServerStore> fmt::Debug for ServerCas<S> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+impl<S: ServerStore> Storage for ServerCas<S> {
+    fn decide(&self, request: StorageRequest<'_>) -> StorageFuture<Decision> {
+        if let Some(error) = self.store().overload(self.0.shared.queues.len()) {
+            return StorageFuture::new(measured(S::LABEL, overloaded(error, self.0.timeout)));
+        }
+        self.0.decide(request)
+    }
+
+    fn clear(&self, policy: &Policy, key: &Key) -> StorageFuture<()> {
+        self.0.clear(policy, key)
+    }
+
+    fn settle(&self, policy: &Policy, key: &Key, decision: &Decision, actual: u32) -> StorageFuture<()> {
+        self.0.settle(policy, key, decision, actual)
+    }
+
+    fn check(&self) -> StorageFuture<()> {
+        self.0.check()
+    }
+
+    fn clear_all(&self) -> StorageFuture<u64> {
+        let (store, prefix, timeout) = (self.store().clone(), Arc::clone(&self.0.prefix), self.0.timeout);
+        StorageFuture::new(async move { store.delete_all(&prefix, store_deadline(timeout)).await })
+    }
+
+    fn validate(&self, policy: &Policy) -> Result<(), ConfigError> {
+        self.0.validate(policy)
+    }
+}
+
+/// Implements [`Storage`] and `Debug` for a storage that contains only a [`ServerCas`].
+macro_rules! forward_to_server_cas {
+    ($name:ident) => {
+        impl crate::storage::Storage for $name {
+            crate::storage::contract::forward_storage!(self => self.0);
+        }
+
+        impl std::fmt::Debug for $name {
+            fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+                self.0.debug(stringify!($name), f)
+            }
+        }
+    };
+}
+
+pub(in crate::storage) use forward_to_server_cas;

@@ -1,0 +1,221 @@
+//! The members of the cluster. Each of them can execute every call.
+//!
+//! Creating [`Members`] does no I/O. They connect on first use, and reconnect after a failure.
+
+use std::fmt;
+use std::hash::{BuildHasher, RandomState};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use tokio::time::{Instant, timeout_at};
+
+use super::connection::{Access, EtcdConnection, has_no_leader, is_unauthenticated, is_unavailable, is_unsent};
+use super::wire::Call;
+use crate::storage::net::{Calls, Connected, MOST, Reconnecting, Usable};
+use crate::storage::url::Host;
+use crate::storage::{StorageError, StorageErrorKind};
+
+/// A handle to the connections to all members. Clones share the connections.
+#[derive(Clone, Debug)]
+pub(super) struct Members(Arc<MembersInner>);
+
+#[derive(Debug)]
+struct MembersInner {
+    members: Box<[Member]>,
+    /// The index of the member that is tried first.
+    current: AtomicUsize,
+}
+
+impl Members {
+    /// Creates the members. There must be at least one host.
+    pub(super) fn new(hosts: Vec<Host>, access: Access) -> Self {
+        let access = Arc::new(access);
+        let members: Box<[Member]> = hosts.into_iter().map(|host| Member::new(host, Arc::clone(&access))).collect();
+        // Processes start with different members, which spreads the load.
+        let start = RandomState::new().hash_one(0) % members.len().max(1) as u64;
+        Self(Arc::new(MembersInner { members, current: AtomicUsize::new(usize::try_from(start).unwrap_or(0)) }))
+    }
+
+    /// Returns the same members with another login or other TLS settings, and new connections.
+    pub(super) fn with_access(&self, access: Access) -> Self {
+        Self::new(self.0.members.iter().map(|member| member.host().clone()).collect(), access)
+    }
+
+    pub(super) fn access(&self) -> &Access {
+        self.0.members[0].access()
+    }
+
+    /// Sends a call to a member, and returns the response.
+    ///
+    /// Fails over to the next member if the call was not sent, or if the member has no leader. An
+    /// idempotent call also fails over if the connection breaks, or if the member is unavailable or
+    /// does not reply in time.
+    ///
+    /// The future can be dropped at any time. etcd may still execute the call. Other calls on the
+    /// connection are not affected.
+    ///
+    /// # Errors
+    ///
+    /// Returns the last error if every member has been tried, or `deadline` has passed.
+    pub(super) async fn call<C: Call>(&self, call: &C, deadline: Instant) -> Result<C::Response, StorageError> {
+        let members = &self.0.members;
+        let first = self.0.current.load(Ordering::Relaxed);
+        let mut step = 0;
+        loop {
+            let at = (first + step) % members.len();
+            step += 1;
+            // The last member gets all of the remaining time. Each earlier one gets half of it.
+            let now = Instant::now();
+            let failover_at = now + deadline.saturating_duration_since(now) / if step < members.len() { 2 } else { 1 };
+            let error = match members[at].call(call, failover_at, deadline).await {
+                Ok(response) => return Ok(response),
+                Err(error) => error,
+            };
+            if !matches!(error.kind(), StorageErrorKind::Refused | StorageErrorKind::Overloaded)
+                || has_no_leader(&error)
+            {
+                self.prefer_after(at);
+            }
+            let fails_over = is_unsent(&error)
+                || has_no_leader(&error)
+                || C::IDEMPOTENT
+                    && (error.kind() == StorageErrorKind::ConnectionLost
+                        || error.is_timeout()
+                        || is_unavailable(&error));
+            if !fails_over || step == members.len() || Instant::now() >= deadline {
+                return Err(error);
+            }
+        }
+    }
+
+    /// Returns an error if too many keys are busy, or too many calls are in flight on the member
+    /// that is tried first.
+    pub(super) fn overload(&self, busy_keys: usize) -> Option<StorageError> {
+        if busy_keys >= MOST {
+            return Some(StorageError::overloaded("etcd", busy_keys));
+        }
+        self.0.members[self.0.current.load(Ordering::Relaxed) % self.0.members.len()].overload()
+    }
+
+    /// Returns the addresses of all members, for error messages.
+    pub(super) fn names(&self) -> String {
+        let names: Vec<&str> = self.0.members.iter().map(Member::name).collect();
+        names.join(",")
+    }
+
+    /// If later calls would try this member first, makes them try the next one first.
+    fn prefer_after(&self, at: usize) {
+        let next = (at + 1) % self.0.members.len();
+        // If the exchange fails, another call has made the change.
+        let _ = self.0.current.compare_exchange(at, next, Ordering::Relaxed, Ordering::Relaxed);
+    }
+}
+
+/// A member of the cluster.
+struct Member {
+    host: Host,
+    access: Arc<Access>,
+    connection: Arc<Reconnecting<OpenConnection>>,
+}
+
+/// An open connection.
+struct OpenConnection {
+    connection: EtcdConnection,
+    calls: Calls,
+}
+
+impl Usable for OpenConnection {
+    fn is_usable(&self) -> bool {
+        !self.connection.is_closed()
+    }
+}
+
+impl Connected for OpenConnection {
+    fn calls(&self) -> &Calls {
+        &self.calls
+    }
+}
+
+impl Member {
+    fn new(host: Host, access: Arc<Access>) -> Self {
+        let connection = Reconnecting::new(&host.to_string());
+        Self { host, access, connection }
+    }
+
+    fn host(&self) -> &Host {
+        &self.host
+    }
+
+    fn access(&self) -> &Access {
+        &self.access
+    }
+
+    fn name(&self) -> &str {
+        self.connection.name()
+    }
+
+    /// Returns an error if too many calls are in flight.
+    fn overload(&self) -> Option<StorageError> {
+        self.connection.overload()
+    }
+
+    /// Sends a call, and returns the response.
+    ///
+    /// - Waits for a connection until `failover_at`.
+    /// - Waits for the response until `deadline`. If the call is idempotent, waits only until
+    ///   `failover_at`, so that the caller can try another member.
+    ///
+    /// The call is retried once on a new connection if it was not sent, or if the member rejected
+    /// the token. In both cases the member has not executed it.
+    async fn call<C: Call>(
+        &self,
+        call: &C,
+        failover_at: Instant,
+        deadline: Instant,
+    ) -> Result<C::Response, StorageError> {
+        let mut is_first = true;
+        loop {
+            let open = self.open(failover_at).await?;
+            let call_deadline = if C::IDEMPOTENT { failover_at } else { deadline };
+            let call_in_flight = self.connection.begin(&open, call_deadline).await?;
+            let Ok(response) = timeout_at(call_deadline, open.connection.call(call)).await else {
+                return Err(StorageError::timed_out(self.name()));
+            };
+            call_in_flight.answered();
+            let error = match response {
+                Ok(response) => return Ok(response),
+                Err(error) => error,
+            };
+            // The connection was closed, or its token is invalid. In both cases the member has not
+            // executed the call, so a retry is safe.
+            let retries = is_first && (is_unsent(&error) || is_unauthenticated(&error));
+            if retries || is_unsent(&error) || error.kind() == StorageErrorKind::ConnectionLost {
+                self.connection.give_up(&open, None);
+            } else if is_unauthenticated(&error) {
+                self.connection.give_up(&open, Some(&error));
+            }
+            if !retries {
+                return Err(error);
+            }
+            is_first = false;
+        }
+    }
+
+    /// Returns an open connection. Waits for one until `deadline`.
+    async fn open(&self, deadline: Instant) -> Result<Arc<OpenConnection>, StorageError> {
+        let connect = || {
+            let (host, access) = (self.host.clone(), Arc::clone(&self.access));
+            async move {
+                let connection = EtcdConnection::open(&host, &access).await?;
+                Ok(OpenConnection { connection, calls: Calls::default() })
+            }
+        };
+        self.connection.get(deadline, connect).await
+    }
+}
+
+impl fmt::Debug for Member {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Member").field(&self.connection).finish()
+    }
+}
