@@ -63,7 +63,6 @@ mod refusal_cache;
 mod settings;
 #[cfg(feature = "sqlite")]
 mod sqlite;
-mod storage_url;
 mod text;
 mod ticket;
 #[cfg(any(feature = "redis", feature = "etcd", feature = "postgres"))]
@@ -71,7 +70,7 @@ mod tls;
 #[cfg(any(feature = "redis", feature = "memcached", feature = "etcd", feature = "postgres", feature = "sqlite"))]
 mod url;
 
-pub use self::any::AnyStorage;
+pub use self::any::{AnyStorage, StorageUrl};
 #[cfg(feature = "metrics")]
 pub(crate) use self::breaker::PATHS;
 pub use self::breaker::{Breaker, Circuit, CircuitState, Phase};
@@ -98,6 +97,5 @@ pub use self::redis::RedisStorage;
 pub use self::refusal_cache::RefusalCache;
 #[cfg(feature = "sqlite")]
 pub use self::sqlite::{Durability, SqliteStorage};
-pub use self::storage_url::StorageUrl;
 #[cfg(any(feature = "redis-rustls", feature = "etcd-rustls", feature = "postgres-rustls"))]
 pub use self::tls::TlsConfig;

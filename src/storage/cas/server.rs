@@ -39,6 +39,16 @@ pub(in crate::storage) trait ServerStore: CasStorage<Error = StorageError> {
     /// calls in progress.
     fn overload(&self, busy_keys: usize) -> Option<StorageError>;
 
+    /// Checks that the servers can read keys that begin with `prefix`. The default implementation loads
+    /// one.
+    fn ping(
+        &self,
+        prefix: &str,
+        deadline: std::time::Instant,
+    ) -> impl Future<Output = Result<(), StorageError>> + Send {
+        async move { self.load(prefix, deadline).await.map(drop) }
+    }
+
     /// Deletes all keys that begin with `prefix`, and returns their number.
     fn delete_all(
         &self,
@@ -80,10 +90,10 @@ impl<S: ServerStore> ServerCas<S> {
         Self(self.0.clock(clock))
     }
 
-    /// Waits until a [check](CasStorage::check) succeeds, for at most `timeout`.
+    /// Waits until a check succeeds, for at most `timeout`.
     pub(in crate::storage) async fn ready(&self, timeout: Duration) -> Result<(), StorageError> {
         let deadline = Instant::now() + timeout.min(LONGEST_WAIT);
-        until_ready(deadline, |deadline| self.store().check(deadline.into_std())).await
+        until_ready(deadline, |deadline| self.store().ping(&self.0.prefix, deadline.into_std())).await
     }
 
     /// Prints the storage with the name of its type.
@@ -120,7 +130,8 @@ impl<S: ServerStore> Storage for ServerCas<S> {
     }
 
     fn check(&self) -> StorageFuture<()> {
-        self.0.check()
+        let (shared, prefix, within) = (Arc::clone(&self.0.shared), Arc::clone(&self.0.prefix), self.0.timeout);
+        StorageFuture::new(async move { shared.check(within, |deadline| shared.store.ping(&prefix, deadline)).await })
     }
 
     fn clear_all(&self) -> StorageFuture<u64> {

@@ -3,10 +3,14 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::Loaded;
+use tokio::runtime::Handle;
+use tokio::time::timeout;
+
 use super::queues::Queues;
 use super::skew::{Skew, View};
-use crate::storage::Clock;
+use super::{Loaded, error};
+use crate::error::BoxError;
+use crate::storage::{Clock, StorageError};
 use crate::time::Timestamp;
 
 /// Returns the deadline of the store for a call that begins now and times out after `timeout`. The
@@ -53,6 +57,22 @@ impl<S> CasShared<S> {
     #[cfg(any(feature = "memcached", feature = "etcd", feature = "postgres"))]
     pub(super) fn with_store(&self, store: S) -> Self {
         Self::new(store, Arc::clone(&self.name), self.time.clone(), Skew::new(self.skew.max()))
+    }
+
+    /// Awaits a check of the store. It fails after `within`.
+    pub(super) async fn check<F, E>(
+        &self,
+        within: Duration,
+        check: impl FnOnce(Instant) -> F,
+    ) -> Result<(), StorageError>
+    where
+        F: Future<Output = Result<(), E>>,
+        E: Into<BoxError>,
+    {
+        Handle::try_current().map_err(|_| error::no_runtime())?;
+        let checked = timeout(within, check(store_deadline(within))).await;
+        let checked = checked.map_err(|_| error::check_timed_out(&self.name))?;
+        checked.map_err(|error| StorageError::from_boxed(error).uncounted())
     }
 
     /// Returns the states of `key` to change, and the instant of the decision.

@@ -212,12 +212,7 @@ impl<S: CasStorage> Storage for Cas<S> {
 
     fn check(&self) -> StorageFuture<()> {
         let (shared, within) = (Arc::clone(&self.shared), self.timeout);
-        StorageFuture::new(async move {
-            Handle::try_current().map_err(|_| error::no_runtime())?;
-            let checked = timeout(within, shared.store.check(store_deadline(within))).await;
-            let checked = checked.map_err(|_| error::check_timed_out(&shared.name))?;
-            checked.map_err(|error| StorageError::from_boxed(error).uncounted())
-        })
+        StorageFuture::new(async move { shared.check(within, |deadline| shared.store.check(deadline)).await })
     }
 
     fn validate(&self, policy: &Policy) -> Result<(), ConfigError> {

@@ -79,11 +79,6 @@ impl CasStorage for EtcdStore {
         }
     }
 
-    /// Checks that a majority of the members replies, and that the user may read.
-    async fn check(&self, deadline: Instant) -> Result<(), StorageError> {
-        self.load("", deadline).await.map(drop)
-    }
-
     fn longest(&self) -> Option<usize> {
         Some(MAX_LEN)
     }

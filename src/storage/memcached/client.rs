@@ -103,14 +103,6 @@ impl CasStorage for Client {
         }
     }
 
-    /// Checks that all servers reply.
-    async fn check(&self, deadline: Instant) -> Result<(), StorageError> {
-        for node in &*self.nodes {
-            node.ping(deadline.into()).await?;
-        }
-        Ok(())
-    }
-
     fn longest(&self) -> Option<usize> {
         Some(LARGEST)
     }
@@ -135,6 +127,14 @@ impl ServerStore for Client {
             error = Some(node.overload()?);
         }
         error
+    }
+
+    /// Checks that all servers reply.
+    async fn ping(&self, _: &str, deadline: Instant) -> Result<(), StorageError> {
+        for node in &*self.nodes {
+            node.ping(deadline.into()).await?;
+        }
+        Ok(())
     }
 
     async fn delete_all(&self, _: &str, _: Instant) -> Result<u64, StorageError> {

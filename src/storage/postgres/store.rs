@@ -106,12 +106,6 @@ impl CasStorage for PostgresStore {
         Ok(Swapped::Lost(Some(Loaded { version: found.clone(), text: found, now: Some(now) })))
     }
 
-    /// Checks that the server replies, and that the table can be read.
-    async fn check(&self, deadline: Instant) -> Result<(), StorageError> {
-        let checked = self.query(Query::new(Statement::Load, ["".into()]), deadline).await;
-        checked.map(drop).map_err(StorageError::uncounted)
-    }
-
     fn longest(&self) -> Option<usize> {
         Some(MAX_LEN)
     }
