@@ -17,6 +17,11 @@
 //!
 //! Two processes may configure the same policy differently. So a text can contain entries of other
 //! limits, which are kept. An entry that cannot be parsed is read as [`State::Fresh`].
+//!
+//! A text that begins with another version is never overwritten: if it counted as fresh, each side
+//! of a rolling upgrade would reset the limits of the other with each hit. A text that does not
+//! begin with a version was written by no release, and no upgrade would make it readable. It counts
+//! as fresh, because an error would last until it expires.
 
 use std::fmt::Write;
 

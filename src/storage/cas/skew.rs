@@ -7,6 +7,20 @@
 //! A clock that is behind by more than `max_skew` has a line of its own: a constant difference to
 //! the time of the key. So the time of the key goes on by the time that passes on any clock, and
 //! does not jump to the fastest clock again after each decision of a slower one.
+//!
+//! An earlier version moved the states back to the slow clock. The next decision of a fast node
+//! then got the whole difference as time that had passed, once per alternation: with clocks 7 s
+//! apart, `token-bucket 100/minute` admitted 6,098 hits in 6 s.
+//!
+//! The bound is the promise plus one quota per change of a clock. The key's time runs ahead of the
+//! real time only if a node that is not behind has a faster clock than all before it, or if a
+//! process that has never decided the key continues on a line that is lower than its clock. Each
+//! process does one of them once.
+//!
+//! A process remembers its own line. Lines in the text alone would admit more: a line cannot
+//! distinguish time that has passed from a faster clock, so each jump makes the other lines
+//! outdated, and five nodes could jump ten times. The mark shows that the key has expired since, so
+//! that the line is outdated.
 
 use std::collections::HashMap;
 use std::hash::{BuildHasher, RandomState};

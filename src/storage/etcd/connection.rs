@@ -1,4 +1,9 @@
 //! Opens one connection to a member, logs in, and waits for a first response. Converts errors.
+//!
+//! Every error may have counted, except those that etcd returns before it does anything.
+//!
+//! A login token belongs to a connection, because members lose tokens when they restart. A call
+//! that fails with `invalid auth token` was not executed.
 
 use std::error::Error;
 use std::fmt;

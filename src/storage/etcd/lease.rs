@@ -1,6 +1,10 @@
 //! Leases, which delete expired keys.
 //!
 //! All keys of this process that expire at about the same time share a lease.
+//!
+//! Each lease is a write. So ends are rounded up to steps of a power of two seconds: an eighth to a
+//! quarter of the lifetime, at least 4 seconds. After 5,000 keys a new lease is used, because etcd
+//! removes all keys of a lease in one step that blocks other calls.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU32, Ordering};

@@ -1,6 +1,10 @@
 //! The members of the cluster. Each of them can execute every call.
 //!
 //! Creating [`Members`] does no I/O. They connect on first use, and reconnect after a failure.
+//!
+//! A read is repeated at another member after half of its time, so a member that hangs fails only
+//! the writes that it was executing. A swap is never sent again: if the first was executed, the
+//! second would lose against it and count once more.
 
 use std::fmt;
 use std::hash::{BuildHasher, RandomState};

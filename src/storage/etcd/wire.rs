@@ -2,6 +2,10 @@
 //!
 //! Fields that the storage does not use are omitted, and the decoder skips them. Field numbers and
 //! types are those of `rpc.proto` and `kv.proto` in etcd's `api` directory.
+//!
+//! The messages are written by hand, so no build needs `protoc`. tonic's client runs on a hyper
+//! connection of our own, because tonic's `Channel` hides whether a call was sent, and connects
+//! when it chooses.
 
 use std::fmt;
 

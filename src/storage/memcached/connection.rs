@@ -1,5 +1,11 @@
 //! A connection with pipelining: many requests may be in flight, and the replies arrive in the
 //! order of the requests.
+//!
+//! Replies are matched in order, even if the caller has left. A public client lost this order and
+//! returned a reply to the wrong caller.
+//!
+//! A restarted server counts its CAS ids from 1 again. So an id is valid only on the connection
+//! that returned it.
 
 use std::convert::Infallible;
 use std::future::poll_fn;

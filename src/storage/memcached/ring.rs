@@ -5,6 +5,9 @@
 //! removed, only its keys move.
 //!
 //! The points are those of libmemcached's weighted ketama with equal weights.
+//!
+//! Keys of a dead server fail and do not move, because old counts that reappear are worse than
+//! none.
 
 use crate::storage::url::Address;
 

@@ -1,6 +1,10 @@
 //! The servers of a URL, and sockets to them.
 //!
 //! A socket can be half-closed, so that the end of the backend can be awaited.
+//!
+//! A slot is taken before the login, and is free when the server has closed the socket. Only TCP
+//! connects race, so a slow login is not repeated. After 30 seconds a slot is free anyway, because
+//! a load balancer may keep a connection to a dead server.
 
 use std::collections::HashMap;
 use std::future::poll_fn;

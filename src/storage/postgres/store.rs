@@ -1,4 +1,7 @@
 //! The [`CasStorage`], on single statements.
+//!
+//! An index on `expires_at` would make every hit write to two indexes, and would prevent heap-only
+//! updates. Four pages hold at least as many rows as 8 writes add.
 
 use std::collections::HashMap;
 use std::fmt;
