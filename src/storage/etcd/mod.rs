@@ -50,7 +50,7 @@ const HTTP2: Option<&'static [u8]> = Some(b"h2");
 /// A hit loads the state of its key, decides, and stores the new state by compare-and-swap. That
 /// takes two round trips, or one if the state does not change, as after most refusals. All
 /// processes together never admit more than the limit. A hit that loses every race is refused as
-/// [contended](crate::Decision::is_contended). [`Cas`] has the details.
+/// [contended](crate::Decision::is_contended). [`Cas`](crate::storage::Cas) has the details.
 ///
 /// Each process decides by the clock of its own machine. The guide has the bounds for [different
 /// clocks](crate::guide::several_processes#clocks).
@@ -72,7 +72,7 @@ const HTTP2: Option<&'static [u8]> = Some(b"h2");
 /// |---|---|---|
 /// | `prefix` | `rl` | the prefix of all keys: 1 to 64 printable ASCII characters without spaces, `{` and `}`; programs with the same prefix on the same cluster share their counts |
 /// | `timeout` | `100ms` | the timeout of a call, from `1ms` to `3600s` |
-/// | `max-skew` | `5s` | the longest time by which the newest decision on a key may be ahead of this machine's clock, up to `86400s`; if it is further ahead, the process corrects the clock and logs a warning, see [`Cas::max_skew`] |
+/// | `max-skew` | `5s` | the longest time by which the newest decision on a key may be ahead of this machine's clock, up to `86400s`; if it is further ahead, the process corrects the clock and logs a warning, see [`Cas::max_skew`](crate::storage::Cas::max_skew) |
 /// | `long-logs` | `refuse` | `allow` accepts policies that can keep more than 1,000 log entries per key |
 /// | `ca` | the system's certificates | for TLS, a PEM file with the certificates to trust |
 /// | `cert`, `key` | none | for TLS, PEM files with a client certificate and its private key |

@@ -44,7 +44,7 @@ const PORT: u16 = 11_211;
 /// A hit loads the state of its key, decides, and stores the new state by compare-and-swap. That
 /// takes two round trips, or one if the state does not change, as after most refusals. All
 /// processes together never admit more than the limit. A hit that loses every race is refused as
-/// [contended](crate::Decision::is_contended). [`Cas`] has the details.
+/// [contended](crate::Decision::is_contended). [`Cas`](crate::storage::Cas) has the details.
 ///
 /// A policy that can keep more than 1,000 log entries per key is rejected when the limiter or layer
 /// is built, unless [long logs](crate::guide::several_processes#long-logs) are allowed. Each
@@ -59,7 +59,7 @@ const PORT: u16 = 11_211;
 /// |---|---|---|
 /// | `prefix` | `rl` | the prefix of all keys: 1 to 64 printable ASCII characters without spaces, `{` and `}`; programs with the same prefix on the same servers share their counts |
 /// | `timeout` | `100ms` | the timeout of a call, from `1ms` to `3600s` |
-/// | `max-skew` | `5s` | the longest time by which the newest decision on a key may be ahead of this process's estimate of the server's time, up to `86400s`; if it is further ahead, the process corrects its estimate and logs a warning, see [`Cas::max_skew`] |
+/// | `max-skew` | `5s` | the longest time by which the newest decision on a key may be ahead of this process's estimate of the server's time, up to `86400s`; if it is further ahead, the process corrects its estimate and logs a warning, see [`Cas::max_skew`](crate::storage::Cas::max_skew) |
 /// | `long-logs` | `refuse` | `allow` accepts policies that can keep more than 1,000 log entries per key |
 ///
 /// # Connections

@@ -93,7 +93,7 @@ const NEED_TLS: [&str; 4] = ["ca", "cert", "key", "sslnegotiation"];
 /// | each race that a hit loses to another process | 1 or 2 more |
 ///
 /// All processes together never admit more than the limit. A hit that loses every race is refused
-/// as [contended](crate::Decision::is_contended). [`Cas`] has the details.
+/// as [contended](crate::Decision::is_contended). [`Cas`](crate::storage::Cas) has the details.
 ///
 /// Concurrent hits of a process on the same key share one statement. Each statement is a separate
 /// transaction.
@@ -117,7 +117,7 @@ const NEED_TLS: [&str; 4] = ["ca", "cert", "key", "sslnegotiation"];
 /// | `migrate` | `true` | creates the table if a new connection does not find it |
 /// | `unlogged` | `false` | creates the table unlogged, which is faster, because PostgreSQL does not write it to its write-ahead log; it is empty after a crash of the server, and on a replica that was promoted |
 /// | `connections` | `4` | the number of connections, from 1 to 64, which all callers share |
-/// | `max-skew` | `5s` | the longest time by which the newest decision on a key may be ahead of the server's clock, for example after a failover, up to `86400s`; if it is further ahead, the storage corrects the clock and logs a warning, see [`Cas::max_skew`] |
+/// | `max-skew` | `5s` | the longest time by which the newest decision on a key may be ahead of the server's clock, for example after a failover, up to `86400s`; if it is further ahead, the storage corrects the clock and logs a warning, see [`Cas::max_skew`](crate::storage::Cas::max_skew) |
 /// | `long-logs` | `refuse` | `allow` accepts policies that can keep more than 1,000 log entries per key |
 /// | `sslmode` | `disable` | `require` and `verify-full` connect over [TLS](Self#tls) |
 /// | `ca` | the system's certificates | for TLS, a PEM file with the certificates to trust |
@@ -207,8 +207,8 @@ const NEED_TLS: [&str; 4] = ["ca", "cert", "key", "sslnegotiation"];
 ///
 /// Every eighth write of a process deletes the expired rows on the next four pages of the table. So
 /// if the table has N pages of 8 kB, an expired row is deleted after about 2 N writes of a process.
-/// Updates are heap-only: they change no index, and the next update of a page reuses their space, so
-/// autovacuum has little to do. The column `n_tup_hot_upd` of `pg_stat_user_tables` counts them.
+/// Updates are heap-only: they change no index, and the next update of a page reuses their space,
+/// so autovacuum has little to do. The column `n_tup_hot_upd` of `pg_stat_user_tables` counts them.
 ///
 #[doc = include_str!("server.md")]
 ///
