@@ -1,8 +1,6 @@
 //! Decisions: the results of hits and peeks.
 
-mod settle;
 mod verdict;
-mod wait;
 
 use std::array;
 use std::cmp::Reverse;
@@ -12,7 +10,7 @@ use std::time::Duration;
 pub use self::verdict::DecisionSource;
 use self::verdict::Verdict;
 use crate::strategy::Status;
-use crate::time::Timestamp;
+use crate::time::{Timestamp, micros};
 
 /// The result of a hit, a peek or a charge: admitted, admitted after a [delay](Self::delay), or
 /// refused.
@@ -334,5 +332,55 @@ impl Eq for Statuses {}
 impl fmt::Debug for Statuses {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_list().entries(self.as_slice()).finish()
+    }
+}
+
+impl Decision {
+    /// Sets the cost.
+    pub(crate) fn of_cost(self, cost: u32) -> Self {
+        Self { cost, ..self }
+    }
+
+    /// Returns `true` if this is the decision on an admitted hit that has spent at least one unit.
+    /// Otherwise there is nothing to settle. A later refund does not change the result.
+    pub fn has_spent(&self) -> bool {
+        self.is_admitted() && self.cost > 0 && self.limits().iter().any(|status| status.until() > Timestamp::EPOCH)
+    }
+
+    /// Returns `true` if a refund of this hit at `now` changes nothing, because all of its units are
+    /// free again.
+    pub(crate) fn has_expired(&self, now: Timestamp) -> bool {
+        self.limits().iter().all(|status| status.until() <= now)
+    }
+}
+
+impl Decision {
+    /// Returns this refusal with the time moved forward by `passed`, as if the key got no other
+    /// hits meanwhile. Each `retry_after` becomes shorter, but stays at least one microsecond.
+    pub(crate) fn after(mut self, passed: Duration) -> Self {
+        let passed = micros(passed);
+        self.at = self.at.plus(passed);
+        self.statuses.as_mut_slice().iter_mut().for_each(|status| status.pass(passed));
+        self
+    }
+
+    /// Turns an admission into a refusal, because its delay is longer than `max_delay`. The
+    /// `retry_after` is the time until the delay of a hit would be `max_delay`. The remaining units
+    /// do not change, even if the hit was refunded, because the refund may have failed.
+    pub(crate) fn refuse_delay(mut self, max_delay: Duration) -> Self {
+        let max_delay = micros(max_delay);
+        self.statuses.as_mut_slice().iter_mut().for_each(|status| status.refuse_delay(max_delay));
+        self.verdict = self.verdict.instead(Verdict::REFUSED);
+        self
+    }
+
+    /// Turns the admission of a peek into a refusal with a `retry_after` of one microsecond,
+    /// because other hits wait for the same units. Does not change a refusal.
+    pub(crate) fn refuse_turn(mut self) -> Self {
+        if self.is_admitted() {
+            self.statuses.as_mut_slice().iter_mut().for_each(Status::refuse_turn);
+            self.verdict = self.verdict.instead(Verdict::REFUSED);
+        }
+        self
     }
 }

@@ -20,12 +20,11 @@ use self::finding::Finding;
 #[cfg(not(feature = "lookup"))]
 use self::no_finding::Finding;
 use crate::headers;
-use crate::middleware::admission::{Action, ResponsePlan};
-use crate::middleware::post_response::QueueSlot;
-use crate::middleware::state::LayerState;
-use crate::middleware::waiting_room::{Deciding, Pause};
+use crate::middleware::exchange::{HttpExchange, ResponsePlan, Step};
+use crate::middleware::post_response::HeldHit;
+use crate::middleware::state::Shared;
 use crate::rejection::Rejection;
-use crate::waiting::Attempted;
+use crate::waiting::{Attempted, Stage};
 
 pin_project! {
     /// The response future of [`RateLimit`](crate::RateLimit).
@@ -82,15 +81,16 @@ where
         Self { state: ResponseState::Calling { inner, plan } }
     }
 
-    pub(crate) fn refused(response: S::Response) -> Self {
-        Self { state: ResponseState::Refused { response: Some(response) } }
+    /// Returns the response that the rejection has built.
+    pub(crate) fn refused(response: Option<S::Response>) -> Self {
+        Self { state: ResponseState::Refused { response } }
     }
 
     #[cfg(feature = "lookup")]
     pub(crate) fn finding(
         ready: &S,
         request: Request<B>,
-        shared: Arc<LayerState<R>>,
+        shared: Arc<Shared<R>>,
         tenant: crate::lookup::Finding,
     ) -> Self
     where
@@ -172,43 +172,33 @@ pin_project! {
     /// delay of a leaky bucket.
     pub(crate) struct WaitingRequest<S, B, R>
     {
-        shared: Arc<LayerState<R>>,
+        shared: Arc<Shared<R>>,
         // While the storage decides first, the service is the one that was polled ready. While the
         // request waits for its turn or its delay, and after that, it is a clone, which has to be
         // polled ready before it is called.
         call: Option<(S, Request<B>)>,
-        deciding: Deciding,
-        slot: QueueSlot,
+        hit: HeldHit,
+        progress: Progress,
         #[pin]
         delay: Option<Sleep>,
-        // The step after the wait, once the service is ready.
-        next: Option<Next>,
     }
 }
 
-/// The next step of a request that has waited with a clone of the service.
-enum Next {
-    /// The request is admitted. The slot has its decision.
-    Admitted,
-    /// The storage has failed, and the request is forwarded without limits.
-    Forward(ResponsePlan),
+enum Progress {
+    Waiting(Stage),
+    /// The request has waited, and the service is polled ready. `None` if the hit is admitted and
+    /// has its decision. A plan if the storage has failed, and the request is forwarded.
+    Over(Option<ResponsePlan>),
 }
 
 impl<S, B, R> WaitingRequest<S, B, R> {
-    pub(crate) fn new(
-        ready: S,
-        request: Request<B>,
-        shared: Arc<LayerState<R>>,
-        deciding: Deciding,
-        slot: QueueSlot,
-    ) -> Self
+    pub(crate) fn new(ready: S, request: Request<B>, shared: Arc<Shared<R>>, hit: HeldHit, stage: Stage) -> Self
     where
         S: Clone,
     {
-        let delay = slot.delayed.as_ref().map(|decision| tokio::time::sleep(decision.delay()));
-        let holds_nothing = delay.is_some() || matches!(deciding, Deciding::Turn(_));
-        let service = if holds_nothing { unready(&ready) } else { ready };
-        Self { shared, call: Some((service, request)), deciding, slot, delay, next: None }
+        let service = if matches!(stage, Stage::Decision(_)) { ready } else { unready(&ready) };
+        let delay = hit.delayed.as_ref().map(|decision| tokio::time::sleep(decision.delay()));
+        Self { shared, call: Some((service, request)), hit, progress: Progress::Waiting(stage), delay }
     }
 
     /// Polls the storage, then the turn, the delay and the service. Returns the next state.
@@ -220,56 +210,41 @@ impl<S, B, R> WaitingRequest<S, B, R> {
         let mut this = self.project();
         let plan = loop {
             let (service, request) = this.call.as_mut().expect("polled after completion");
-            if let Some(delay) = this.delay.as_mut().as_pin_mut() {
-                ready!(delay.poll(cx));
-                this.delay.set(None);
-                *this.next = Some(Next::Admitted);
-            }
-            if this.next.is_some() {
-                ready!(service.poll_ready(cx))?;
-            }
-            if let Some(next) = this.next.take() {
-                if let Next::Forward(plan) = next {
-                    break plan;
-                }
-                // Taken only when the service is ready, because dropping the slot with its decision
-                // refunds the hit.
-                let decision = this.slot.delayed.take().expect("an admitted request has a decision");
-                let now = if decision.is_at_once() { None } else { this.slot.peek_now() };
-                let now = now.as_ref().unwrap_or(&decision);
-                break this.shared.admitted_after(&decision, now, this.slot.storage_request(), request);
-            }
-            let action = match this.deciding {
-                Deciding::First(deciding) => {
+            let mut response = None;
+            let mut exchange = HttpExchange { rejection: &*this.shared.rejection, request, response: &mut response };
+            let (step, is_first) = match this.progress {
+                Progress::Waiting(Stage::Decision(deciding)) => {
                     let decided = ready!(Pin::new(deciding).poll(cx));
-                    this.shared.apply(decided.as_ref(), this.slot.storage_request(), request)
+                    (this.shared.apply(decided.as_ref(), this.hit.storage_request(), &mut exchange), true)
                 }
-                Deciding::Turn(turn) => {
+                Progress::Waiting(Stage::Turn(turn)) => {
                     let Attempted { policy, decided } = ready!(turn.as_mut().poll(cx));
-                    this.slot.set_policy(policy);
-                    this.shared.apply_turn(decided, this.slot.storage_request(), request)
+                    this.hit.set_policy(policy);
+                    (this.shared.apply_turn(decided, this.hit.storage_request(), &mut exchange), false)
+                }
+                Progress::Waiting(Stage::Delay) => {
+                    if let Some(delay) = this.delay.as_mut().as_pin_mut() {
+                        ready!(delay.poll(cx));
+                    }
+                    this.delay.set(None);
+                    *this.progress = Progress::Over(None);
+                    continue;
+                }
+                Progress::Over(plan) => {
+                    ready!(service.poll_ready(cx))?;
+                    break plan.take().unwrap_or_else(|| this.shared.admitted_after_wait(this.hit, &mut exchange));
                 }
             };
-            match action {
-                Action::Forward(plan) if matches!(this.deciding, Deciding::First(_)) => break plan,
-                Action::Forward(plan) => *this.next = Some(Next::Forward(plan)),
-                Action::Respond(response) => {
-                    return Poll::Ready(Ok(ResponseState::Refused { response: Some(response) }));
-                }
-                Action::Wait(Pause::Delay(decision)) => {
-                    let delay = decision.delay();
-                    this.slot.delayed = Some(decision);
-                    this.shared.report_delayed(this.slot);
+            match step {
+                Step::Forward(plan) if is_first => break plan,
+                Step::Forward(plan) => *this.progress = Progress::Over(Some(plan)),
+                Step::Respond => return Poll::Ready(Ok(ResponseState::Refused { response })),
+                Step::Wait(pause) => {
+                    let stage = this.shared.pause(pause, this.hit);
                     *service = unready(service);
-                    if delay.is_zero() {
-                        *this.next = Some(Next::Admitted);
-                    } else {
-                        this.delay.set(Some(tokio::time::sleep(delay)));
-                    }
-                }
-                Action::Wait(Pause::Turn(turn)) => {
-                    *service = unready(service);
-                    *this.deciding = Deciding::Turn(turn);
+                    let delay = this.hit.delayed.as_ref().map(|decision| decision.delay());
+                    this.delay.set(delay.filter(|delay| !delay.is_zero()).map(tokio::time::sleep));
+                    *this.progress = Progress::Waiting(stage);
                 }
             }
         };

@@ -9,8 +9,8 @@ use http::{Request, Response};
 use tower_service::Service;
 
 use crate::future::{ResponseFuture, WaitingRequest};
-use crate::middleware::admission::{Action, Hold};
-use crate::middleware::state::LayerState;
+use crate::middleware::exchange::{Hold, HttpExchange, Step};
+use crate::middleware::state::Shared;
 use crate::rejection::{Rejection, TextRejection};
 
 /// The middleware that limits the requests to an inner service. Created by
@@ -34,7 +34,7 @@ pub struct RateLimit<S, R = TextRejection> {
 }
 
 /// The state that all services of a layer share.
-type Handle<R> = Arc<LayerState<R>>;
+type Handle<R> = Arc<Shared<R>>;
 
 impl<S, R> RateLimit<S, R> {
     pub(crate) fn new(inner: S, shared: Handle<R>) -> Self {
@@ -83,22 +83,25 @@ where
     }
 
     fn call(&mut self, mut request: Request<B>) -> Self::Future {
-        match self.shared.admit(&mut request) {
-            Action::Forward(plan) => ResponseFuture::calling(self.inner.call(request), plan),
-            Action::Respond(response) => ResponseFuture::refused(response),
+        let mut response = None;
+        let rejection = &*self.shared.rejection;
+        let mut exchange = HttpExchange { rejection, request: &mut request, response: &mut response };
+        match self.shared.admit(&mut exchange) {
+            Step::Forward(plan) => ResponseFuture::calling(self.inner.call(request), plan),
+            Step::Respond => ResponseFuture::refused(response),
             #[cfg(feature = "lookup")]
-            Action::Wait(Hold::Lookup(finding)) => {
+            Step::Wait(Hold::Lookup(finding)) => {
                 let next = self.inner.clone();
                 let ready = mem::replace(&mut self.inner, next);
                 ResponseFuture::finding(&ready, request, Arc::clone(&self.shared), finding)
             }
-            Action::Wait(Hold::Queue(slot, deciding)) => {
+            Step::Wait(Hold::Hit(hit, stage)) => {
                 // The future takes the service that was polled ready, and a clone replaces it. If
                 // the request is delayed, the future replaces the ready service with another clone.
                 let next = self.inner.clone();
                 let ready = mem::replace(&mut self.inner, next);
                 let shared = Arc::clone(&self.shared);
-                ResponseFuture::waiting(WaitingRequest::new(ready, request, shared, deciding, slot))
+                ResponseFuture::waiting(WaitingRequest::new(ready, request, shared, hit, stage))
             }
         }
     }

@@ -11,7 +11,9 @@ use http::header::{CACHE_CONTROL, CONTENT_TYPE, HeaderValue, RETRY_AFTER, WWW_AU
 use http::{Request, StatusCode};
 
 use crate::client_usage::{Usage, UsageError};
-use crate::middleware::state::LayerState;
+use crate::extract::Head;
+use crate::middleware::state::Shared;
+use crate::middleware::usage::usage;
 use crate::rejection::TextRejection;
 use crate::text::write_json_string;
 
@@ -19,11 +21,11 @@ use crate::text::write_json_string;
 /// [`RateLimitLayer::usage_handler`](crate::RateLimitLayer::usage_handler), which lists the
 /// responses.
 pub struct UsageHandler<R = TextRejection> {
-    shared: Arc<LayerState<R>>,
+    shared: Arc<Shared<R>>,
 }
 
 impl<R> UsageHandler<R> {
-    pub(crate) fn new(shared: Arc<LayerState<R>>) -> Self {
+    pub(crate) fn new(shared: Arc<Shared<R>>) -> Self {
         Self { shared }
     }
 }
@@ -35,7 +37,7 @@ where
     type Future = Pin<Box<dyn Future<Output = Response> + Send>>;
 
     fn call(self, request: Request<Body>, _: S) -> Self::Future {
-        let usage = self.shared.usage(&request);
+        let usage = usage(&self.shared, &Head::of(&request));
         Box::pin(async move { response(usage.await) })
     }
 }

@@ -8,22 +8,22 @@ use tower_service::Service;
 
 use super::{AfterWaiting, ResponseState, WaitingRequest, unready};
 use crate::lookup;
-use crate::middleware::admission::{Action, Hold};
-use crate::middleware::state::LayerState;
+use crate::middleware::exchange::{Hold, HttpExchange, Step};
+use crate::middleware::state::Shared;
 use crate::rejection::Rejection;
 
 /// A request that waits for the look-up of its policy, and then for the inner service.
 pub(super) struct Finding<S, B, R> {
     // The service is a clone, which has to be polled ready before it is called.
     call: Option<(S, Request<B>)>,
-    shared: Arc<LayerState<R>>,
+    shared: Arc<Shared<R>>,
     tenant: lookup::Finding,
     /// The result of the look-up.
     found: Option<lookup::LookupResult>,
 }
 
 impl<S, B, R> Finding<S, B, R> {
-    pub(super) fn new(ready: &S, request: Request<B>, shared: Arc<LayerState<R>>, tenant: lookup::Finding) -> Self
+    pub(super) fn new(ready: &S, request: Request<B>, shared: Arc<Shared<R>>, tenant: lookup::Finding) -> Self
     where
         S: Clone,
     {
@@ -44,14 +44,17 @@ impl<S, B, R> Finding<S, B, R> {
         ready!(service.poll_ready(cx))?;
         let (mut service, mut request) = self.call.take().expect("checked above");
         let found = self.found.take().expect("set above");
-        Poll::Ready(Ok(match self.shared.admit_found(found, &mut request) {
-            Action::Forward(plan) => ResponseState::Calling { inner: service.call(request), plan },
-            Action::Respond(response) => ResponseState::Refused { response: Some(response) },
-            Action::Wait(Hold::Queue(slot, deciding)) => {
-                let waiting = WaitingRequest::new(service, request, Arc::clone(&self.shared), deciding, slot);
+        let mut response = None;
+        let rejection = &*self.shared.rejection;
+        let mut exchange = HttpExchange { rejection, request: &mut request, response: &mut response };
+        Poll::Ready(Ok(match self.shared.admit_found(found, &mut exchange) {
+            Step::Forward(plan) => ResponseState::Calling { inner: service.call(request), plan },
+            Step::Respond => ResponseState::Refused { response },
+            Step::Wait(Hold::Hit(hit, stage)) => {
+                let waiting = WaitingRequest::new(service, request, Arc::clone(&self.shared), hit, stage);
                 ResponseState::Waiting { waiting: Box::pin(waiting) }
             }
-            Action::Wait(Hold::Lookup(tenant)) => {
+            Step::Wait(Hold::Lookup(tenant)) => {
                 let finding = Self::new(&service, request, Arc::clone(&self.shared), tenant);
                 ResponseState::Finding { finding: Box::new(finding) }
             }

@@ -8,7 +8,7 @@ use std::fmt;
 use std::str::FromStr;
 
 use http::header::{CACHE_CONTROL, HeaderValue, RETRY_AFTER};
-use http::{Extensions, Response};
+use http::{Extensions, HeaderMap, Response};
 
 use self::ietf::{IetfFields, Secret};
 use self::value::{repeated, set};
@@ -320,13 +320,12 @@ fn extend_wait<B>(response: &mut Response<B>, seconds: u32) {
 ///
 /// Adds `Cache-Control: no-store`. Caches must not store a 429 (RFC 6585, section 4), but a custom
 /// rejection may use another status.
-pub(crate) fn write_refused<B>(
-    response: &mut Response<B>,
+pub(crate) fn write_refused(
+    headers: &mut HeaderMap,
     decision: &Decision,
     numbers: Option<Numbers>,
     other_fields: Option<OtherFields>,
 ) {
-    let headers = response.headers_mut();
     if !headers.contains_key(CACHE_CONTROL) {
         set(headers, CACHE_CONTROL, HeaderValue::from_static("no-store"));
     }
@@ -347,10 +346,10 @@ pub(crate) fn write_refused<B>(
 
 /// Inserts the decision into the extensions of a refusal, so that outer layers recognize the
 /// refusal. Uses the memory of `spare`, the extensions of the request, if the response has none.
-pub(crate) fn attach<B>(response: &mut Response<B>, decision: &Decision, mut spare: Extensions) {
-    if response.extensions().is_empty() {
+pub(crate) fn attach(extensions: &mut Extensions, decision: &Decision, mut spare: Extensions) {
+    if extensions.is_empty() {
         spare.clear();
-        *response.extensions_mut() = spare;
+        *extensions = spare;
     }
-    response.extensions_mut().insert(decision.clone());
+    extensions.insert(decision.clone());
 }

@@ -7,7 +7,9 @@ use http::Request;
 use super::RateLimitLayer;
 use crate::client_usage::{Usage, UsageError};
 use crate::error::ConfigError;
+use crate::extract::Head;
 use crate::limiter::RateLimiter;
+use crate::middleware::usage::usage;
 use crate::policy::IntoPolicy;
 use crate::storage::AnyStorage;
 #[cfg(feature = "axum")]
@@ -69,7 +71,7 @@ impl<R> RateLimitLayer<R> {
         &self,
         request: &Request<B>,
     ) -> impl Future<Output = Result<Option<Usage>, UsageError>> + Send + use<R, B> {
-        self.shared.usage(request)
+        usage(&self.shared, &Head::of(request))
     }
 
     /// Returns an axum handler that responds with the usage of the request's own client as JSON. It

@@ -1,4 +1,4 @@
-//! The cache of looked-up tenants.
+//! The cache of looked-up tenants, and the look-ups in flight.
 
 use std::collections::HashMap;
 use std::hash::Hash;
@@ -9,11 +9,10 @@ use std::time::Duration;
 use quick_cache::sync::{Cache, DefaultLifecycle};
 use quick_cache::{DefaultHashBuilder, OptionsBuilder, UnitWeighter};
 use tokio::runtime::Handle;
-use tokio::sync::Semaphore;
+use tokio::sync::{Semaphore, watch};
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep, timeout};
 
-use super::flight::{self, Flight, FlightSender};
 use super::{Found, Lookup, LookupError, LookupResult, PolicyLookup, Tenant};
 use crate::extract::Head;
 use crate::sync::unpoisoned;
@@ -133,7 +132,7 @@ impl<I: Clone + Eq + Hash + Send + Sync + 'static> Shared<I> {
             drop(flights);
             return Err(self.keep(id, Err(LookupError::too_many(in_flight))));
         }
-        let (sender, flight) = flight::start(self.lookup.settings.timeout);
+        let (sender, flight) = start_flight(self.lookup.settings.timeout);
         flights.insert(id.clone(), flight.clone());
         drop(flights);
         let task = Task { shared: Arc::clone(self), id: id.clone(), flight: flight.clone(), sender };
@@ -225,5 +224,46 @@ impl<I: Clone + Eq + Hash + Send + Sync + 'static> Drop for Task<I> {
         if self.is_current(&flights) {
             flights.remove(&self.id);
         }
+    }
+}
+
+/// The handle of a request that waits for a look-up in flight.
+#[derive(Clone)]
+pub(super) struct Flight {
+    /// `None` until the look-up has completed.
+    result: watch::Receiver<Option<LookupResult>>,
+    /// The instant of its timeout. `None` for never.
+    ends: Option<Instant>,
+}
+
+/// Sends the result of a look-up to the requests that wait for it.
+pub(super) struct FlightSender(watch::Sender<Option<LookupResult>>);
+
+fn start_flight(timeout: Duration) -> (FlightSender, Flight) {
+    let (sender, result) = watch::channel(None);
+    (FlightSender(sender), Flight { result, ends: Instant::now().checked_add(timeout) })
+}
+
+impl FlightSender {
+    pub(super) fn complete(&self, result: LookupResult) {
+        self.0.send_replace(Some(result));
+    }
+}
+
+impl Flight {
+    /// Returns `true` after the timeout. The task of the look-up has then failed to end it, because
+    /// its runtime does not run.
+    pub(super) fn is_overdue(&self) -> bool {
+        self.ends.is_some_and(|ends| ends <= Instant::now())
+    }
+
+    pub(super) fn is(&self, other: &Self) -> bool {
+        self.result.same_channel(&other.result)
+    }
+
+    /// Waits for the result. Returns `None` if the task of the look-up ended early, because its
+    /// runtime has ended.
+    pub(super) async fn result(mut self) -> Option<LookupResult> {
+        self.result.wait_for(Option::is_some).await.ok()?.clone()
     }
 }

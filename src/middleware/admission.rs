@@ -1,196 +1,184 @@
-//! Admission of a request: key, cost, decision and response.
+//! Admission of a request: key, cost and decision.
 
-use http::{Request, Response};
-use tokio::time::Instant;
+#[cfg(feature = "lookup")]
+use std::sync::LazyLock;
 
 use crate::decision::Decision;
-use crate::extract::Head;
-use crate::headers::Numbers;
 use crate::key::Key;
 #[cfg(feature = "lookup")]
-use crate::lookup::Finding;
+use crate::lookup::{Found, LookupResult, Outcome, Tenant};
+#[cfg(feature = "lookup")]
+use crate::middleware::config::OnError;
+use crate::middleware::exchange::{Exchange, Hold, ResponsePlan, Step};
 use crate::middleware::options::Settling;
-use crate::middleware::post_response::{PostResponse, QueueSlot, Settlement};
+use crate::middleware::post_response::{HeldHit, PostResponse, Settlement};
+#[cfg(feature = "lookup")]
+use crate::middleware::respond::unavailable;
 use crate::middleware::state::LayerState;
-use crate::middleware::waiting_room::{Deciding, Pause};
-use crate::observe::{Event, EventKind};
+use crate::observe::EventKind;
 use crate::policy::{Op, Policy, SharedPolicy};
-use crate::rejection::Rejection;
-use crate::reservation::{Account, Hits, ObservedAccount, ShadowCheck};
+#[cfg(feature = "lookup")]
+use crate::quota::Quota;
+use crate::reservation::{Hits, ShadowCheck};
 use crate::storage::{Storage, StorageError, StorageRequest, Summary};
+use crate::waiting::{Pause, Stage, Turn};
 
-/// The next step for a request.
-pub(crate) enum Action<ResBody, W = Hold> {
-    Forward(ResponsePlan),
-    Respond(Response<ResBody>),
-    Wait(W),
-}
-
-/// The reason for which a request waits.
-#[cfg_attr(
-    feature = "lookup",
-    expect(clippy::large_enum_variant, reason = "boxing it would cost an allocation per waiting request")
-)]
-pub(crate) enum Hold {
-    /// Waits for the storage, for the request's turn, or for the delay of the slot's decision.
-    Queue(QueueSlot, Deciding),
-    /// Waits for the look-up of the policy.
-    #[cfg(feature = "lookup")]
-    Lookup(Finding),
-}
-
-/// The work that is left for the response of an admitted request.
-pub(crate) struct ResponsePlan {
-    pub(crate) numbers: Option<Numbers>,
-    pub(crate) after: Option<Box<PostResponse>>,
-}
-
-impl ResponsePlan {
-    pub(crate) const NOTHING: Self = Self { numbers: None, after: None };
-
-    /// Returns `true` if the response is forwarded unchanged.
-    #[inline]
-    pub(crate) fn is_nothing(&self) -> bool {
-        self.numbers.is_none() && self.after.is_none()
-    }
-
-    #[inline]
-    pub(crate) fn only(numbers: Option<Numbers>) -> Self {
-        Self { numbers, after: None }
-    }
-}
-
-impl<R> LayerState<R> {
+impl LayerState {
     /// Decides a request as far as possible without waiting.
     ///
     /// The key is borrowed from the extraction and cloned only if the request waits, because moving
     /// it costs more than building it in place.
     #[inline]
-    pub(crate) fn admit<B, ResBody>(&self, request: &mut Request<B>) -> Action<ResBody>
-    where
-        R: Rejection<ResBody>,
-    {
+    pub(crate) fn admit(&self, exchange: &mut impl Exchange) -> Step {
         let plain = self.config.plain.as_ref().and_then(SharedPolicy::plain);
-        let Some(policy) = plain else { return self.admit_by_options(request) };
-        let extracted = self.config.key.extract(&Head::of(request));
-        let Ok(Some(key)) = &extracted else { return self.forward_or_reject(extracted, policy, request) };
+        let Some(policy) = plain else { return self.admit_by_options(exchange) };
+        let extracted = self.config.key.extract(&exchange.head());
+        let Ok(Some(key)) = &extracted else { return self.forward_or_reject(extracted, policy, exchange) };
         if self.lints.is_inspecting() {
-            self.inspect(request, policy);
+            self.lints.inspect(&self.config, &self.storage, exchange, policy);
         }
-        self.try_hit(StorageRequest::new(policy, key, Op::Hit, 1), request)
+        self.try_hit(StorageRequest::new(policy, key, Op::Hit, 1), exchange)
     }
 
     /// Like [`admit`](Self::admit), for a layer that is not plain (see `LayerConfig::plain`).
     #[inline(never)]
-    fn admit_by_options<B, ResBody>(&self, request: &mut Request<B>) -> Action<ResBody>
-    where
-        R: Rejection<ResBody>,
-    {
-        let (config, head) = (&self.config, Head::of(request));
+    fn admit_by_options(&self, exchange: &mut dyn Exchange) -> Step {
+        let (config, head) = (&self.config, exchange.head());
         if config.skips(&head) {
-            return Action::Forward(ResponsePlan::NOTHING);
+            return Step::Forward(ResponsePlan::NOTHING);
         }
         #[cfg(feature = "lookup")]
         if let Some(lookup) = config.policies.lookup() {
-            return self.admit_by_lookup(lookup.find(&head), request);
+            return self.admit_by_lookup(lookup.find(&head), exchange);
         }
-        let Some(policy) = config.policies.of(&head) else { return Action::Forward(ResponsePlan::NOTHING) };
+        let Some(policy) = config.policies.of(&head) else { return Step::Forward(ResponsePlan::NOTHING) };
         if config.policies.shared().is_some_and(SharedPolicy::take_changed) {
-            self.lint_policy(&policy);
+            self.lints.report_policy(&self.config, &self.storage, &policy);
         }
-        self.admit_by_policy(&policy, None, request)
+        self.admit_by_policy(&policy, None, exchange)
     }
 
     /// Decides a request under a policy. `key` replaces the key of the extractor if it is `Some`.
     #[inline]
-    pub(super) fn admit_by_policy<B, ResBody>(
-        &self,
-        policy: &Policy,
-        key: Option<&Key>,
-        request: &mut Request<B>,
-    ) -> Action<ResBody>
-    where
-        R: Rejection<ResBody>,
-    {
-        let (config, head) = (&self.config, Head::of(request));
+    pub(super) fn admit_by_policy(&self, policy: &Policy, key: Option<&Key>, exchange: &mut dyn Exchange) -> Step {
+        let (config, head) = (&self.config, exchange.head());
         let extracted;
         let key = if let Some(key) = key {
             key
         } else {
             extracted = config.key.extract(&head);
-            let Ok(Some(key)) = &extracted else { return self.forward_or_reject(extracted, policy, request) };
+            let Ok(Some(key)) = &extracted else { return self.forward_or_reject(extracted, policy, exchange) };
             key
         };
         let cost = match config.cost.as_ref().map_or(Ok(1), |cost| cost(&head)) {
             Ok(cost) => cost,
-            Err(missing) => return self.reject_without_key(&missing, policy, &head),
+            Err(missing) => return self.reject_without_key(&missing, policy, exchange),
         };
         if self.lints.is_inspecting() {
-            self.inspect(request, policy);
+            self.lints.inspect(&self.config, &self.storage, exchange, policy);
         }
         // A request that costs nothing peeks, so that its header fields report the state of the
         // limits.
         let op = if cost == 0 { Op::Peek } else { Op::Hit };
         let storage_request = StorageRequest::new(policy, key, op, cost);
         if config.shadow {
-            return Action::Forward(self.check_in_shadow(storage_request, request));
+            return Step::Forward(self.check_in_shadow(storage_request, exchange));
         }
         if let Some(turn) = self.wait_behind(storage_request) {
-            return self.hold(None, Deciding::Turn(turn), storage_request);
+            return self.hold(Pause::Turn(turn), storage_request);
         }
         if op == Op::Peek || config.wants_decisions || !policy.shadows().is_empty() {
-            return self.decide(storage_request, request);
+            return self.decide(storage_request, exchange);
         }
-        self.try_hit(storage_request, request)
+        self.try_hit(storage_request, exchange)
     }
 
     /// The fast path, for layers that need no full decision to admit a request, but at most the
     /// numbers for `X-RateLimit-*`. Calls `decide` if the storage did not admit the hit and
     /// returned no refusal.
     #[inline(always)]
-    fn try_hit<B, ResBody>(&self, storage_request: StorageRequest<'_>, request: &mut Request<B>) -> Action<ResBody>
-    where
-        R: Rejection<ResBody>,
-    {
+    fn try_hit(&self, storage_request: StorageRequest<'_>, exchange: &mut dyn Exchange) -> Step {
         let headers = self.config.headers;
         if !headers.writes_x_rate_limit() {
             if self.storage.try_admit(storage_request, None) {
-                return Action::Forward(ResponsePlan::NOTHING);
+                return Step::Forward(ResponsePlan::NOTHING);
             }
-            return self.decide(storage_request, request);
+            return self.decide(storage_request, exchange);
         }
         let mut summary = Summary::default();
         if self.storage.try_admit(storage_request, Some(&mut summary)) {
             let numbers = headers.numbers(summary.at, &summary.limit, storage_request.cost);
-            return Action::Forward(ResponsePlan::only(numbers));
+            return Step::Forward(ResponsePlan::only(numbers));
         }
         match summary.refusal(&storage_request) {
-            Some(refusal) => match self.refuse_or_wait(&refusal, storage_request, request) {
-                Ok(turn) => self.hold(None, Deciding::Turn(turn), storage_request),
-                Err(response) => Action::Respond(response),
-            },
-            None => self.decide(storage_request, request),
+            Some(refusal) => self.held(self.refuse_or_wait(&refusal, storage_request, exchange), storage_request),
+            None => self.decide(storage_request, exchange),
         }
     }
 
     #[inline(never)]
-    fn decide<B, ResBody>(&self, storage_request: StorageRequest<'_>, request: &mut Request<B>) -> Action<ResBody>
-    where
-        R: Rejection<ResBody>,
-    {
+    fn decide(&self, storage_request: StorageRequest<'_>, exchange: &mut dyn Exchange) -> Step {
         // Polls once here, because many storages need no round trip for a decision.
         let deciding = self.storage.decide(storage_request).polled_once();
         let Some(decided) = deciding.as_ready() else {
-            return self.hold(None, Deciding::First(deciding), storage_request);
+            return Step::Wait(Hold::Hit(self.held_hit(storage_request), Stage::Decision(deciding)));
         };
-        match self.apply(decided, storage_request, request) {
-            Action::Forward(plan) => Action::Forward(plan),
-            Action::Respond(response) => Action::Respond(response),
-            Action::Wait(Pause::Delay(decision)) => {
-                self.hold(Some(decision), Deciding::First(deciding), storage_request)
-            }
-            Action::Wait(Pause::Turn(turn)) => self.hold(None, Deciding::Turn(turn), storage_request),
+        self.held(self.apply(decided, storage_request, exchange), storage_request)
+    }
+
+    /// Returns the step of a request that may have to wait, and keeps its policy and key.
+    fn held(&self, step: Step<Pause>, storage_request: StorageRequest<'_>) -> Step {
+        match step {
+            Step::Forward(plan) => Step::Forward(plan),
+            Step::Respond => Step::Respond,
+            Step::Wait(pause) => self.hold(pause, storage_request),
         }
+    }
+
+    fn hold(&self, pause: Pause, storage_request: StorageRequest<'_>) -> Step {
+        let mut hit = self.held_hit(storage_request);
+        let stage = self.pause(pause, &mut hit);
+        Step::Wait(Hold::Hit(hit, stage))
+    }
+
+    fn held_hit(&self, storage_request: StorageRequest<'_>) -> HeldHit {
+        let StorageRequest { policy, key, cost, .. } = storage_request;
+        HeldHit::new(self.account(policy, key, false), cost)
+    }
+
+    /// Returns the stage of a waiting request. Reports a delayed decision when the hit has it, so
+    /// that the drop of the hit refunds it if the observer panics.
+    pub(crate) fn pause(&self, pause: Pause, hit: &mut HeldHit) -> Stage {
+        match pause {
+            Pause::Turn(turn) => Stage::Turn(turn),
+            Pause::Delay(decision) => {
+                let decision = hit.delayed.insert(decision);
+                hit.account.report(EventKind::Decided(decision));
+                Stage::Delay
+            }
+        }
+    }
+
+    /// Lets a refused request wait for its turn if the layer has the option `wait`. Otherwise
+    /// refuses it.
+    #[inline(never)]
+    fn refuse_or_wait(
+        &self,
+        decision: &Decision,
+        storage_request: StorageRequest<'_>,
+        exchange: &mut dyn Exchange,
+    ) -> Step<Pause> {
+        let waiter = || self.waiter(storage_request);
+        if let Some(turn) = self.room.as_ref().and_then(|room| room.turn(decision, storage_request.policy, waiter)) {
+            return Step::Wait(Pause::Turn(turn));
+        }
+        self.refuse(decision, storage_request, exchange);
+        Step::Respond
+    }
+
+    #[inline]
+    fn wait_behind(&self, storage_request: StorageRequest<'_>) -> Option<Turn> {
+        self.room.as_ref()?.turn_behind(|| self.waiter(storage_request))
     }
 
     /// Applies the storage's decision to the request. If the request is refused, its response takes
@@ -198,45 +186,57 @@ impl<R> LayerState<R> {
     ///
     /// The decision is borrowed, because it is large and most requests need no copy of it.
     #[inline]
-    pub(crate) fn apply<B, ResBody>(
+    pub(crate) fn apply(
         &self,
         decided: Result<&Decision, &StorageError>,
         storage_request: StorageRequest<'_>,
-        request: &mut Request<B>,
-    ) -> Action<ResBody, Pause>
-    where
-        R: Rejection<ResBody>,
-    {
+        exchange: &mut dyn Exchange,
+    ) -> Step<Pause> {
         let decision = match decided {
             Ok(decision) => decision,
-            Err(error) => return self.on_storage_error(error, storage_request, &Head::of(request)),
+            Err(error) => return self.on_storage_error(error, storage_request, exchange),
         };
         if decision.is_admitted() && !decision.is_at_once() {
-            return Action::Wait(Pause::Delay(Box::new(decision.clone())));
+            return Step::Wait(Pause::Delay(Box::new(decision.clone())));
         }
         if decision.is_refused() {
-            return match self.refuse_or_wait(decision, storage_request, request) {
-                Ok(turn) => Action::Wait(Pause::Turn(turn)),
-                Err(response) => Action::Respond(response),
-            };
+            return self.refuse_or_wait(decision, storage_request, exchange);
         }
         self.report(EventKind::Decided(decision), storage_request.policy, Some(storage_request.key));
-        Action::Forward(self.admitted_after(decision, decision, storage_request, request))
+        Step::Forward(self.admitted_after(decision, decision, storage_request, exchange))
+    }
+
+    /// Applies the decision of a request that has waited for its turn. An admitted request waits
+    /// for its delay, which may be zero, and for the inner service.
+    pub(crate) fn apply_turn(
+        &self,
+        decided: Result<Decision, StorageError>,
+        storage_request: StorageRequest<'_>,
+        exchange: &mut dyn Exchange,
+    ) -> Step<Pause> {
+        match decided {
+            Ok(decision) if decision.is_admitted() => Step::Wait(Pause::Delay(Box::new(decision))),
+            Ok(decision) => {
+                self.refuse(&decision, storage_request, exchange);
+                Step::Respond
+            }
+            Err(error) => self.on_storage_error(&error, storage_request, exchange),
+        }
     }
 
     /// Returns the plan for the response of an admitted request. `now` is the decision that the
     /// header fields report: `decision` itself, or a peek after its delay.
     #[inline]
-    pub(crate) fn admitted_after<B>(
+    pub(crate) fn admitted_after(
         &self,
         decision: &Decision,
         now: &Decision,
         storage_request: StorageRequest<'_>,
-        request: &mut Request<B>,
+        exchange: &mut dyn Exchange,
     ) -> ResponsePlan {
         let config = &self.config;
         if config.shares_decision {
-            request.extensions_mut().insert(decision.clone());
+            exchange.extensions_mut().insert(decision.clone());
         }
         let (headers, StorageRequest { policy, key, cost, .. }) = (config.headers, storage_request);
         let numbers = headers.numbers_of(now);
@@ -255,36 +255,76 @@ impl<R> LayerState<R> {
         let after = PostResponse {
             headers,
             other_fields: headers.other_fields_of(now, policy, key),
-            settlement: Settlement::begin(settling, hits, storage_request, || decision.clone(), request),
+            settlement: Settlement::begin(settling, hits, storage_request, || decision.clone(), exchange),
         };
         ResponsePlan { numbers, after: Some(Box::new(after)) }
     }
 
+    /// Returns the plan for the response of a request that has waited and is admitted. Called when
+    /// the service is ready, because dropping the hit with its decision refunds it.
+    pub(crate) fn admitted_after_wait(&self, hit: &mut HeldHit, exchange: &mut dyn Exchange) -> ResponsePlan {
+        let decision = hit.delayed.take().expect("an admitted request has a decision");
+        let now = if decision.is_at_once() { None } else { hit.peek_now() };
+        self.admitted_after(&decision, now.as_ref().unwrap_or(&decision), hit.storage_request(), exchange)
+    }
+
     /// Decides the request in shadow mode, in which every request is forwarded.
     #[cold]
-    fn check_in_shadow<B>(&self, storage_request: StorageRequest<'_>, request: &mut Request<B>) -> ResponsePlan {
+    fn check_in_shadow(&self, storage_request: StorageRequest<'_>, exchange: &mut dyn Exchange) -> ResponsePlan {
         let (config, StorageRequest { policy, key, cost, .. }) = (&self.config, storage_request);
         let shadow_check = (cost > 0).then(|| ShadowCheck::begin(self.account(policy, key, true), cost));
         if let Some(decision) = shadow_check.as_ref().and_then(ShadowCheck::decision)
             && config.shares_decision
         {
-            request.extensions_mut().insert(decision.clone());
+            exchange.extensions_mut().insert(decision.clone());
         }
         let decided = shadow_check.as_ref().and_then(ShadowCheck::decision).cloned();
         let hits = Hits { spent: None, shadow_checks: shadow_check.into_iter().collect() };
         let decide = || decided.unwrap_or_else(|| policy.unspent(cost));
-        let settlement = Settlement::begin(config.settling.as_ref(), hits, storage_request, decide, request);
+        let settlement = Settlement::begin(config.settling.as_ref(), hits, storage_request, decide, exchange);
         let after = PostResponse { headers: config.headers, other_fields: None, settlement };
         ResponsePlan { numbers: None, after: Some(Box::new(after)) }
     }
+}
 
-    pub(super) fn account(&self, policy: &Policy, key: &Key, shadow: bool) -> ObservedAccount {
-        let account = Account { storage: self.storage.clone(), policy: policy.clone(), key: key.clone() };
-        ObservedAccount { account, reporter: self.config.reporter.clone(), shadow, since: Instant::now() }
+/// The placeholder policy in events about requests whose policy is unknown.
+#[cfg(feature = "lookup")]
+static UNKNOWN: LazyLock<Policy> = LazyLock::new(|| Policy::from(Quota::per_second(1)).with_name("unknown"));
+
+/// Requests whose policy is looked up.
+#[cfg(feature = "lookup")]
+impl LayerState {
+    #[inline(never)]
+    pub(super) fn admit_by_lookup(&self, found: Found, exchange: &mut dyn Exchange) -> Step {
+        match found {
+            Found::Tenant(tenant) => self.admit_tenant(&tenant, exchange),
+            Found::Unlimited => Step::Forward(ResponsePlan::NOTHING),
+            Found::Missing(missing) => self.reject_without_key(&missing, &UNKNOWN, exchange),
+            Found::Pending(finding) => Step::Wait(Hold::Lookup(finding)),
+            Found::Failed(error) => self.admit_found(Err(error), exchange),
+        }
     }
 
-    #[inline]
-    pub(super) fn report(&self, kind: EventKind<'_>, policy: &Policy, key: Option<&Key>) {
-        self.config.reporter.report(&Event { kind, policy, key, shadow: self.config.shadow });
+    /// Decides a request after its look-up.
+    pub(crate) fn admit_found(&self, found: LookupResult, exchange: &mut dyn Exchange) -> Step {
+        match found {
+            Ok(tenant) => self.admit_tenant(&tenant, exchange),
+            Err(error) => {
+                let admitted = self.config.on_error == OnError::Admit || self.config.shadow;
+                self.report(EventKind::Failed { error: &error, admitted }, &UNKNOWN, None);
+                if admitted {
+                    return Step::Forward(ResponsePlan::NOTHING);
+                }
+                unavailable(exchange)
+            }
+        }
+    }
+
+    fn admit_tenant(&self, tenant: &Tenant, exchange: &mut dyn Exchange) -> Step {
+        match &tenant.0 {
+            Outcome::Limited(policy, key) => self.admit_by_policy(&policy.read(), key.as_ref(), exchange),
+            Outcome::Unlimited => Step::Forward(ResponsePlan::NOTHING),
+            Outcome::Rejected(error) => self.reject_without_key(error, &UNKNOWN, exchange),
+        }
     }
 }

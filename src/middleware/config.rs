@@ -1,14 +1,17 @@
 //! The layer's configuration, except for its storage and its rejection.
 
+use std::fmt;
+use std::str::FromStr;
 use std::sync::Arc;
 
+use crate::error::ConfigError;
 use crate::extract::{AllowList, Head, KeyExtractor};
 use crate::headers::Headers;
 use crate::lint::Lint;
 use crate::middleware::options::{CostFn, PolicySource, Settling, SkipFn};
-use crate::middleware::waiting_room::WaitBounds;
 use crate::observe::Reporter;
 use crate::policy::SharedPolicy;
+use crate::waiting::WaitBounds;
 
 /// The action of a layer if the storage, or the look-up of the policy, fails for a request. The
 /// guide on [outages](crate::guide::outages) compares the two variants.
@@ -28,6 +31,34 @@ pub enum OnError {
     /// Refuses the request with [`RejectReason::Storage`](crate::RejectReason::Storage), by default
     /// with status 503, and with `Retry-After: 1`. The limits hold, but the service is unavailable.
     Refuse,
+}
+
+/// Parses `admit` or `refuse`. Upper and lower case are equivalent, and white space around the word
+/// is ignored.
+impl FromStr for OnError {
+    type Err = ConfigError;
+
+    fn from_str(text: &str) -> Result<Self, ConfigError> {
+        [Self::Admit, Self::Refuse]
+            .into_iter()
+            .find(|on_error| on_error.word().eq_ignore_ascii_case(text.trim()))
+            .ok_or_else(|| ConfigError::new(format!("cannot read the action {text:?}: write \"admit\" or \"refuse\"")))
+    }
+}
+
+impl fmt::Display for OnError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.word())
+    }
+}
+
+impl OnError {
+    const fn word(self) -> &'static str {
+        match self {
+            Self::Admit => "admit",
+            Self::Refuse => "refuse",
+        }
+    }
 }
 
 #[derive(Clone)]

@@ -1,20 +1,15 @@
 //! The implementation of the middleware: its configuration, the admission of a request, and the
 //! work after its response.
 
-pub(crate) mod admission;
+mod admission;
 pub(crate) mod config;
-mod inspect;
+pub(crate) mod exchange;
 mod lints;
-#[cfg(feature = "lookup")]
-mod lookup;
-mod on_error;
 pub(crate) mod options;
 pub(crate) mod post_response;
-mod reject;
+mod respond;
 pub(crate) mod state;
-mod usage;
-mod wait;
-pub(crate) mod waiting_room;
+pub(crate) mod usage;
 
 pub use self::config::OnError;
 pub use self::options::{ChosenPolicy, IntoCost, IntoPolicySource, PolicySource, ResponseHead, policy_by};

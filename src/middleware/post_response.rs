@@ -3,8 +3,9 @@
 use std::sync::Arc;
 use std::task::Context;
 
-use http::{Request, Response};
+use http::Response;
 
+use super::exchange::Exchange;
 use super::options::{ResponseHead, SettleFn, Settling};
 use crate::decision::Decision;
 use crate::headers;
@@ -33,12 +34,12 @@ pub(crate) enum Settlement {
 impl Settlement {
     /// Returns the settlement of a request. If a handler settles the request, inserts a
     /// [`Reservation`] with the decision that `decide` returns.
-    pub(super) fn begin<B>(
+    pub(super) fn begin(
         settling: Option<&Settling>,
         hits: Hits,
         storage_request: StorageRequest<'_>,
         decide: impl FnOnce() -> Decision,
-        request: &mut Request<B>,
+        exchange: &mut dyn Exchange,
     ) -> Self {
         match settling {
             None => Self::ByResponse(hits, None),
@@ -46,7 +47,7 @@ impl Settlement {
             Some(Settling::Later) => {
                 let hits = ReservedHits::new(storage_request.policy.clone(), storage_request.cost, hits);
                 let reservation = Reservation::of_layer(decide(), Arc::clone(&hits));
-                Reservations::insert(reservation, request.extensions_mut());
+                Reservations::insert(reservation, exchange.extensions_mut());
                 Self::Later(HitsOfResponse(hits))
             }
         }
@@ -93,16 +94,16 @@ impl PostResponse {
 
 /// The hit of a waiting request. Dropping this while `delayed` is set refunds the hit, which frees
 /// the hit's slot in the queue of a leaky bucket if no later hit is in the queue.
-pub(crate) struct QueueSlot {
-    account: ObservedAccount,
+pub(crate) struct HeldHit {
+    pub(super) account: ObservedAccount,
     cost: u32,
     /// The decision, while the request waits for its delay and then for the inner service.
     pub(crate) delayed: Option<Box<Decision>>,
 }
 
-impl QueueSlot {
-    pub(crate) fn new(account: ObservedAccount, cost: u32, delayed: Option<Box<Decision>>) -> Self {
-        Self { account, cost, delayed }
+impl HeldHit {
+    pub(crate) fn new(account: ObservedAccount, cost: u32) -> Self {
+        Self { account, cost, delayed: None }
     }
 
     /// Sets the policy, which may have changed while the request waited.
@@ -122,7 +123,7 @@ impl QueueSlot {
     }
 }
 
-impl Drop for QueueSlot {
+impl Drop for HeldHit {
     fn drop(&mut self) {
         if let Some(decision) = self.delayed.take() {
             drop(self.account.settle(&decision, 0));

@@ -3,8 +3,6 @@
 #[cfg(feature = "metrics")]
 mod metrics;
 #[cfg(feature = "tracing")]
-mod throttle;
-#[cfg(feature = "tracing")]
 mod trace;
 
 use std::error::Error;

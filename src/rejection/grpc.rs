@@ -1,6 +1,4 @@
-mod base64;
 mod details;
-mod protobuf;
 
 use std::fmt::Write;
 use std::time::Duration;

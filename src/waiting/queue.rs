@@ -1,3 +1,5 @@
+//! The queue of the waiting hits of a policy and key, and the refusal for which they wait.
+
 use std::collections::BTreeMap;
 use std::mem;
 use std::sync::{Mutex, MutexGuard};
@@ -6,9 +8,11 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use super::Refusal;
-
+use super::{Attempted, later};
+use crate::decision::Decision;
+use crate::policy::Policy;
 use crate::sync::unpoisoned;
+use crate::time::micros;
 
 /// The maximum number of hits of a queue that ask the storage at the same time.
 const MAX_TURNS: usize = 32;
@@ -208,4 +212,57 @@ fn wake(mut state: MutexGuard<'_, QueueState>, now: Instant) {
     let wakers: Vec<_> = offered.collect();
     drop(state);
     wakers.into_iter().for_each(Waker::wake);
+}
+
+/// A refusal, and the instant until which it holds.
+#[derive(Clone)]
+pub(crate) struct Refusal {
+    decision: Decision,
+    policy: Policy,
+    received: Instant,
+    /// The instant at which the hit would be admitted. `None` if that is unknown or never.
+    end: Option<Instant>,
+}
+
+impl Refusal {
+    /// Creates a refusal from a decision that the storage has just returned.
+    pub(crate) fn new(decision: Decision, policy: Policy) -> Self {
+        let received = Instant::now();
+        let end = decision.retry_after().map(|wait| later(received, wait));
+        Self { decision, policy, received, end }
+    }
+
+    /// Returns `true` if the hit would be admitted at the deadline or earlier.
+    pub(crate) fn ends_by(&self, deadline: Instant) -> bool {
+        self.end.is_some_and(|end| end <= deadline)
+    }
+
+    /// Returns the instant until which a hit of this cost is refused, if it is known.
+    pub(super) fn end_for(&self, cost: u32) -> Option<Instant> {
+        self.end.filter(|_| cost >= self.decision.cost())
+    }
+
+    pub(super) fn policy(&self) -> &Policy {
+        &self.policy
+    }
+
+    pub(super) fn cost(&self) -> u32 {
+        self.decision.cost()
+    }
+
+    /// Returns a refusal that holds at least until `end`.
+    pub(super) fn lasting_until(self, end: Instant) -> Self {
+        Self { end: self.end.max(Some(end)), ..self }
+    }
+
+    /// Returns the refusal with the waits that are left now.
+    pub(super) fn into_attempted(self) -> Attempted {
+        let now = Instant::now();
+        let mut decision = self.decision.after(now.saturating_duration_since(self.received));
+        if let (Some(end), Some(retry_after)) = (self.end, decision.retry_after()) {
+            let missing = end.saturating_duration_since(now).saturating_sub(retry_after);
+            decision.lengthen_waits(micros(missing));
+        }
+        Attempted { policy: self.policy, decided: Ok(decision) }
+    }
 }

@@ -1,0 +1,84 @@
+//! The responses to requests that are not admitted.
+
+use std::mem;
+
+use http::header::{HeaderValue, RETRY_AFTER, WWW_AUTHENTICATE};
+
+use super::config::OnError;
+use super::exchange::{Exchange, ResponsePlan, Step};
+use super::state::LayerState;
+use crate::decision::Decision;
+use crate::extract::KeyError;
+use crate::headers;
+use crate::key::Key;
+use crate::observe::EventKind;
+use crate::policy::Policy;
+use crate::rejection::{LimitExceeded, RejectReason};
+use crate::storage::{StorageError, StorageRequest};
+
+impl LayerState {
+    /// Reports a refusal and builds its response. The response takes over the memory of the
+    /// request's extensions, which are empty afterwards.
+    pub(super) fn refuse(&self, decision: &Decision, storage_request: StorageRequest<'_>, exchange: &mut dyn Exchange) {
+        let StorageRequest { policy, key, .. } = storage_request;
+        self.report(EventKind::Decided(decision), policy, Some(key));
+        exchange.reject(RejectReason::Limit(LimitExceeded::new(decision, policy)));
+        let fields = self.config.headers;
+        let (numbers, other_fields) = (fields.numbers_of(decision), fields.other_fields_of(decision, policy, key));
+        headers::write_refused(exchange.response_headers(), decision, numbers, other_fields);
+        let spare = mem::take(exchange.extensions_mut());
+        headers::attach(exchange.response_extensions(), decision, spare);
+    }
+
+    /// Reports a failure of the storage, and forwards or rejects the request as [`OnError`]
+    /// selects.
+    #[cold]
+    pub(super) fn on_storage_error<W>(
+        &self,
+        error: &StorageError,
+        storage_request: StorageRequest<'_>,
+        exchange: &mut dyn Exchange,
+    ) -> Step<W> {
+        // A request that costs nothing always passes.
+        let admitted = storage_request.cost == 0 || self.config.on_error == OnError::Admit;
+        self.report(EventKind::Failed { error, admitted }, storage_request.policy, Some(storage_request.key));
+        if admitted { Step::Forward(ResponsePlan::NOTHING) } else { unavailable(exchange) }
+    }
+
+    /// Forwards a request that is not limited, or rejects one whose key is missing.
+    #[cold]
+    pub(super) fn forward_or_reject(
+        &self,
+        extracted: Result<Option<Key>, KeyError>,
+        policy: &Policy,
+        exchange: &mut dyn Exchange,
+    ) -> Step {
+        match extracted {
+            Ok(_) => Step::Forward(ResponsePlan::NOTHING),
+            Err(missing) => self.reject_without_key(&missing, policy, exchange),
+        }
+    }
+
+    /// Rejects a request without a key or a cost. A shadow layer forwards it.
+    #[cold]
+    pub(super) fn reject_without_key(&self, missing: &KeyError, policy: &Policy, exchange: &mut dyn Exchange) -> Step {
+        self.report(EventKind::KeyError(missing), policy, None);
+        if self.config.shadow {
+            return Step::Forward(ResponsePlan::NOTHING);
+        }
+        exchange.reject(RejectReason::Key(missing));
+        if let Some(challenge) = missing.www_authenticate() {
+            exchange.response_headers().entry(WWW_AUTHENTICATE).or_insert_with(|| challenge.clone());
+        }
+        exchange.response_extensions().insert(missing.clone());
+        Step::Respond
+    }
+}
+
+/// Builds the response to a request that cannot be decided because the storage or the look-up
+/// failed.
+pub(super) fn unavailable<W>(exchange: &mut dyn Exchange) -> Step<W> {
+    exchange.reject(RejectReason::Storage);
+    exchange.response_headers().insert(RETRY_AFTER, HeaderValue::from_static("1"));
+    Step::Respond
+}
