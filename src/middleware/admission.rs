@@ -255,7 +255,13 @@ impl LayerState {
         let after = PostResponse {
             headers,
             other_fields: headers.other_fields_of(now, policy, key),
-            settlement: Settlement::begin(settling, hits, storage_request, || decision.clone(), exchange),
+            settlement: Settlement::begin(
+                settling,
+                hits,
+                storage_request,
+                || decision.clone(),
+                exchange.extensions_mut(),
+            ),
         };
         ResponsePlan { numbers, after: Some(Box::new(after)) }
     }
@@ -281,7 +287,8 @@ impl LayerState {
         let decided = shadow_check.as_ref().and_then(ShadowCheck::decision).cloned();
         let hits = Hits { spent: None, shadow_checks: shadow_check.into_iter().collect() };
         let decide = || decided.unwrap_or_else(|| policy.unspent(cost));
-        let settlement = Settlement::begin(config.settling.as_ref(), hits, storage_request, decide, exchange);
+        let settlement =
+            Settlement::begin(config.settling.as_ref(), hits, storage_request, decide, exchange.extensions_mut());
         let after = PostResponse { headers: config.headers, other_fields: None, settlement };
         ResponsePlan { numbers: None, after: Some(Box::new(after)) }
     }

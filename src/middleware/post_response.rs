@@ -3,9 +3,8 @@
 use std::sync::Arc;
 use std::task::Context;
 
-use http::Response;
+use http::{Extensions, Response};
 
-use super::exchange::Exchange;
 use super::options::{ResponseHead, SettleFn, Settling};
 use crate::decision::Decision;
 use crate::headers;
@@ -33,13 +32,13 @@ pub(crate) enum Settlement {
 
 impl Settlement {
     /// Returns the settlement of a request. If a handler settles the request, inserts a
-    /// [`Reservation`] with the decision that `decide` returns.
+    /// [`Reservation`] into `extensions`, with the decision that `decide` returns.
     pub(super) fn begin(
         settling: Option<&Settling>,
         hits: Hits,
         storage_request: StorageRequest<'_>,
         decide: impl FnOnce() -> Decision,
-        exchange: &mut dyn Exchange,
+        extensions: &mut Extensions,
     ) -> Self {
         match settling {
             None => Self::ByResponse(hits, None),
@@ -47,7 +46,7 @@ impl Settlement {
             Some(Settling::Later) => {
                 let hits = ReservedHits::new(storage_request.policy.clone(), storage_request.cost, hits);
                 let reservation = Reservation::of_layer(decide(), Arc::clone(&hits));
-                Reservations::insert(reservation, exchange.extensions_mut());
+                Reservations::insert(reservation, extensions);
                 Self::Later(HitsOfResponse(hits))
             }
         }
