@@ -43,9 +43,9 @@ impl Usage {
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum UsageError {
-    /// The key extractor or the look-up of the policy returned this error.
+    /// The key extractor or the lookup of the policy returned this error.
     Key(KeyError),
-    /// The storage or the look-up of the policy failed.
+    /// The storage or the lookup of the policy failed.
     Storage(BoxError),
 }
 

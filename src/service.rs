@@ -24,7 +24,7 @@ use crate::rejection::{Rejection, TextRejection};
 ///
 /// - for the delay of a [leaky bucket](crate::LeakyBucket),
 /// - to be admitted instead of being refused ([`wait`](crate::RateLimitLayer::wait)),
-/// - for the look-up of their policy (`PolicyLookup`).
+/// - for the lookup of their policy (`PolicyLookup`).
 ///
 /// Such a request keeps a clone of the inner service, which is polled ready after the wait. So it
 /// occupies no permit of a `ConcurrencyLimit` and no slot of a `Buffer` while it waits.

@@ -1,4 +1,4 @@
-//! Waiting for the look-up of a policy.
+//! Waiting for the lookup of a policy.
 
 use std::sync::Arc;
 use std::task::{Context, Poll, ready};
@@ -12,13 +12,13 @@ use crate::middleware::exchange::{Hold, HttpExchange, Step};
 use crate::middleware::state::Shared;
 use crate::rejection::Rejection;
 
-/// A request that waits for the look-up of its policy, and then for the inner service.
+/// A request that waits for the lookup of its policy, and then for the inner service.
 pub(super) struct Finding<S, B, R> {
     // The service is a clone, which has to be polled ready before it is called.
     call: Option<(S, Request<B>)>,
     shared: Arc<Shared<R>>,
     tenant: lookup::Finding,
-    /// The result of the look-up.
+    /// The result of the lookup.
     found: Option<lookup::LookupResult>,
 }
 
@@ -30,7 +30,7 @@ impl<S, B, R> Finding<S, B, R> {
         Self { call: Some((unready(ready), request)), shared, tenant, found: None }
     }
 
-    /// Polls the look-up and the service. Then decides the request like a new one, and returns its
+    /// Polls the lookup and the service. Then decides the request like a new one, and returns its
     /// next state. Nothing is spent before that.
     pub(super) fn poll<ResBody>(&mut self, cx: &mut Context<'_>) -> Poll<AfterWaiting<S, B, R>>
     where

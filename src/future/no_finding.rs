@@ -7,7 +7,7 @@ use tower_service::Service;
 
 use super::AfterWaiting;
 
-/// The state of a look-up without the feature `lookup`. It has no values.
+/// The state of a lookup without the feature `lookup`. It has no values.
 pub(super) struct Finding<S, B, R>(Infallible, PhantomData<(S, B, R)>);
 
 impl<S: Service<Request<B>>, B, R> Finding<S, B, R> {

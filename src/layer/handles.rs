@@ -66,7 +66,7 @@ impl<R> RateLimitLayer<R> {
     /// # Errors
     ///
     /// Returns [`UsageError::Key`] if the request has no key, and [`UsageError::Storage`] if the
-    /// storage or the look-up of the policy fails.
+    /// storage or the lookup of the policy fails.
     pub fn usage<B>(
         &self,
         request: &Request<B>,
@@ -94,7 +94,7 @@ impl<R> RateLimitLayer<R> {
     /// | the client is limited | 200 with the [usage](crate::Usage::to_json) |
     /// | the client is not limited | 200 with `{"limited":false}` |
     /// | the request has no key | 400, 401 or 500 |
-    /// | the storage or the look-up of the policy fails | 503 with `Retry-After: 1` |
+    /// | the storage or the lookup of the policy fails | 503 with `Retry-After: 1` |
     ///
     /// The key and the policy of a request must not depend on its path. Otherwise the handler
     /// responds with the usage of another key or policy, because its own path differs from that of

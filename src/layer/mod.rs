@@ -59,7 +59,7 @@ use crate::waiting::WaitBounds;
 /// |---|---|
 /// | the request is refused | 429 |
 /// | the request has no key or no cost | [`KeyError::status`](crate::KeyError::status): 400, 401 or 500 |
-/// | the storage or the look-up of the policy fails | that of the inner service, or 503, as [`OnError`] selects |
+/// | the storage or the lookup of the policy fails | that of the inner service, or 503, as [`OnError`] selects |
 ///
 /// # Panics
 ///
@@ -67,7 +67,7 @@ use crate::waiting::WaitBounds;
 /// tokio runtime with time enabled. The panic occurs in `Service::call` or in the response future.
 ///
 /// With a memory storage, nothing else needs a runtime, except for a `PolicyLookup`. Without a
-/// runtime, the look-up fails and does not panic.
+/// runtime, the lookup fails and does not panic.
 #[must_use = "a layer limits nothing until it is put around a service"]
 pub struct RateLimitLayer<R = TextRejection> {
     pub(crate) shared: Arc<Shared<R>>,
@@ -108,7 +108,7 @@ impl RateLimitLayer {
 
 /// Storage, responses and header fields.
 impl<R> RateLimitLayer<R> {
-    /// Sets the storage, and what the layer does with a request if the storage, or the look-up of a
+    /// Sets the storage, and what the layer does with a request if the storage, or the lookup of a
     /// policy, fails. Defaults to a new [`MemoryStorage`], which never fails, and to
     /// [`OnError::Refuse`]. Several layers can share a storage: pass clones of it.
     ///
@@ -150,7 +150,7 @@ impl<R> RateLimitLayer<R> {
 
     /// Sets the [`Rejection`](crate::Rejection). It builds the response to each request that this
     /// layer does not forward: because it is refused, because it has no key or no cost, or because
-    /// the storage or the look-up of its policy failed. Defaults to [`TextRejection`].
+    /// the storage or the lookup of its policy failed. Defaults to [`TextRejection`].
     pub fn rejection<T>(self, rejection: T) -> RateLimitLayer<T> {
         let (config, storage, _) = self.into_parts();
         RateLimitLayer { shared: Shared::new(config, storage, Arc::new(rejection)) }
@@ -307,7 +307,7 @@ impl<R> RateLimitLayer<R> {
     /// A request has no decision in these cases, so handlers should take an `Option<Decision>`:
     ///
     /// - It is not limited.
-    /// - The storage or the look-up of the policy failed, and the request was forwarded without a
+    /// - The storage or the lookup of the policy failed, and the request was forwarded without a
     ///   limit.
     /// - The layer is a [shadow](Self::shadow) layer, and the request would have been refused, its
     ///   cost is 0, or the storage did not decide immediately.
@@ -319,7 +319,7 @@ impl<R> RateLimitLayer<R> {
     }
 
     /// Sets the observer, which receives every [`Event`](crate::Event) of this layer: decisions,
-    /// failures of the storage or of a look-up, missing keys and settlements. It also receives each
+    /// failures of the storage or of a lookup, missing keys and settlements. It also receives each
     /// [`Lint`](crate::Lint). Defaults to none.
     ///
     /// `observer` is a closure that takes the event, or an [`Observer`](crate::Observer) such as

@@ -1,4 +1,8 @@
 //! Waiting for a hit to be admitted.
+//!
+//! If a strategy delays hits, `acquire` peeks before each hit. A refund frees only the last slot of
+//! a leaky bucket, so hits that are refunded a round trip later would fill it with slots that no
+//! call uses.
 
 use std::sync::Arc;
 use std::time::Duration;

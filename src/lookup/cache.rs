@@ -1,4 +1,8 @@
-//! The cache of looked-up tenants, and the look-ups in flight.
+//! The cache of looked-up tenants, and the lookups in flight.
+//!
+//! The cache is `quick_cache`, which keeps ids in use during a flood of new ones and needs two
+//! crates. `moka` needs about a dozen. It has one shard, because the ids of a full shard would
+//! evict each other while other shards have room.
 
 use std::collections::HashMap;
 use std::hash::Hash;
@@ -17,22 +21,22 @@ use super::{Found, Lookup, LookupError, LookupResult, PolicyLookup, Tenant};
 use crate::extract::Head;
 use crate::sync::unpoisoned;
 
-/// The time between look-ups of one id while they fail and an earlier result is cached.
+/// The time between lookups of one id while they fail and an earlier result is cached.
 const RETRY_AFTER: Duration = Duration::from_secs(1);
 
 /// Replaces a time to live whose end would overflow an [`Instant`].
 const NEVER: Duration = Duration::from_secs(30 * 365 * 86_400);
 
-/// For each look-up that may run, this many others may wait.
+/// For each lookup that may run, this many others may wait.
 const WAITING_PER_LOOKUP: usize = 16;
 
-/// A handle to the cache and to the look-ups in flight.
+/// A handle to the cache and to the lookups in flight.
 pub(super) struct LookupCache<I>(Arc<Shared<I>>);
 
 struct Shared<I> {
     lookup: PolicyLookup<I>,
     results: Cache<I, Arc<Cached>>,
-    /// The look-ups that run, and those that wait for a permit.
+    /// The lookups that run, and those that wait for a permit.
     flights: Mutex<HashMap<I, Flight>>,
     max_flights: usize,
     permits: Semaphore,
@@ -41,10 +45,10 @@ struct Shared<I> {
 /// A successful result.
 struct Cached {
     tenant: Arc<Tenant>,
-    /// The time from which the next request starts another look-up.
+    /// The time from which the next request starts another lookup.
     fresh_until: Instant,
-    /// `true` if the last look-up failed. Then requests use this tenant and do not wait for the
-    /// next look-up.
+    /// `true` if the last lookup failed. Then requests use this tenant and do not wait for the
+    /// next lookup.
     is_stale: bool,
 }
 
@@ -60,7 +64,7 @@ impl<I: Clone + Eq + Hash + Send + Sync + 'static> LookupCache<I> {
         }))
     }
 
-    /// Joins the look-up of this id that is in flight, or starts one.
+    /// Joins the lookup of this id that is in flight, or starts one.
     #[cold]
     fn join_or_start(&self, id: I) -> Found {
         let Some(runtime) = runtime_with_time() else { return Found::Failed(LookupError::no_runtime()) };
@@ -69,7 +73,7 @@ impl<I: Clone + Eq + Hash + Send + Sync + 'static> LookupCache<I> {
             Err(known) => return known.map_or_else(Found::Failed, Found::Tenant),
         };
         let (shared, limit) = (Arc::clone(&self.0), self.0.lookup.settings.timeout);
-        // A timer of this runtime, because that of the look-up may not run.
+        // A timer of this runtime, because that of the lookup may not run.
         let result = timeout(limit, Arc::clone(&self.0).wait(runtime, id.clone(), flight));
         Found::Pending(Box::pin(async move {
             result.await.unwrap_or_else(|_| shared.keep(&id, Err(LookupError::timed_out(limit))))
@@ -105,7 +109,7 @@ impl<I: Clone + Eq + Hash + Send + Sync + 'static> Lookup for LookupCache<I> {
         match cached {
             Some(cached) if cached.is_fresh() => Found::Tenant(Arc::clone(&cached.tenant)),
             Some(cached) if cached.is_stale => {
-                // The look-up runs in a separate task, so dropping this future does not stop it.
+                // The lookup runs in a separate task, so dropping this future does not stop it.
                 drop(self.join_or_start(id));
                 Found::Tenant(Arc::clone(&cached.tenant))
             }
@@ -115,9 +119,9 @@ impl<I: Clone + Eq + Hash + Send + Sync + 'static> Lookup for LookupCache<I> {
 }
 
 impl<I: Clone + Eq + Hash + Send + Sync + 'static> Shared<I> {
-    /// Joins the look-up of this id that is in flight, or starts one. Returns an error with the
-    /// result if it is known already: if a look-up has succeeded since the caller read the cache,
-    /// or if too many look-ups are in flight.
+    /// Joins the lookup of this id that is in flight, or starts one. Returns an error with the
+    /// result if it is known already: if a lookup has succeeded since the caller read the cache,
+    /// or if too many lookups are in flight.
     fn flight(self: &Arc<Self>, runtime: &Handle, id: &I) -> Result<Flight, LookupResult> {
         let mut flights = self.flights();
         let known = flights.get(id);
@@ -140,7 +144,7 @@ impl<I: Clone + Eq + Hash + Send + Sync + 'static> Shared<I> {
         Ok(flight)
     }
 
-    /// Waits for the result of a look-up. If its runtime ends, starts another look-up, once.
+    /// Waits for the result of a lookup. If its runtime ends, starts another lookup, once.
     async fn wait(self: Arc<Self>, runtime: Handle, id: I, flight: Flight) -> LookupResult {
         if let Some(result) = flight.result().await {
             return result;
@@ -178,7 +182,7 @@ impl Cached {
     }
 }
 
-/// A look-up in flight. Dropping it removes it from the others, even if the runtime shuts down
+/// A lookup in flight. Dropping it removes it from the others, even if the runtime shuts down
 /// before its task runs.
 struct Task<I: Clone + Eq + Hash + Send + Sync + 'static> {
     shared: Arc<Shared<I>>,
@@ -195,7 +199,7 @@ impl<I: Clone + Eq + Hash + Send + Sync + 'static> Task<I> {
         let limit = self.shared.lookup.settings.timeout;
         let looking_up = async {
             let _permit = self.shared.permits.acquire().await;
-            // The look-up has a task of its own, because it may panic. Dropping the set at the
+            // The lookup has a task of its own, because it may panic. Dropping the set at the
             // timeout aborts this task.
             let mut task = JoinSet::new();
             let (shared, id) = (Arc::clone(&self.shared), self.id.clone());
@@ -208,7 +212,7 @@ impl<I: Clone + Eq + Hash + Send + Sync + 'static> Task<I> {
             Ok(_) => Err(LookupError::panicked()),
             Err(_) => Err(LookupError::timed_out(limit)),
         };
-        // A look-up that was replaced because it is overdue may have an older result.
+        // A lookup that was replaced because it is overdue may have an older result.
         let result = if self.is_current(&self.shared.flights()) { self.shared.keep(&self.id, result) } else { result };
         self.sender.complete(result);
     }
@@ -227,16 +231,16 @@ impl<I: Clone + Eq + Hash + Send + Sync + 'static> Drop for Task<I> {
     }
 }
 
-/// The handle of a request that waits for a look-up in flight.
+/// The handle of a request that waits for a lookup in flight.
 #[derive(Clone)]
 pub(super) struct Flight {
-    /// `None` until the look-up has completed.
+    /// `None` until the lookup has completed.
     result: watch::Receiver<Option<LookupResult>>,
     /// The instant of its timeout. `None` for never.
     ends: Option<Instant>,
 }
 
-/// Sends the result of a look-up to the requests that wait for it.
+/// Sends the result of a lookup to the requests that wait for it.
 pub(super) struct FlightSender(watch::Sender<Option<LookupResult>>);
 
 fn start_flight(timeout: Duration) -> (FlightSender, Flight) {
@@ -251,7 +255,7 @@ impl FlightSender {
 }
 
 impl Flight {
-    /// Returns `true` after the timeout. The task of the look-up has then failed to end it, because
+    /// Returns `true` after the timeout. The task of the lookup has then failed to end it, because
     /// its runtime does not run.
     pub(super) fn is_overdue(&self) -> bool {
         self.ends.is_some_and(|ends| ends <= Instant::now())
@@ -261,7 +265,7 @@ impl Flight {
         self.result.same_channel(&other.result)
     }
 
-    /// Waits for the result. Returns `None` if the task of the look-up ended early, because its
+    /// Waits for the result. Returns `None` if the task of the lookup ended early, because its
     /// runtime has ended.
     pub(super) async fn result(mut self) -> Option<LookupResult> {
         self.result.wait_for(Option::is_some).await.ok()?.clone()

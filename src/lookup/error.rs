@@ -5,17 +5,17 @@ use std::time::Duration;
 
 use crate::error::BoxError;
 
-/// The error of a failed look-up of a policy.
+/// The error of a failed lookup of a policy.
 ///
 /// | cause | [`source`](Error::source) |
 /// |---|---|
-/// | the look-up returned an error | this error |
-/// | the look-up took longer than its [timeout](crate::PolicyLookup::timeout) | none |
-/// | the look-up panicked, or its runtime has ended | none |
+/// | the lookup returned an error | this error |
+/// | the lookup took longer than its [timeout](crate::PolicyLookup::timeout) | none |
+/// | the lookup panicked, or its runtime has ended | none |
 /// | there is no tokio runtime with time enabled | none |
-/// | too many look-ups [wait](crate::PolicyLookup::max_lookups) | none |
+/// | too many lookups [wait](crate::PolicyLookup::max_lookups) | none |
 ///
-/// All requests that wait for the same look-up get clones of one error.
+/// All requests that wait for the same lookup get clones of one error.
 #[derive(Clone)]
 pub struct LookupError(Arc<Cause>);
 
@@ -24,7 +24,7 @@ enum Cause {
     TimedOut(Duration),
     Panicked,
     NoRuntime,
-    /// The number of look-ups in flight.
+    /// The number of lookups in flight.
     TooMany(usize),
 }
 
@@ -49,7 +49,7 @@ impl LookupError {
         Self(Arc::new(Cause::TooMany(in_flight)))
     }
 
-    /// Returns `true` if the look-up took longer than its timeout.
+    /// Returns `true` if the lookup took longer than its timeout.
     pub fn is_timeout(&self) -> bool {
         matches!(*self.0, Cause::TimedOut(_))
     }

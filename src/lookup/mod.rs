@@ -1,4 +1,14 @@
 //! Policies that are looked up, for example in a database.
+//!
+//! - A lookup runs in a task, so that a client that disconnects does not end it for others. A
+//!   second task in it turns a panic into an error.
+//! - The task's runtime may be blocked or not driven. So each request has a timer of its own
+//!   runtime, and a lookup that is past its timeout is replaced.
+//! - At most 16 lookups wait for each one that may run. Their clients may have left, so each of
+//!   them would only be a task that waits for its timeout.
+//! - After a failure the last good result is used, and one lookup per second runs in the
+//!   background. So a database that hangs delays one round of requests by the timeout. Failures are
+//!   not cached: made-up ids would evict the last good results.
 
 mod cache;
 mod error;
@@ -16,10 +26,10 @@ use crate::extract::{Head, KeyError};
 use crate::key::Key;
 use crate::policy::{IntoPolicy, SharedPolicy};
 
-/// Chooses the policy of each request by an asynchronous look-up of its [`Tenant`], for example in
+/// Chooses the policy of each request by an asynchronous lookup of its [`Tenant`], for example in
 /// a database. It is the asynchronous counterpart of [`policy_by`](crate::policy_by).
 ///
-/// A look-up has two closures. The first returns the id of the request's tenant, or `None` if the
+/// A lookup has two closures. The first returns the id of the request's tenant, or `None` if the
 /// request is not limited. The second looks up the tenant with this id. Results are cached by id.
 ///
 /// ```
@@ -55,41 +65,41 @@ use crate::policy::{IntoPolicy, SharedPolicy};
 ///
 /// - Each layer has its own cache, which its clones share.
 /// - Every [`Tenant`] is cached, also one that is not limited, and one that is a [`KeyError`].
-///   Errors of the look-up itself are not cached.
-/// - Each id has at most one look-up in flight. Requests with the same id wait for it.
+///   Errors of the lookup itself are not cached.
+/// - Each id has at most one lookup in flight. Requests with the same id wait for it.
 /// - A result is used for one minute ([`ttl`](Self::ttl)). The next request after that waits for a
-///   new look-up.
+///   new lookup.
 /// - The cache holds up to 10,000 ids ([`max_tenants`](Self::max_tenants)). It prefers to keep the
 ///   ids that are used often.
-/// - At most 64 look-ups run at the same time, and 16 times as many wait
-///   ([`max_lookups`](Self::max_lookups)). Further look-ups fail immediately.
-/// - A look-up fails after one second, including the time that it waits for others
+/// - At most 64 lookups run at the same time, and 16 times as many wait
+///   ([`max_lookups`](Self::max_lookups)). Further lookups fail immediately.
+/// - A lookup fails after one second, including the time that it waits for others
 ///   ([`timeout`](Self::timeout)).
 ///
-/// A client that sends many invalid ids causes a look-up for each. Authenticate clients first where
+/// A client that sends many invalid ids causes a lookup for each. Authenticate clients first where
 /// you can, and put a layer that limits by address around this one.
 ///
 /// # Failures
 ///
-/// - If a look-up fails and the cache has an earlier result, this result is used until a look-up
-///   succeeds. Meanwhile, requests do not wait, and start at most one look-up per second and id in
+/// - If a lookup fails and the cache has an earlier result, this result is used until a lookup
+///   succeeds. Meanwhile, requests do not wait, and start at most one lookup per second and id in
 ///   the background. These failures are not reported.
-/// - If a look-up fails and there is no earlier result, [`OnError`](crate::OnError) applies. The
+/// - If a lookup fails and there is no earlier result, [`OnError`](crate::OnError) applies. The
 ///   observer and the log get a [`LookupError`].
 ///
 /// # Runtime
 ///
-/// A look-up runs in a task of the tokio runtime, which must have time enabled. Without such a
-/// runtime, the look-up fails. If the client of a request disconnects, the look-up continues, and
+/// A lookup runs in a task of the tokio runtime, which must have time enabled. Without such a
+/// runtime, the lookup fails. If the client of a request disconnects, the lookup continues, and
 /// its result is cached.
 ///
-/// A request waits for its look-up without a ready inner service, so it occupies no permit of a
-/// `ConcurrencyLimit` and no slot of a `Buffer`. After the look-up, it polls a clone of the inner
+/// A request waits for its lookup without a ready inner service, so it occupies no permit of a
+/// `ConcurrencyLimit` and no slot of a `Buffer`. After the lookup, it polls a clone of the inner
 /// service ready, and is then decided like a new request.
 ///
-/// Requests in different runtimes share a look-up, for example in a server with a runtime for each
-/// thread. Each request has a timer of its own runtime. If the runtime of a look-up ends, or does
-/// not run until the [timeout](Self::timeout), another runtime starts a new look-up.
+/// Requests in different runtimes share a lookup, for example in a server with a runtime for each
+/// thread. Each request has a timer of its own runtime. If the runtime of a lookup ends, or does
+/// not run until the [timeout](Self::timeout), another runtime starts a new lookup.
 #[must_use = "a look-up does nothing until a layer uses it"]
 pub struct PolicyLookup<I> {
     id: Arc<IdFn<I>>,
@@ -109,14 +119,14 @@ struct Settings {
 }
 
 impl<I: Clone + Eq + Hash + Send + Sync + 'static> PolicyLookup<I> {
-    /// Creates a look-up from two closures.
+    /// Creates a lookup from two closures.
     ///
     /// | closure | argument | returns |
     /// |---|---|---|
     /// | `id` | the [`Head`] of a request | the id of its tenant: an `Option<I>`, where `None` means that the request is not limited, or a `Result<Option<I>, KeyError>` |
     /// | `look_up` | an id | a future of `Result<T, E>`, where `T` is a [`Tenant`] or converts into one, such as a policy or an `Option` of a policy |
     ///
-    /// If the future returns an error or panics, the look-up has failed.
+    /// If the future returns an error or panics, the lookup has failed.
     pub fn new<S, O, F, Fut, T, E>(id: S, look_up: F) -> Self
     where
         S: Fn(&Head<'_>) -> O + Send + Sync + 'static,
@@ -143,7 +153,7 @@ impl<I: Clone + Eq + Hash + Send + Sync + 'static> PolicyLookup<I> {
 
     /// Sets the time to live of a result. Defaults to 1 minute.
     ///
-    /// With zero, each request waits for a look-up. Requests with the same id still share a look-up
+    /// With zero, each request waits for a lookup. Requests with the same id still share a lookup
     /// that is in flight.
     pub fn ttl(mut self, ttl: Duration) -> Self {
         self.settings.ttl = ttl;
@@ -156,22 +166,22 @@ impl<I: Clone + Eq + Hash + Send + Sync + 'static> PolicyLookup<I> {
         self
     }
 
-    /// Sets the maximum number of look-ups that run at the same time. Up to 16 times as many wait
-    /// until one of them has ended, 1,024 by default. Further look-ups fail immediately. 0 counts as
+    /// Sets the maximum number of lookups that run at the same time. Up to 16 times as many wait
+    /// until one of them has ended, 1,024 by default. Further lookups fail immediately. 0 counts as
     /// 1. Defaults to 64.
     pub fn max_lookups(mut self, max_lookups: usize) -> Self {
         self.settings.max_lookups = max_lookups;
         self
     }
 
-    /// Sets the timeout of a look-up. A look-up that takes longer is aborted and counts as failed.
-    /// The timeout includes the wait for [other look-ups](Self::max_lookups). Defaults to 1 second.
+    /// Sets the timeout of a lookup. A lookup that takes longer is aborted and counts as failed.
+    /// The timeout includes the wait for [other lookups](Self::max_lookups). Defaults to 1 second.
     pub fn timeout(mut self, timeout: Duration) -> Self {
         self.settings.timeout = timeout;
         self
     }
 
-    /// Returns the look-up with an empty cache.
+    /// Returns the lookup with an empty cache.
     pub(crate) fn into_lookup(self) -> Arc<dyn Lookup> {
         Arc::new(LookupCache::new(self))
     }
@@ -213,15 +223,15 @@ pub(crate) enum Found {
     Unlimited,
     /// The request has no id, but needs one.
     Missing(KeyError),
-    /// The look-up is in flight.
+    /// The lookup is in flight.
     Pending(Finding),
-    /// The look-up cannot start.
+    /// The lookup cannot start.
     Failed(LookupError),
 }
 
 pub(crate) type LookupResult = Result<Arc<Tenant>, LookupError>;
 
-/// The future of a look-up in flight.
+/// The future of a lookup in flight.
 pub(crate) type Finding = Pin<Box<dyn Future<Output = LookupResult> + Send>>;
 
 impl<I> Clone for PolicyLookup<I> {

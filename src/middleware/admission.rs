@@ -312,7 +312,7 @@ impl LayerState {
         }
     }
 
-    /// Decides a request after its look-up.
+    /// Decides a request after its lookup.
     pub(crate) fn admit_found(&self, found: LookupResult, exchange: &mut dyn Exchange) -> Step {
         match found {
             Ok(tenant) => self.admit_tenant(&tenant, exchange),

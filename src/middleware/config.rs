@@ -13,12 +13,12 @@ use crate::observe::Reporter;
 use crate::policy::SharedPolicy;
 use crate::waiting::WaitBounds;
 
-/// The action of a layer if the storage, or the look-up of the policy, fails for a request. The
+/// The action of a layer if the storage, or the lookup of the policy, fails for a request. The
 /// guide on [outages](crate::guide::outages) compares the two variants.
 ///
 /// [`RateLimitLayer::storage`](crate::RateLimitLayer::storage) sets the action. A layer on which it
 /// was not called has a storage that never fails, such as a memory storage, and uses `Refuse` if a
-/// look-up fails.
+/// lookup fails.
 ///
 /// A [shadow](crate::RateLimitLayer::shadow) layer forwards every request. If the storage fails, a
 /// request with a [cost](crate::RateLimitLayer::cost) of 0 is forwarded too.

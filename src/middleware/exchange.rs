@@ -81,7 +81,7 @@ pub(crate) enum Step<W = Hold> {
 pub(crate) enum Hold {
     /// Waits for the storage, for the request's turn, or for the delay of its hit.
     Hit(HeldHit, Stage),
-    /// Waits for the look-up of the policy.
+    /// Waits for the lookup of the policy.
     #[cfg(feature = "lookup")]
     Lookup(Finding),
 }

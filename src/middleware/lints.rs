@@ -1,4 +1,7 @@
 //! Finds the lints of a layer and reports each once.
+//!
+//! A lint costs one atomic load. Only the first 1,024 requests of a layer are examined, and one in
+//! 64 of them gets a mark, which allocates, to find a layer that it passes twice.
 
 use std::any::Any;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};

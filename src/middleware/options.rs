@@ -45,7 +45,7 @@ pub(crate) enum Choice {
 
 impl PolicySource {
     /// Returns the policy for the request, or `None` if the request is not limited. Also returns
-    /// `None` for a [look-up](Self::lookup), which is asynchronous.
+    /// `None` for a [lookup](Self::lookup), which is asynchronous.
     #[inline]
     pub(crate) fn of(&self, head: &Head<'_>) -> Option<Cow<'_, Policy>> {
         match &self.0 {
@@ -56,7 +56,7 @@ impl PolicySource {
         }
     }
 
-    /// Returns the look-up that chooses the policy, if there is one.
+    /// Returns the lookup that chooses the policy, if there is one.
     #[cfg(feature = "lookup")]
     pub(crate) fn lookup(&self) -> Option<&dyn Lookup> {
         match &self.0 {

@@ -75,7 +75,7 @@ impl LayerState {
     }
 }
 
-/// Builds the response to a request that cannot be decided because the storage or the look-up
+/// Builds the response to a request that cannot be decided because the storage or the lookup
 /// failed.
 pub(super) fn unavailable<W>(exchange: &mut dyn Exchange) -> Step<W> {
     exchange.reject(RejectReason::Storage);

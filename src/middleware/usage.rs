@@ -55,7 +55,7 @@ fn with_key(policy: Option<Policy>, key: Result<Option<Key>, KeyError>) -> Resul
     Ok(key.map_err(UsageError::Key)?.map(|key| (policy, key)))
 }
 
-/// Returns the policy and the key of a request after its look-up.
+/// Returns the policy and the key of a request after its lookup.
 #[cfg(feature = "lookup")]
 async fn looked_up(found: Found, key: Result<Option<Key>, KeyError>) -> Result<Option<Limited>, UsageError> {
     let tenant = match found {

@@ -25,14 +25,14 @@ use crate::storage::StorageError;
 pub enum EventKind<'a> {
     /// The storage decided a hit, or a peek for a request that costs 0.
     Decided(&'a Decision),
-    /// The storage, or the look-up of the policy, failed.
+    /// The storage, or the lookup of the policy, failed.
     Failed {
-        /// The error: a [`StorageError`], or the `LookupError` of the look-up.
+        /// The error: a [`StorageError`], or the `LookupError` of the lookup.
         error: &'a (dyn Error + Send + Sync + 'static),
         /// `true` if the request was forwarded.
         admitted: bool,
     },
-    /// The key extractor, the closure of [`cost`](crate::RateLimitLayer::cost) or the look-up of
+    /// The key extractor, the closure of [`cost`](crate::RateLimitLayer::cost) or the lookup of
     /// the policy returned an error.
     KeyError(&'a KeyError),
     /// The cost of a hit was corrected for one of these reasons:

@@ -24,10 +24,10 @@ pub enum RejectReason<'a> {
     /// was [full](crate::Decision::is_storage_full) or
     /// [contended](crate::Decision::is_contended).
     Limit(LimitExceeded<'a>),
-    /// The storage or the look-up of the policy failed, and the layer uses
+    /// The storage or the lookup of the policy failed, and the layer uses
     /// [`OnError::Refuse`](crate::OnError::Refuse).
     Storage,
-    /// The key extractor, the closure of [`cost`](crate::RateLimitLayer::cost) or the look-up of
+    /// The key extractor, the closure of [`cost`](crate::RateLimitLayer::cost) or the lookup of
     /// the policy returned this error.
     Key(&'a KeyError),
 }

@@ -4,6 +4,24 @@
 //! a refusal, only the first hit of the queue gets a turn. After an admission, as many get one as
 //! there are units left, up to 32. So a new window causes about one storage call for each hit that
 //! it admits.
+//!
+//! If each hit slept for its own `retry_after`, 1,000 hits on a window of 10 would ask 1,000 times
+//! when the window turns, and 990 times at the next turn. With one turn at a time, a window of
+//! 1,000 on a storage with a round trip of 5 ms would admit its units in 5 s.
+//!
+//! - A turn that is not taken passes on after 200 ms: a call that was polled once in `select!` and
+//!   then kept would otherwise block all calls behind it.
+//! - A refused hit gives its turn back and keeps its ticket, so the order stays. A dropped hit that
+//!   is in flight keeps its turn until it is refunded. Otherwise the next hit would be refused
+//!   because of units that return a round trip later.
+//! - A new hit joins the end of a queue that is not empty, without asking. Otherwise the cheap hits
+//!   of a busy key would take each unit before an expensive one at the front gets enough of them.
+//! - After a failure of the storage, one more hit may ask at the same time. If all of them asked, a
+//!   struggling storage would get a stampede. If one asked, they would wait for each other's
+//!   timeouts.
+//! - Sleeps have jitter of up to a tenth, because aligned windows of many keys turn at the same
+//!   instant. A hit behind others may exceed its deadline by 10 ms: timers are late, and `max_wait`
+//!   is often the period of the limit.
 
 mod place;
 mod queue;

@@ -210,7 +210,7 @@ fn outage_without_a_breaker_logs_one_line_per_second() {
     }
 }
 
-/// Failed look-ups of policies are counted apart from failures of the storage, which works.
+/// Failed lookups of policies are counted apart from failures of the storage, which works.
 #[test]
 fn failed_look_up_is_logged_once_per_second_and_not_as_a_failure_of_the_storage() {
     let lines = log_in_paused_time(async {

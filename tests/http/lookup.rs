@@ -180,7 +180,7 @@ async fn last_good_result_is_used_while_look_ups_fail() {
         database.queries();
         sleep(Duration::from_secs(10)).await;
         assert_eq!(limit(&ask(&service, from("a")).await), Some("5"));
-        // From now on no request waits, and there is at most one look-up per second.
+        // From now on no request waits, and there is at most one lookup per second.
         for _ in 0..100 {
             let asked = Instant::now();
             assert_eq!(limit(&ask(&service, from("a")).await), Some("5"));
@@ -314,7 +314,7 @@ async fn look_ups_in_flight_are_bounded() {
     let tenants: Vec<_> = (0..30).map(|i| i.to_string()).collect();
     let statuses = join_all(tenants.iter().map(|tenant| status(&service, from(tenant)))).await;
     assert_eq!(database.0.most_in_flight.load(Ordering::SeqCst), 3);
-    // Three rounds of three look-ups fit into the timeout.
+    // Three rounds of three lookups fit into the timeout.
     assert_eq!(statuses.iter().filter(|status| **status == 200).count(), 9);
     assert_eq!(statuses.iter().filter(|status| **status == 503).count(), 21);
 }
@@ -355,7 +355,7 @@ fn look_up_outside_of_a_runtime_fails() {
     assert_eq!(runtime().block_on(status(&service, from("a"))), 200);
 }
 
-/// 40 look-ups of made-up ids hang. The inner service serves four requests at the same time.
+/// 40 lookups of made-up ids hang. The inner service serves four requests at the same time.
 async fn assert_known_tenant_is_served_during_look_ups<S>(inner: S)
 where
     S: Service<Request<()>, Response = Response<String>, Error: std::fmt::Debug + Send, Future: Send>
@@ -447,12 +447,12 @@ fn runtime() -> Runtime {
     Builder::new_current_thread().enable_time().build().unwrap()
 }
 
-/// A service whose storage is in memory, and that refuses requests if their look-up fails.
+/// A service whose storage is in memory, and that refuses requests if their lookup fails.
 fn service(lookup: Lookup) -> tower_ratelimit::RateLimit<Inner> {
     layer(lookup).storage(MemoryStorage::new(), OnError::Refuse).layer(Inner::default())
 }
 
-/// Servers with a runtime for each thread share the look-ups in flight.
+/// Servers with a runtime for each thread share the lookups in flight.
 #[test]
 fn request_that_joins_a_look_up_of_a_stalled_runtime_has_its_own_timeout() {
     let database = Database::new();
@@ -467,7 +467,7 @@ fn request_that_joins_a_look_up_of_a_stalled_runtime_has_its_own_timeout() {
     running.block_on(async {
         let joined = timeout(GENEROUS, ask(&service, from("a"))).await.expect("it has a timeout of its own");
         assert_eq!(joined.status(), 503);
-        // The time of the first look-up is over, so the next request starts another one.
+        // The time of the first lookup is over, so the next request starts another one.
         let next = timeout(GENEROUS, ask(&service, from("a"))).await.unwrap();
         assert_eq!(next.headers()["x-ratelimit-remaining"], "4");
         let cached = timeout(GENEROUS, ask(&service, from("a"))).await.unwrap();
@@ -507,7 +507,7 @@ fn look_up_of_a_runtime_that_ended_does_not_stay_in_flight() {
     let database = Database::new();
     let service = service(database.lookup().timeout(GENEROUS));
     let ended = runtime();
-    // The look-up's task never runs.
+    // The lookup's task never runs.
     ended.block_on(async { assert!(poll(&mut Box::pin(service.clone().oneshot(from("a")))).is_pending()) });
     drop(ended);
     assert_eq!(runtime().block_on(status(&service, from("a"))), 200);
@@ -532,7 +532,7 @@ async fn look_ups_that_wait_are_bounded() {
     database.set(Behavior::Hangs);
     let (mut pending, mut refused) = (Vec::new(), 0);
     for i in 0..100 {
-        // Requests of the same id wait for one look-up.
+        // Requests of the same id wait for one lookup.
         for _ in 0..2 {
             let mut request = Box::pin(service.clone().oneshot(from(&i.to_string())));
             match poll(&mut request) {
@@ -544,14 +544,14 @@ async fn look_ups_that_wait_are_bounded() {
             }
         }
     }
-    // Two look-ups run, and 16 times as many wait.
+    // Two lookups run, and 16 times as many wait.
     assert_eq!((pending.len(), refused), (2 * 34, 2 * 66));
     let text = "cannot look up the policy: 34 look-ups are in flight or wait already";
     assert_eq!(*errors.lock().unwrap(), vec![(text.to_owned(), false); 132]);
     assert_eq!(limit(&ask(&service, from("a")).await), Some("5"), "the last good result is used");
     drop(pending);
 
-    // The look-ups of clients that have left end at their timeouts.
+    // The lookups of clients that have left end at their timeouts.
     sleep(Duration::from_millis(1_001)).await;
     database.set(Behavior::Works);
     assert_eq!(status(&service, from("b")).await, 200);

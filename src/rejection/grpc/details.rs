@@ -1,6 +1,10 @@
 //! The details of a refusal in `grpc-status-details-bin`: protobuf in base64.
 //!
 //! There are only three kinds of protobuf fields, so no crate is needed.
+//!
+//! A pushback beyond the bound is -1, because clients with a retry policy would sleep until the
+//! deadline of the call. `RetryInfo` is the last field of the details, so an outer layer can extend
+//! the wait without decoding.
 
 use http::header::{HeaderName, HeaderValue};
 
