@@ -234,7 +234,7 @@ impl StorageUrl {
     /// # Errors
     ///
     /// Returns an error if a file that the URL names can no longer be used, for example a
-    /// certificate or an SQLite database.
+    /// certificate.
     pub fn open(&self) -> Result<AnyStorage, ConfigError> {
         self.0.parse()
     }
@@ -272,7 +272,7 @@ impl StorageUrl {
 /// Parses the URLs of [`AnyStorage`], and returns its errors.
 ///
 /// To validate the URL, parsing creates the storage and drops it. It does not connect to a server,
-/// but it reads the certificates that the URL names, and `sqlite:path` creates the file.
+/// and opens no database, but it reads the certificates that the URL names.
 impl FromStr for StorageUrl {
     type Err = ConfigError;
 

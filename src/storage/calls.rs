@@ -1,11 +1,13 @@
-//! The metrics of calls to servers (feature `metrics`).
+//! The metrics of calls to servers (feature `metrics`), and the counters of wrappers.
+
+use std::sync::atomic::{AtomicU64, Ordering};
 
 #[cfg(feature = "metrics")]
 pub(super) use self::enabled::measured;
 #[cfg(feature = "metrics")]
 pub(crate) use self::enabled::{IN_FLIGHT, LATENCY};
-
 use super::StorageError;
+use crate::policy::Policy;
 
 /// Returns the result of `call`. With the feature `metrics`, also measures the call. `storage` is
 /// the value of the label `storage`, for example `redis`.
@@ -85,3 +87,45 @@ mod enabled {
         }
     }
 }
+
+/// Counts the requests that a wrapper answered itself, and those that it sent to its inner storage.
+#[derive(Debug)]
+pub(super) struct Counters {
+    /// The name of the metric (feature `metrics`).
+    metric: &'static str,
+    /// The number of local answers.
+    here: AtomicU64,
+    /// The number of requests to the inner storage.
+    asked: AtomicU64,
+}
+
+impl Counters {
+    pub(super) const fn new(metric: &'static str) -> Self {
+        Self { metric, here: AtomicU64::new(0), asked: AtomicU64::new(0) }
+    }
+
+    /// Counts a local answer.
+    pub(super) fn here(&self, policy: &Policy) {
+        self.here.fetch_add(1, Ordering::Relaxed);
+        count(self.metric, policy, "here");
+    }
+
+    /// Counts a request to the inner storage.
+    pub(super) fn asked(&self, policy: &Policy) {
+        self.asked.fetch_add(1, Ordering::Relaxed);
+        count(self.metric, policy, "storage");
+    }
+
+    /// Returns the number of local answers, and of requests to the inner storage.
+    pub(super) fn counted(&self) -> (u64, u64) {
+        (self.here.load(Ordering::Relaxed), self.asked.load(Ordering::Relaxed))
+    }
+}
+
+#[cfg(feature = "metrics")]
+fn count(metric: &'static str, policy: &Policy, by: &'static str) {
+    metrics::counter!(metric, "policy" => policy.identity().to_owned(), "by" => by).increment(1);
+}
+
+#[cfg(not(feature = "metrics"))]
+const fn count(_: &'static str, _: &Policy, _: &'static str) {}

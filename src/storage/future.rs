@@ -92,6 +92,26 @@ impl<T: Send + 'static> StorageFuture<T> {
             Stage::Pending(future) => StorageFuture::new(async move { change(future.await) }),
         }
     }
+
+    /// Calls `then` when this future has a result or is dropped: now if it is ready.
+    pub(crate) fn finally(self, then: impl FnOnce() + Send + 'static) -> Self {
+        let guard = OnDrop(Some(then));
+        self.map(move |result| {
+            drop(guard);
+            result
+        })
+    }
+}
+
+/// Calls a closure when it is dropped.
+struct OnDrop<F: FnOnce()>(Option<F>);
+
+impl<F: FnOnce()> Drop for OnDrop<F> {
+    fn drop(&mut self) {
+        if let Some(then) = self.0.take() {
+            then();
+        }
+    }
 }
 
 #[cold]

@@ -40,7 +40,6 @@ mod calls;
 mod cas;
 mod clock;
 mod contract;
-mod counters;
 #[cfg(any(feature = "redis", feature = "etcd"))]
 mod credentials;
 mod error;
@@ -96,6 +95,6 @@ pub use self::postgres::PostgresStorage;
 pub use self::redis::RedisStorage;
 pub use self::refusal_cache::RefusalCache;
 #[cfg(feature = "sqlite")]
-pub use self::sqlite::{Durability, SqliteStorage};
+pub use self::sqlite::SqliteStorage;
 #[cfg(any(feature = "redis-rustls", feature = "etcd-rustls", feature = "postgres-rustls"))]
 pub use self::tls::TlsConfig;

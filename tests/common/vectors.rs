@@ -57,12 +57,13 @@ pub struct ReplayTarget {
     runtime: Runtime,
 }
 
+/// The storage, and the URL of its servers.
 #[derive(Debug)]
 enum Kind {
     Memory,
     #[cfg(feature = "servers")]
-    Redis(RedisStorage),
-    /// The URL.
+    #[cfg(feature = "servers")]
+    Redis(String),
     #[cfg(feature = "servers")]
     Memcached(String),
     #[cfg(feature = "servers")]
@@ -70,7 +71,7 @@ enum Kind {
     #[cfg(feature = "servers")]
     Postgres(String),
     #[cfg(feature = "servers")]
-    Sqlite(SqliteStorage),
+    Sqlite(String),
 }
 
 /// The timeout of each call to a server.
@@ -95,9 +96,9 @@ impl ReplayTarget {
             #[cfg(feature = "servers")]
             _ if url.starts_with("postgres") => Kind::Postgres(with_option(&with_options(), "connections", 1)),
             #[cfg(feature = "servers")]
-            _ if url.starts_with("sqlite") => Kind::Sqlite(SqliteStorage::new(url)?.timeout(TIMEOUT)),
+            _ if url.starts_with("sqlite") => Kind::Sqlite(with_timeout(url, TIMEOUT)),
             #[cfg(feature = "servers")]
-            _ => Kind::Redis(RedisStorage::new(url)?.timeout(TIMEOUT)),
+            _ => Kind::Redis(with_timeout(url, TIMEOUT)),
             #[cfg(not(feature = "servers"))]
             _ => return Err(format!("cannot replay on {url:?}: add --features servers, or use memory://").into()),
         };
@@ -116,13 +117,13 @@ impl ReplayTarget {
     /// Creates an empty storage with this clock. On a server, each scenario has its own key prefix.
     fn storage(&self, scenario: &str, clock: ManualClock) -> Result<AnyStorage, Error> {
         #[cfg(feature = "servers")]
-        let (prefix, with_prefix) = (prefix(scenario), |url: &str| with_option(url, "prefix", prefix(scenario)));
+        let with_prefix = |url: &str| with_option(url, "prefix", prefix(scenario));
         #[cfg(not(feature = "servers"))]
         let _ = scenario;
         Ok(match &self.kind {
             Kind::Memory => MemoryStorage::builder().clock(clock).build()?.into(),
             #[cfg(feature = "servers")]
-            Kind::Redis(server) => AnyStorage::new(server.clone().prefix(&prefix).clock(clock)),
+            Kind::Redis(url) => AnyStorage::new(RedisStorage::new(&with_prefix(url))?.clock(clock)),
             #[cfg(feature = "servers")]
             Kind::Memcached(url) => AnyStorage::new(MemcachedStorage::new(&with_prefix(url))?.clock(clock)),
             #[cfg(feature = "servers")]
@@ -130,7 +131,7 @@ impl ReplayTarget {
             #[cfg(feature = "servers")]
             Kind::Postgres(url) => AnyStorage::new(PostgresStorage::new(&with_prefix(url))?.clock(clock)),
             #[cfg(feature = "servers")]
-            Kind::Sqlite(file) => AnyStorage::new(file.clone().prefix(&prefix).clock(clock)),
+            Kind::Sqlite(url) => AnyStorage::new(SqliteStorage::new(&with_prefix(url))?.clock(clock)),
         })
     }
 }

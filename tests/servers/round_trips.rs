@@ -47,7 +47,7 @@ fn counts_refusals(policy: &Policy) -> bool {
 #[test]
 fn redis_hit_takes_one_round_trip_or_two_if_the_strategy_has_no_script() {
     let server = Server::start(&[]);
-    let storage = RedisStorage::new(&server.url()).unwrap().timeout(LONG);
+    let storage = RedisStorage::new(&with_timeout(&server.url(), LONG)).unwrap();
     let count = || server.calls("evalsha") + server.calls("eval");
     for policy in policies() {
         // The first hit loads the script.

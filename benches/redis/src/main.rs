@@ -148,7 +148,7 @@ async fn fill(storage: &RedisStorage, policy: &str, name: &str, hits: u32) {
 async fn run() {
     let server = Server::start();
     let mut connection = server.connect().await;
-    let storage = RedisStorage::new(&server.url()).expect("the URL is valid").timeout(Duration::from_secs(5));
+    let storage = RedisStorage::new(&format!("{}?timeout=5s", server.url())).expect("the URL is valid");
     let mut rows = vec![Row::new("`INCR`", "incr", {
         let connection = connection.clone();
         move || {

@@ -7,8 +7,7 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use super::state::{CircuitState, Counts, Phase};
-use super::telemetry;
+use super::state::{self, CircuitState, Counts, Phase};
 use crate::storage::{StorageError, StorageErrorKind};
 use crate::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use crate::sync::unpoisoned;
@@ -77,7 +76,7 @@ pub(super) struct Permit {
 impl Drop for Inner {
     fn drop(&mut self) {
         if !is_closed(self.epoch.load(Ordering::Relaxed)) {
-            telemetry::left_open();
+            state::left_open();
         }
     }
 }
@@ -194,7 +193,7 @@ impl Circuit {
             probe_state.probe = None;
             self.0.epoch.store(permit.epoch + 1, Ordering::Release);
             drop(probe_state);
-            telemetry::closed();
+            state::closed();
         }
     }
 
@@ -217,7 +216,7 @@ impl Circuit {
             self.delay_probe(with_jitter(probe_state.wait));
             self.0.epoch.store(permit.epoch + 1, Ordering::Release);
             drop(probe_state);
-            telemetry::opened(failures, error);
+            state::opened(failures, error);
         }
     }
 

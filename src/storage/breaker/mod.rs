@@ -3,7 +3,6 @@
 mod circuit;
 mod fallback;
 mod state;
-mod telemetry;
 
 use std::any::Any;
 use std::future::poll_fn;
@@ -17,9 +16,9 @@ use std::time::Duration;
 pub use self::circuit::Circuit;
 use self::circuit::{Permit, Settings};
 use self::fallback::Fallback;
-pub use self::state::{CircuitState, Phase};
 #[cfg(feature = "metrics")]
-pub(crate) use self::telemetry::PATHS;
+pub(crate) use self::state::PATHS;
+pub use self::state::{CircuitState, Phase};
 use crate::decision::{Decision, DecisionSource};
 use crate::error::ConfigError;
 use crate::key::Key;

@@ -1,9 +1,10 @@
-//! The snapshot of a breaker's state, and the counts of its decisions.
+//! The snapshot of a breaker's state, the counts of its decisions, log events (feature `tracing`) and
+//! metrics (feature `metrics`).
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use super::telemetry;
+use crate::storage::StorageError;
 
 /// The phase of a [`Breaker`](super::Breaker).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -57,16 +58,51 @@ impl Counts {
     #[inline]
     pub(super) fn primary(&self) {
         self.primary.fetch_add(1, Ordering::Relaxed);
-        telemetry::decided("primary");
+        decided("primary");
     }
 
     pub(super) fn fallback(&self) {
         self.fallback.fetch_add(1, Ordering::Relaxed);
-        telemetry::decided("fallback");
+        decided("fallback");
     }
 
     pub(super) fn none(&self) {
         self.none.fetch_add(1, Ordering::Relaxed);
-        telemetry::decided("none");
+        decided("none");
     }
+}
+
+/// The name of the counter of decisions, by storage.
+#[cfg(feature = "metrics")]
+pub(crate) const PATHS: &str = "ratelimit_path_total";
+
+/// The name of the gauge of breakers that are open.
+#[cfg(feature = "metrics")]
+const OPEN: &str = "ratelimit_breakers_open";
+
+pub(super) fn opened(failures: u32, error: &StorageError) {
+    #[cfg(feature = "tracing")]
+    tracing::warn!(failures, error = crate::error::chain(error), "circuit breaker opened");
+    #[cfg(feature = "metrics")]
+    metrics::gauge!(OPEN).increment(1.0);
+    let _ = (failures, error);
+}
+
+pub(super) fn closed() {
+    #[cfg(feature = "tracing")]
+    tracing::info!("circuit breaker closed");
+    left_open();
+}
+
+/// Records that a breaker is not open anymore, because it closed or was dropped.
+pub(super) fn left_open() {
+    #[cfg(feature = "metrics")]
+    metrics::gauge!(OPEN).decrement(1.0);
+}
+
+#[inline]
+pub(super) fn decided(path: &'static str) {
+    #[cfg(feature = "metrics")]
+    metrics::counter!(PATHS, "path" => path).increment(1);
+    let _ = path;
 }

@@ -4,7 +4,6 @@ mod batch;
 mod error;
 mod job;
 mod pause;
-mod queues;
 #[cfg(any(feature = "memcached", feature = "etcd", feature = "postgres"))]
 mod server;
 mod shared;

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use tokio::runtime::Handle;
 use tokio::time::timeout;
 
-use super::queues::Queues;
+use super::job::Queues;
 use super::skew::{Skew, View};
 use super::{Loaded, error};
 use crate::error::BoxError;

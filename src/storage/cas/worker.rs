@@ -14,8 +14,8 @@ use std::time::Duration;
 use tokio::time::{Instant, sleep, timeout};
 
 use super::batch::Batch;
+use super::job::Place;
 use super::job::{Job, JobResult};
-use super::queues::Place;
 use super::shared::{CasShared, store_deadline};
 use super::{CasStorage, Loaded, Swapped, error, pause};
 use crate::storage::StorageError;

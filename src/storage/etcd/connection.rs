@@ -29,7 +29,7 @@ use tower_service::Service;
 use super::wire::{Authenticate, Call, Status};
 use crate::error::BoxError;
 use crate::storage::credentials::LoginSource;
-use crate::storage::net::{CONNECT_WITHIN, socket};
+use crate::storage::net::{CONNECT_WITHIN, open_tcp};
 use crate::storage::tls::Tls;
 use crate::storage::url::Host;
 use crate::storage::{StorageError, StorageErrorKind};
@@ -66,9 +66,8 @@ impl EtcdConnection {
     pub(super) async fn open(host: &Host, access: &Access) -> Result<Self, StorageError> {
         let member = host.to_string();
         let connected = async {
-            let stream = socket::open((&*host.name, host.port))
-                .await
-                .map_err(|error| StorageError::unreachable(&member, error))?;
+            let stream =
+                open_tcp((&*host.name, host.port)).await.map_err(|error| StorageError::unreachable(&member, error))?;
             let mut connection = match &access.tls {
                 Some(tls) => {
                     let stream = tls.over(stream, &host.name).await;

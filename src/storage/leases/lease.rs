@@ -29,14 +29,6 @@ pub(super) struct Lease {
     pub(super) end: Timestamp,
 }
 
-/// The result of a charge to a slice.
-pub(super) enum Charged {
-    /// The slice had enough units.
-    Fully(Decision),
-    /// The slice is empty now. The rest must be charged to the storage.
-    Partly(u32),
-}
-
 impl Lease {
     /// Creates a lease from a hit that the storage admitted. The hit was sent at `sent`, and the
     /// decision arrived at `received`.
@@ -83,14 +75,10 @@ impl Lease {
         taken
     }
 
-    /// Spends up to `units` for a charge.
-    pub(super) fn charge(&mut self, units: u32, now: Timestamp) -> Charged {
-        let taken = self.take_for_charge(units);
-        if taken < units {
-            return Charged::Partly(units - taken);
-        }
+    /// Returns the decision on a charge for which the slice had enough units.
+    pub(super) fn charged(&self, units: u32, now: Timestamp) -> Decision {
         let at = self.at.plus(now.since(self.received));
-        Charged::Fully(Decision::of(at, units, self.spent(at).spent(Timestamp::EPOCH, 0)))
+        Decision::of(at, units, self.spent(at).spent(Timestamp::EPOCH, 0))
     }
 
     /// Returns the status of a hit on this lease. The hit can be refunded to the lease or to the

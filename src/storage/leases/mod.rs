@@ -1,14 +1,8 @@
 //! Leases: units of a window that a node takes in one round trip and spends locally.
 
-mod charge;
-mod close;
-mod entry;
-mod job;
 mod lease;
-mod outage;
-mod replies;
 mod route;
-mod shared;
+mod table;
 mod worker;
 
 use std::fmt;
@@ -16,12 +10,8 @@ use std::sync::Arc;
 
 use tokio::sync::oneshot;
 
-use self::charge::Taken;
-use self::entry::LeaseEntry;
-use self::job::{Command, LeaseResult};
-use self::lease::Charged;
-use self::route::Route;
-use self::shared::{InvalidateOnDrop, LeaseTable};
+use self::route::{Route, Taken};
+use self::table::{Command, LeaseEntry, LeaseResult, LeaseTable};
 use crate::decision::Decision;
 use crate::error::ConfigError;
 use crate::key::Key;
@@ -228,9 +218,13 @@ impl Storage for Leases {
         // The slice may pay a part of a charge. Then the storage decides on less.
         let (cost, mut taken) = (request.cost, None);
         if request.op == Op::Charge && cost > 0 && is_leased(request.policy) {
-            match self.0.charge(&request) {
-                (Charged::Fully(decision), _) => return StorageFuture::ok(decision),
-                (Charged::Partly(rest), part) => (request.cost, taken) = (rest, part),
+            match self.0.take_for_charge(request.policy, request.key, cost) {
+                Some((all, Some(decision))) => {
+                    all.keep();
+                    return StorageFuture::ok(decision);
+                }
+                Some((part, None)) => (request.cost, taken) = (cost - part.units(), Some(part)),
+                None => {}
             }
         }
         // The part that the slice has paid is put back unless the storage charges the rest.
@@ -276,12 +270,9 @@ impl Storage for Leases {
             Route::Local(_) => StorageFuture::ok(()),
             Route::Wait(answer) => done(answer),
             Route::Inner => {
-                let cleared = self.0.inner.clear(policy, key);
-                let guard = InvalidateOnDrop::new(&self.0, policy, key);
-                cleared.map(move |cleared| {
-                    drop(guard);
-                    cleared
-                })
+                // A lease of this time may be older than the clear.
+                let (table, place) = (Arc::clone(&self.0), self.0.place(policy, key));
+                self.0.inner.clear(policy, key).finally(move || table.forget(place))
             }
         }
     }
@@ -306,7 +297,8 @@ impl Storage for Leases {
                 Some(Route::Inner) | None => self.0.inner.settle(policy, key, decision, actual),
             };
         };
-        let taken = if decision.is_from_fallback() { None } else { self.0.take_for_charge(policy, key, units) };
+        let take = || self.0.take_for_charge(policy, key, units).map(|(taken, _)| taken);
+        let taken = if decision.is_from_fallback() { None } else { take() };
         let actual = actual - taken.as_ref().map_or(0, Taken::units);
         if actual == decision.cost() {
             taken.into_iter().for_each(Taken::keep);
@@ -328,12 +320,9 @@ impl Storage for Leases {
     /// Clears the inner storage, and then drops all leases of this node, even if the inner storage
     /// fails.
     fn clear_all(&self) -> StorageFuture<u64> {
-        let cleared = self.0.inner.clear_all();
-        let guard = ForgetOnDrop(Arc::clone(&self.0));
-        cleared.map(move |cleared| {
-            drop(guard);
-            cleared
-        })
+        // Leases of this time may be older than the clear.
+        let table = Arc::clone(&self.0);
+        self.0.inner.clear_all().finally(move || table.table.visit_all(LeaseEntry::forget))
     }
 
     fn wrapped(&self) -> Option<&dyn Storage> {
@@ -368,15 +357,5 @@ impl fmt::Debug for Leases {
             .field("hits", &hits)
             .field("misses", &misses)
             .finish_non_exhaustive()
-    }
-}
-
-/// Drops all leases when it is dropped. The future of a [`clear_all`](Storage::clear_all) holds it
-/// until it completes or is dropped, because leases of that time may be older than the clear.
-struct ForgetOnDrop(Arc<LeaseTable>);
-
-impl Drop for ForgetOnDrop {
-    fn drop(&mut self) {
-        self.0.table.visit_all(LeaseEntry::forget);
     }
 }

@@ -1,22 +1,25 @@
-//! The routing of requests: to a lease, to the key's worker, or to the storage.
+//! The routing of requests: to a lease, to the key's worker, or to the storage. Also refunds all
+//! leases when a node shuts down.
 
+use std::future::poll_fn;
+use std::iter::from_fn;
 use std::pin::Pin;
 use std::sync::Arc;
-use std::task::{Context, Waker};
+use std::sync::atomic::Ordering;
+use std::task::{Context, Poll, Waker};
 
 use tokio::runtime::Handle;
 use tokio::sync::oneshot;
 
-use super::entry::{LeaseEntry, NoRoom, WorkerState, make_room};
-use super::job::{Command, Job, LeaseResult, TakeBack};
 use super::lease::{Lease, window};
-use super::shared::LeaseTable;
+use super::table::{Command, Job, LeaseEntry, LeaseResult, LeaseTable, NoRoom, TakeBack, WorkerState, make_room};
 use super::worker::LeaseWorker;
 use crate::decision::Decision;
 use crate::key::Key;
 use crate::policy::{Op, Policy};
 use crate::storage::key_table::{Bucket, TableKey};
-use crate::storage::{Storage, StorageRequest};
+use crate::storage::{AnyStorage, Storage, StorageError, StorageFuture, StorageRequest};
+use crate::time::Timestamp;
 
 /// The route of a request.
 pub(super) enum Route {
@@ -159,17 +162,13 @@ impl LeaseTable {
     }
 }
 
-/// Runs a future without waiting for it: polls it once, and spawns a task if it is pending. Without
-/// a runtime, a pending future is dropped.
-fn in_background<F: Future + Send + Unpin + 'static>(mut done: F)
-where
-    F::Output: Send,
-{
-    let polled = Pin::new(&mut done).poll(&mut Context::from_waker(Waker::noop()));
-    if polled.is_pending()
+/// Runs a change without waiting for it. Without a runtime, a pending one is dropped.
+fn in_background(change: StorageFuture<()>) {
+    let change = change.polled_once();
+    if change.as_ready().is_none()
         && let Ok(runtime) = Handle::try_current()
     {
-        runtime.spawn(async move { drop(done.await) });
+        runtime.spawn(async move { drop(change.await) });
     }
 }
 
@@ -179,6 +178,170 @@ impl TakeBack for LeaseTable {
         match self.put_back(policy, key, decision, decision.cost()) {
             Some(Route::Local(_) | Route::Wait(_)) => {}
             Some(Route::Inner) | None => in_background(self.inner.settle(policy, key, decision, 0)),
+        }
+    }
+}
+
+/// The maximum number of refunds in flight.
+const IN_FLIGHT: usize = 64;
+
+/// The unspent units of one lease, as a hit that can be refunded.
+struct Unspent {
+    policy: Policy,
+    key: Key,
+    hit: Decision,
+}
+
+impl LeaseTable {
+    /// Refunds all leases, and waits for the workers of this runtime. Each worker refunds the units
+    /// that it still receives.
+    pub(super) async fn close(&self) -> Result<(), StorageError> {
+        // The flag is set before `visit` takes the lock of a bucket. A worker starts under the same
+        // lock, so a worker that starts after the visit finds the flag set.
+        self.closed.store(true, Ordering::SeqCst);
+        let runtime = Handle::try_current().ok().map(|runtime| runtime.id());
+        let (mut bucket, mut taken, mut worker) = (0, Vec::new(), Vec::new());
+        let slices = from_fn(|| {
+            while taken.is_empty() {
+                let exists = self.table.visit(bucket, |entry| {
+                    taken.extend(self.take_unspent(entry));
+                    if runtime.is_some() && entry.worker == WorkerState::Running(runtime) {
+                        let (when_idle, idle) = oneshot::channel();
+                        entry.when_idle.push(when_idle);
+                        worker.push(idle);
+                    }
+                });
+                if !exists {
+                    return None;
+                }
+                bucket += 1;
+            }
+            taken.pop()
+        });
+        let mut refunded = refund_all(&self.inner, slices).await;
+        for idle in worker {
+            if let Ok(error) = idle.await {
+                refunded = refunded.and(Err(error));
+            }
+        }
+        refunded
+    }
+
+    /// Removes the lease of a key. Returns its unspent units, or `None` if there are none or their
+    /// window has ended.
+    fn take_unspent(&self, entry: &mut LeaseEntry) -> Option<Unspent> {
+        let lease = entry.lease.take().filter(|lease| self.clock.now() < lease.end)?;
+        let hit = lease.as_hit()?;
+        Some(Unspent { policy: lease.policy, key: entry.key.clone(), hit })
+    }
+}
+
+/// Refunds all leases in a background task. Outside of a tokio runtime, does not refund them. This
+/// runs when the last handle and all workers have been dropped.
+impl Drop for LeaseTable {
+    fn drop(&mut self) {
+        let Ok(runtime) = Handle::try_current() else { return };
+        let mut slices = Vec::new();
+        self.table.visit_all(|entry| slices.extend(self.take_unspent(entry)));
+        if !slices.is_empty() {
+            let inner = self.inner.clone();
+            runtime.spawn(async move { drop(refund_all(&inner, slices.into_iter()).await) });
+        }
+    }
+}
+
+/// Refunds the slices, up to [`IN_FLIGHT`] at a time. Continues after a failure, and returns the
+/// first error.
+async fn refund_all(inner: &AnyStorage, mut slices: impl Iterator<Item = Unspent>) -> Result<(), StorageError> {
+    let mut in_flight = Vec::<StorageFuture<()>>::new();
+    let mut refunded = Ok(());
+    poll_fn(|cx| {
+        let mut is_pending = |refund: &mut StorageFuture<()>| match Pin::new(refund).poll(cx) {
+            Poll::Pending => true,
+            Poll::Ready(Ok(())) => false,
+            Poll::Ready(Err(error)) => {
+                if refunded.is_ok() {
+                    refunded = Err(StorageError::from_boxed(error));
+                }
+                false
+            }
+        };
+        in_flight.retain_mut(&mut is_pending);
+        while in_flight.len() < IN_FLIGHT
+            && let Some(slice) = slices.next()
+        {
+            let mut refund = inner.settle(&slice.policy, &slice.key, &slice.hit, 0);
+            if is_pending(&mut refund) {
+                in_flight.push(refund);
+            }
+        }
+        if in_flight.is_empty() { Poll::Ready(()) } else { Poll::Pending }
+    })
+    .await;
+    refunded
+}
+
+/// Units that a charge took from a slice. Dropping this value puts them back, unless
+/// [`keep`](Self::keep) was called.
+pub(super) struct Taken {
+    shared: Arc<LeaseTable>,
+    policy: Policy,
+    key: Key,
+    units: u32,
+    window: (Timestamp, u32),
+}
+
+impl LeaseTable {
+    /// Takes up to `units` of the key's slice for a charge, and returns the decision if they are all.
+    /// Returns `None` if the key has no slice.
+    pub(super) fn take_for_charge(
+        self: &Arc<Self>,
+        policy: &Policy,
+        key: &Key,
+        units: u32,
+    ) -> Option<(Taken, Option<Decision>)> {
+        let (place, now) = (self.place(policy, key), self.clock.now());
+        let mut bucket = self.table.lock(place);
+        let lease = lease_to_charge(bucket.find()?, policy, now)?;
+        let taken = lease.take_for_charge(units);
+        let decision = (taken == units).then(|| lease.charged(units, now));
+        let (shared, window) = (Arc::clone(self), lease.window);
+        Some((Taken { shared, policy: policy.clone(), key: key.clone(), units: taken, window }, decision))
+    }
+
+    /// Puts back the units that a failed charge took, if the slice still exists.
+    fn put_back_taken(&self, taken: &Taken) {
+        let mut bucket = self.table.lock(self.place(&taken.policy, &taken.key));
+        let lease = bucket.find().and_then(|entry| entry.lease.as_mut());
+        if let Some(lease) = lease.filter(|lease| lease.policy == taken.policy) {
+            lease.put_back_charge(taken.window, taken.units);
+        }
+    }
+}
+
+/// Returns the lease that a charge by this policy can take units from. If another policy of the same
+/// name has the lease, the charge goes to the storage, and so do later refunds.
+fn lease_to_charge<'a>(entry: &'a mut LeaseEntry, policy: &Policy, now: Timestamp) -> Option<&'a mut Lease> {
+    let lease = entry.lease.as_mut().filter(|lease| lease.is_live(now))?;
+    lease.is_charged |= lease.policy != *policy;
+    (lease.policy == *policy).then_some(lease)
+}
+
+impl Taken {
+    pub(super) fn units(&self) -> u32 {
+        self.units
+    }
+
+    /// Spends the units for good.
+    pub(super) fn keep(mut self) {
+        self.units = 0;
+    }
+}
+
+impl Drop for Taken {
+    fn drop(&mut self) {
+        if self.units > 0 {
+            self.shared.put_back_taken(self);
         }
     }
 }

@@ -13,7 +13,7 @@ use super::connection::{MemcachedConnection, Unanswered};
 use super::meta::{NOOP, Reply, STATS};
 use super::server_time::ServerTime;
 use crate::error::BoxError;
-use crate::storage::net::{CONNECT_WITHIN, Calls, Connected, Reconnecting, Usable, socket};
+use crate::storage::net::{CONNECT_WITHIN, Calls, Connected, Reconnecting, Usable, open_tcp};
 use crate::storage::url::Address;
 use crate::storage::{Clock, StorageError};
 
@@ -155,7 +155,7 @@ async fn connect(address: Address, time: Arc<ServerTime>) -> Result<Open, Storag
     static NUMBER: AtomicU64 = AtomicU64::new(0);
     let connected = async {
         let connection = match &address {
-            Address::Tcp(host) => MemcachedConnection::new(socket::open((&*host.name, host.port)).await?),
+            Address::Tcp(host) => MemcachedConnection::new(open_tcp((&*host.name, host.port)).await?),
             #[cfg(unix)]
             Address::Unix(path) => MemcachedConnection::new(UnixStream::connect(path).await?),
             #[cfg(not(unix))]

@@ -8,10 +8,9 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use tokio::time::Instant;
+use tokio::time::{Instant, sleep};
 
 use super::reconnect::{Reconnecting, Usable};
-use super::waiters::{MOST, overloaded};
 use crate::storage::StorageError;
 use crate::sync::{Counted, Gauge, unpoisoned};
 
@@ -189,6 +188,17 @@ impl Calls {
         self.is_silent.store(true, Ordering::Relaxed);
         silence.total * 2 >= silence.timeout * HALF_DEADLINES
     }
+}
+
+/// The maximum number of calls in flight on one connection, and of callers that wait for a
+/// connection. The documentation of the storages contains this number.
+pub(in crate::storage) const MOST: usize = 1_024;
+
+/// Returns `error` after three quarters of `timeout`, the timeout of the call. Without the delay,
+/// callers that retry immediately would take all processor time from the connection.
+pub(in crate::storage) async fn overloaded<T>(error: StorageError, timeout: Duration) -> Result<T, StorageError> {
+    sleep(timeout * 3 / 4).await;
+    Err(error)
 }
 
 #[cfg(test)]

@@ -13,7 +13,7 @@ use super::connection::PostgresConnection;
 use super::error::is_cancelled;
 use super::table::Query;
 use crate::storage::net::Connected;
-use crate::storage::net::race::before;
+use crate::storage::net::before;
 
 /// The shortest time between two cancel requests of a statement.
 const SHORTEST_PATIENCE: Duration = Duration::from_millis(1);

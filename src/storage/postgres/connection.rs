@@ -17,7 +17,7 @@ use super::error::Cause;
 use super::socket::{Address, Security, Server, Slot, Slots, Socket, resolve};
 use super::table::{Query, Statement, Table};
 use crate::storage::StorageError;
-use crate::storage::net::race::before;
+use crate::storage::net::before;
 use crate::storage::net::{CONNECT_WITHIN, Calls, Connected, Usable};
 use crate::storage::tls::Tls;
 use crate::time::micros;

@@ -32,8 +32,7 @@ use tokio_postgres::tls::MakeTlsConnect;
 use tokio_postgres_rustls::MakeRustlsConnect;
 
 use crate::storage::StorageError;
-use crate::storage::net::race::{race, tries};
-use crate::storage::net::socket;
+use crate::storage::net::{open_tcp, race, tries};
 #[cfg(feature = "postgres-rustls")]
 use crate::storage::tls::Tls;
 use crate::sync::unpoisoned;
@@ -72,7 +71,7 @@ impl Socket {
     /// timeout.
     pub(super) async fn connect(address: &Address) -> io::Result<Self> {
         let stream = match address {
-            Address::Tcp(address) => Stream::Tcp(race(tries(|| socket::open(*address))).await?),
+            Address::Tcp(address) => Stream::Tcp(race(tries(|| open_tcp(*address))).await?),
             #[cfg(unix)]
             Address::Unix(path) => Stream::Unix(UnixStream::connect(path).await?),
         };

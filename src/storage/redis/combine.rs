@@ -58,7 +58,7 @@ impl Combine {
 /// Combines the hits of one storage.
 #[derive(Debug)]
 pub(super) struct Combiner {
-    mode: Combine,
+    pub(super) mode: Combine,
     /// The prefix of all keys.
     prefix: Arc<str>,
     in_flight: Gauge,

@@ -1,19 +1,11 @@
 //! A storage on Redis or Valkey.
 
-mod access;
 mod combine;
-mod decide;
-mod delete_all;
 mod error;
-mod inspect;
-mod keys;
 mod link;
-mod probe;
-mod quote;
+mod operate;
 mod record;
-mod reply;
 mod script;
-mod size;
 mod swap;
 mod url;
 
@@ -23,24 +15,27 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use self::combine::{Combine, Combiner};
+use self::combine::{Combiner, run_alone};
 use self::link::Link;
-use self::script::Scripts;
+use self::script::{Call, Scripts, unexpected_reply};
 use self::swap::SwapStore;
 use self::url::{Access, RedisUrl, Servers};
-use crate::error::{ConfigError, or_panic};
-use crate::storage::net::until_ready;
-use crate::storage::url::checked_prefix;
-use crate::storage::{Cas, Clock, StorageError, settings};
+use crate::decision::Decision;
+use crate::error::{BoxError, ConfigError};
+use crate::key::Key;
+use crate::policy::{Op, Policy};
+use crate::storage::calls::measured;
+use crate::storage::credentials::{Credentials, LoginSource};
+use crate::storage::net::{overloaded, until_ready};
+use crate::storage::{Cas, Clock, Storage, StorageError, StorageFuture, StorageRequest};
+use crate::time::Timestamp;
 
 /// Shares rate limit states between processes through Redis (6.2 or later) or Valkey (7.2 or later).
 ///
 /// ```
-/// use std::time::Duration;
 /// use tower_ratelimit::storage::RedisStorage;
 ///
-/// let storage =
-///     RedisStorage::new("redis://localhost/?prefix=shop")?.timeout(Duration::from_millis(50));
+/// let storage = RedisStorage::new("redis://localhost/?prefix=shop&timeout=50ms")?;
 ///
 /// let error = RedisStorage::new("http://localhost").unwrap_err();
 /// let expected = "cannot read the URL \"http://localhost\": unknown scheme \"http\"";
@@ -51,18 +46,20 @@ use crate::storage::{Cas, Clock, StorageError, settings};
 /// One Lua script checks and updates all limits of a policy in one round trip, by the server's
 /// clock. All processes together admit exactly as many hits as the limit allows.
 ///
-/// Under load, up to 16 hits share a call to a single server: see [`combine`](Self::combine).
+/// Under load, up to 16 hits [share a call](Self#shared-calls) to a single server.
 ///
 /// If a strategy of a policy has no [script](crate::strategy::Strategy::script), the storage uses
 /// compare-and-swap for that policy, as [`Cas`] does. A hit then takes two round trips or more. If
 /// other processes change the key before each swap, the hit is refused as
 /// [contended](crate::Decision::is_contended).
 ///
+/// # Options
+///
 /// | option of the URL | default | meaning |
 /// |---|---|---|
-/// | `prefix` | `rl` | the prefix of all keys |
+/// | `prefix` | `rl` | the prefix of all keys; programs with the same prefix share their counts |
 /// | `timeout` | `100ms` | the timeout of a call |
-/// | `combine` | `true` | `true` lets several hits share a call to a single server, `always` to any server |
+/// | `combine` | `true` | `true`, `always` or `false`: whether hits [share a call](Self#shared-calls) |
 /// | `ca` | the system's roots | for TLS, a PEM file with the certificates to trust |
 /// | `cert`, `key` | none | for TLS, PEM files with a client certificate and its private key |
 /// | `sentinel-user`, `sentinel-password` | no login | the login for the sentinels |
@@ -88,8 +85,7 @@ pub struct RedisStorage {
     /// The settings of `link`, to create another one with other logins or certificates.
     target: Arc<(Servers, Access)>,
     prefix: Arc<str>,
-    deadline: Duration,
-    combine: Combine,
+    timeout: Duration,
     scripts: Scripts,
     combiner: Arc<Combiner>,
     /// Decides policies with a strategy that has no script.
@@ -113,76 +109,19 @@ impl RedisStorage {
     ///   without them.
     /// - A certificate or the private key cannot be loaded.
     pub fn new(url: &str) -> Result<Self, ConfigError> {
-        let RedisUrl { servers, access, prefix, deadline, combine } = RedisUrl::parse(url)?;
+        let RedisUrl { servers, access, prefix, timeout, combine } = RedisUrl::parse(url)?;
         let (link, target) = (Link::new(servers.clone(), &access), Arc::new((servers, access)));
         let (scripts, prefix) = (Scripts::default(), Arc::from(prefix));
-        let cas = swap::cas(&link, &prefix, deadline, None);
+        let cas = swap::cas(&link, &prefix, timeout, None);
         let combiner = Combiner::new(combine, Arc::clone(&prefix));
-        Ok(Self { link, target, prefix, deadline, combine, scripts, combiner, cas, clock: None })
+        Ok(Self { link, target, prefix, timeout, scripts, combiner, cas, clock: None })
     }
 
     /// Creates the compare-and-swap storage and the combiner again, with the current settings.
     fn with_new_cas(self) -> Self {
-        let cas = swap::cas(&self.link, &self.prefix, self.deadline, self.clock.clone());
-        let combiner = Combiner::new(self.combine, Arc::clone(&self.prefix));
+        let cas = swap::cas(&self.link, &self.prefix, self.timeout, self.clock.clone());
+        let combiner = Combiner::new(self.combiner.mode, Arc::clone(&self.prefix));
         Self { cas, combiner, ..self }
-    }
-
-    /// Sets the prefix of all keys on the server. Overrides the option `prefix` of the URL.
-    /// Defaults to `rl`.
-    ///
-    /// Programs with the same prefix on the same server share their counts.
-    ///
-    /// # Panics
-    ///
-    /// Panics if `prefix` is not 1 to 64 printable ASCII characters, or contains a space, `{` or
-    /// `}`.
-    #[must_use]
-    #[track_caller]
-    pub fn prefix(self, prefix: &str) -> Self {
-        or_panic(checked_prefix(prefix));
-        Self { prefix: prefix.into(), ..self }.with_new_cas()
-    }
-
-    /// Sets the timeout of a call. Overrides the option `timeout` of the URL. Defaults to 100
-    /// milliseconds.
-    ///
-    /// [`ready`](Self::ready) has its own timeout. [`clear_all`](crate::Storage::clear_all) applies
-    /// this timeout to each of its steps.
-    ///
-    /// # Panics
-    ///
-    /// Panics if `timeout` is less than a millisecond or more than an hour.
-    #[must_use]
-    #[track_caller]
-    pub fn timeout(self, timeout: Duration) -> Self {
-        or_panic(settings::checked_timeout(timeout));
-        Self { deadline: timeout, ..self }.with_new_cas()
-    }
-
-    /// Sets whether concurrent hits can be combined into one call, which saves work on the server
-    /// and in the client. Overrides the option `combine` of the URL. Defaults to `true`.
-    ///
-    /// While at least four hits are in flight, further hits wait for a moment and then share a
-    /// call, up to 16 of them. Each hit keeps its own timeout, result and error. Hits share a call
-    /// only if their policies have the same strategies, at most eight limits, and no
-    /// [`MovingWindow`](crate::MovingWindow). Peeks, charges, settlements and clears are never
-    /// combined.
-    ///
-    /// Hits are combined only on a connection that has proved to lead to a single server. Under
-    /// load, the storage makes this proof once per connection, in the background, and
-    /// [`ready`](Self::ready) makes it too. A proxy that distributes keys to several servers, such
-    /// as Envoy or twemproxy, fails the proof, and so does a single server that belongs to a
-    /// cluster. Each hit is then a call of its own.
-    ///
-    /// The option `combine=always` of the URL skips the proof. Such a proxy would send a call with
-    /// several keys to the server of its first key, and more hits than the limit would be admitted.
-    ///
-    /// With the URL of a cluster, hits never share a call.
-    #[must_use]
-    pub fn combine(self, combine: bool) -> Self {
-        let combine = if combine { Combine::OnSingleServer } else { Combine::Never };
-        Self { combine, ..self }.with_new_cas()
     }
 
     /// Sets a clock for decisions, for tests. Requires the feature `testing`. Defaults to the
@@ -199,7 +138,7 @@ impl RedisStorage {
     /// succeeds, or until `timeout` has passed. One check takes at most a second.
     ///
     /// The check runs every command of the scripts on a temporary key under the
-    /// [prefix](Self::prefix). So it detects a missing
+    /// [prefix](Self#options). So it detects a missing
     /// [right](Self#rights), a renamed command, a read-only replica and a
     /// server without memory. It does not run `SCAN`, which only
     /// [`clear_all`](crate::Storage::clear_all) needs.
@@ -223,7 +162,156 @@ const LONGEST_WAIT: Duration = Duration::from_secs(365 * 86_400);
 
 impl fmt::Debug for RedisStorage {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { link, prefix, deadline, .. } = self;
-        f.debug_struct("RedisStorage").field("link", link).field("prefix", prefix).field("timeout", deadline).finish()
+        let Self { link, prefix, timeout, .. } = self;
+        f.debug_struct("RedisStorage").field("link", link).field("prefix", prefix).field("timeout", timeout).finish()
+    }
+}
+
+impl RedisStorage {
+    /// Sets a provider of credentials, which the storage calls for each new connection. Use it for
+    /// passwords and tokens that rotate. Overrides the user and the password in the URL, but not
+    /// the login for sentinels.
+    ///
+    /// | event | effect |
+    /// |---|---|
+    /// | the password changes | open connections stay open |
+    /// | the server closes the connection, or replies that a login is required | the storage reconnects with new credentials |
+    /// | the provider fails, or the server rejects its credentials | calls fail, and the storage tries again after a backoff of up to 200 ms |
+    ///
+    /// An attempt to connect takes at most one second, including the call of the provider. While it
+    /// has not succeeded, another try starts every 250 milliseconds, up to four in total. So up to
+    /// four calls of the provider can run at once.
+    /// The guide on [deploying](crate::guide::deploying#logins-that-rotate) has more details.
+    ///
+    /// The returned storage opens new connections, which it does not share with earlier clones.
+    ///
+    /// ```
+    /// use tower_ratelimit::storage::{Credentials, RedisStorage};
+    ///
+    /// let storage = RedisStorage::new("redis://cache")?.credentials(|| async {
+    ///     // Blocks only for a moment, because the file is small and local.
+    ///     let password = std::fs::read_to_string("/run/secrets/redis-password")?;
+    ///     Ok(Credentials::new("ratelimit", password.trim_end()))
+    /// });
+    /// # Ok::<(), tower_ratelimit::ConfigError>(())
+    /// ```
+    #[must_use]
+    pub fn credentials<F, Fut>(self, provider: F) -> Self
+    where
+        F: Fn() -> Fut + Send + Sync + 'static,
+        Fut: Future<Output = Result<Credentials, BoxError>> + Send + 'static,
+    {
+        let access = Access { login: LoginSource::provider(provider), ..self.target.1.clone() };
+        self.with_access(access)
+    }
+
+    /// Sets the certificates and the private key for TLS. Overrides the options `ca`, `cert` and
+    /// `key` of the URL. Those that `config` does not set return to their defaults.
+    ///
+    /// The returned storage opens new connections, which it does not share with earlier clones.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if a part of `config` is malformed, or if the scheme of the URL has no TLS.
+    #[cfg(feature = "redis-rustls")]
+    pub fn try_tls(self, config: &crate::storage::TlsConfig) -> Result<Self, crate::ConfigError> {
+        use crate::error::ConfigError;
+        let Some(tls) = &self.target.1.tls else {
+            return Err(ConfigError::new("the URL has no TLS: write rediss:// instead of redis://"));
+        };
+        let tls = tls.with(config).map_err(ConfigError::new)?;
+        let access = Access { tls: Some(tls), ..self.target.1.clone() };
+        Ok(self.with_access(access))
+    }
+
+    /// Replaces the logins and certificates, and opens new connections on the next call.
+    fn with_access(self, access: Access) -> Self {
+        let servers = self.target.0.clone();
+        let link = Link::new(servers.clone(), &access);
+        Self { link, target: Arc::new((servers, access)), ..self }.with_new_cas()
+    }
+}
+
+impl Storage for RedisStorage {
+    fn decide(&self, request: StorageRequest<'_>) -> StorageFuture<Decision> {
+        if let Err(error) = record::check_periods(request.policy) {
+            return StorageFuture::ready(Err(StorageError::unsupported_policy(error)));
+        }
+        if let Some(error) = self.link.overload() {
+            return StorageFuture::new(measured(LABEL, overloaded(error, self.timeout)));
+        }
+        let Some(call) = self.scripts.decide(&self.prefix, request, self.now()) else {
+            return self.cas.decide(request);
+        };
+        let (storage, request) = (self.clone(), request.owned());
+        StorageFuture::new(measured(LABEL, async move {
+            let call = Arc::new(call);
+            let deadline = Instant::now() + storage.timeout;
+            let reply = storage.combiner.run(&storage.link, &call, deadline).await?;
+            call.decision(request.borrow(), &reply).ok_or_else(|| unexpected_reply(&reply))
+        }))
+    }
+
+    fn clear(&self, policy: &Policy, key: &Key) -> StorageFuture<()> {
+        let Some(call) = self.scripts.clear(&self.prefix, policy, key, self.now()) else {
+            return self.cas.clear(policy, key);
+        };
+        self.update(call)
+    }
+
+    fn settle(&self, policy: &Policy, key: &Key, decision: &Decision, actual: u32) -> StorageFuture<()> {
+        if !decision.has_spent() || actual == decision.cost() {
+            return StorageFuture::ok(());
+        }
+        let call = if actual > decision.cost() {
+            let charge = StorageRequest::new(policy, key, Op::Charge, actual - decision.cost());
+            self.scripts.decide(&self.prefix, charge, self.now())
+        } else {
+            self.scripts.refund(&self.prefix, policy, key, self.now(), decision, decision.cost() - actual)
+        };
+        let Some(call) = call else {
+            return self.cas.settle(policy, key, decision, actual);
+        };
+        self.update(call)
+    }
+
+    /// Makes one check within the [timeout](RedisStorage#options), like those of
+    /// [`ready`](RedisStorage::ready).
+    fn check(&self) -> StorageFuture<()> {
+        let storage = self.clone();
+        StorageFuture::new(async move {
+            storage.probe(Instant::now() + storage.timeout).await.map_err(StorageError::uncounted)
+        })
+    }
+
+    /// Deletes all keys with the [prefix](RedisStorage#options), and returns their number. Visits
+    /// every key on every server with `SCAN`, in steps. Each step has its own
+    /// [timeout](RedisStorage#options).
+    ///
+    /// # Errors
+    ///
+    /// Returns the error of the first step that fails. Keys that were deleted before stay deleted.
+    fn clear_all(&self) -> StorageFuture<u64> {
+        let storage = self.clone();
+        StorageFuture::new(async move { storage.delete_all().await })
+    }
+
+    fn validate(&self, policy: &Policy) -> Result<(), ConfigError> {
+        record::check_periods(policy)?;
+        if Scripts::support(policy) { Ok(()) } else { self.cas.validate(policy) }
+    }
+}
+
+impl RedisStorage {
+    /// Runs the script of a change.
+    fn update(&self, call: Call) -> StorageFuture<()> {
+        let storage = self.clone();
+        let updated = async move { run_alone(&storage.link, &call, Instant::now() + storage.timeout).await.map(drop) };
+        StorageFuture::new(measured(LABEL, updated))
+    }
+
+    /// Returns the time of the clock that replaces the server's in tests, if there is one.
+    fn now(&self) -> Option<Timestamp> {
+        self.clock.as_ref().map(|clock| clock.now())
     }
 }

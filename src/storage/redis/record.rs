@@ -26,14 +26,16 @@
 //! Two releases of a program may configure the same policy differently. So records of other limits
 //! can follow, and the scripts keep them until they expire. An expired record counts as fresh.
 //!
-//! The key's name contains the [version](super::keys) of this format. A value of another format
+//! The key's name contains the [version](VERSION) of this format. A value of another format
 //! under the key is an error, and is not overwritten: bytes after the last whole record, or a
 //! record of another limit with an instant of 2^54 or later. A record of a limit of the policy with
 //! such an instant counts as fresh.
 
 use std::fmt::Write;
 
-use crate::policy::Policy;
+use crate::error::ConfigError;
+use crate::key::Key;
+use crate::policy::{Limit, Op, Policy};
 use crate::storage::names;
 use crate::strategy::State;
 use crate::time::Timestamp;
@@ -124,6 +126,61 @@ pub(super) fn lines(policy: &Policy, digests: &[u32], stored: &[u8]) -> Vec<Stri
         line
     };
     records(stored).map(line).collect()
+}
+
+/// The version of the [format](self) of the states and their logs. Every change of the
+/// format changes it, so that programs with different formats use different keys.
+const VERSION: &str = "v1";
+
+/// Returns the key of the states: `PREFIX:{POLICY|KEY}v1`.
+///
+/// All keys of one request have the same text in braces, so they are in one slot of a cluster.
+pub(super) fn states_key(prefix: &str, policy: &Policy, key: &Key) -> String {
+    format!("{prefix}:{{{}}}{VERSION}", names::of(policy, key))
+}
+
+/// Returns the key of a moving window's log: the key of the states and the limit's tag.
+pub(super) fn log_key(states: &str, tag: &str) -> String {
+    format!("{states}:{tag}")
+}
+
+/// Returns the key for compare-and-swap. The value of this key contains all states, including logs.
+pub(super) fn cas_key(states: &str) -> String {
+    format!("{states}:all")
+}
+
+/// The longest string that Redis stores, in bytes.
+pub(super) const LONGEST_STRING: usize = 512 << 20;
+
+/// The limit up to which Lua, whose numbers are doubles, represents integers exactly.
+const MAX_EXACT: u64 = 1 << 53;
+
+/// Checks that the instants in the states of the policy are exact in Lua.
+///
+/// # Errors
+///
+/// Returns an error that names the first limit whose period is too long.
+pub(super) fn check_periods(policy: &Policy) -> Result<(), ConfigError> {
+    policy.limits().iter().try_for_each(|limit| {
+        if exceeds_lua(limit) {
+            return Err(ConfigError::new(format!(
+                "\"{limit}\" keeps a state for two periods, which is too long for the exact integers of Redis scripts: \
+                 use a period of at most 71 years, or another strategy, for example \"fixed-window {}\"",
+                limit.quota()
+            )));
+        }
+        Ok(())
+    })
+}
+
+/// Returns `true` if the state after a hit ends at an instant that is not exact in Lua.
+fn exceeds_lua(limit: &Limit) -> bool {
+    if limit.quota().period_micros() <= MAX_EXACT / 4 {
+        return false;
+    }
+    let mut state = [State::Fresh];
+    let _ = Policy::from(limit.clone()).decide(&mut state, Timestamp::wall_clock(), Op::Hit, 1);
+    state[0].until().as_micros() >= MAX_EXACT
 }
 
 #[cfg(test)]

@@ -5,9 +5,9 @@ use std::time::{Duration, Instant};
 
 use redis::{Cmd, Value, cmd};
 
-use super::error::unexpected_script_reply;
 use super::link::Link;
-use super::{keys, size};
+use super::record;
+use super::script::unexpected_reply;
 use crate::storage::{Cas, CasStorage, Clock, Loaded, StorageError, Swapped};
 use crate::time::Timestamp;
 
@@ -58,12 +58,12 @@ impl CasStorage for SwapStore {
     async fn load(&self, key: &str, deadline: Instant) -> Result<Loaded<Vec<u8>>, StorageError> {
         match self.run(&self.command(key), deadline).await.map_err(StorageError::uncounted)? {
             Swapped::Lost(Some(loaded)) => Ok(loaded),
-            Swapped::Lost(None) | Swapped::Stored => Err(unexpected_script_reply(&Value::Int(1))),
+            Swapped::Lost(None) | Swapped::Stored => Err(unexpected_reply(&Value::Int(1))),
         }
     }
 
     fn longest(&self) -> Option<usize> {
-        Some(size::LONGEST_STRING)
+        Some(record::LONGEST_STRING)
     }
 
     async fn swap(
@@ -83,13 +83,13 @@ impl CasStorage for SwapStore {
 impl SwapStore {
     fn command(&self, key: &str) -> Cmd {
         let mut command = cmd("EVAL");
-        command.arg(SCRIPT).arg(1).arg(keys::cas(&format!("{}:{{{key}}}", self.prefix)));
+        command.arg(SCRIPT).arg(1).arg(record::cas_key(&format!("{}:{{{key}}}", self.prefix)));
         command
     }
 
     async fn run(&self, command: &Cmd, deadline: Instant) -> Result<Swapped<Vec<u8>>, StorageError> {
         let value = self.link.run(command, deadline.into()).await?;
-        let Value::Array(values) = &value else { return Err(unexpected_script_reply(&value)) };
+        let Value::Array(values) = &value else { return Err(unexpected_reply(&value)) };
         match values.as_slice() {
             [Value::Int(1), ..] => Ok(Swapped::Stored),
             [Value::Int(0), Value::Int(now), Value::BulkString(stored)] => {
@@ -97,7 +97,7 @@ impl SwapStore {
                 let text = String::from_utf8_lossy(stored).into_owned();
                 Ok(Swapped::Lost(Some(Loaded { text, version: stored.clone(), now })))
             }
-            _ => Err(unexpected_script_reply(&value)),
+            _ => Err(unexpected_reply(&value)),
         }
     }
 }

@@ -15,7 +15,7 @@ pub(super) struct RedisUrl {
     /// The access to the servers that keep the counters. Sentinels have a login of their own.
     pub(super) access: Access,
     pub(super) prefix: Box<str>,
-    pub(super) deadline: Duration,
+    pub(super) timeout: Duration,
     pub(super) combine: Combine,
 }
 
@@ -66,49 +66,54 @@ impl RedisUrl {
         let port = if kind == Kind::Sentinel { 26_379 } else { 6_379 };
         let Authority { login, hosts } = Authority::parse(authority, port, wrong)?;
         let mut options = Options::parse(query, wrong)?;
-        let segments = Segments { path: parts.decoded_path(wrong)? };
+        let decoded = parts.decoded_path(wrong)?;
+        let trimmed = decoded.strip_prefix('/').unwrap_or(&decoded);
+        let trimmed = trimmed.strip_suffix('/').unwrap_or(trimmed);
+        let parse_db = |text: Option<&str>| text.map_or(Ok(0), |text| parse_database(text, wrong));
+        let path_db = || parse_db(Some(trimmed).filter(|text| !text.is_empty()));
         let db;
         let servers = match kind {
             Kind::Unix => {
                 if !hosts.is_empty() || path.len() < 2 {
                     return Err(wrong("write an absolute path, for example redis+unix:///path/to.sock".to_owned()));
                 }
-                db = options.take("db").map(|text| parse_database(&text, wrong)).transpose()?;
-                Servers::Single(Address::Unix(segments.path.into()))
+                db = parse_db(options.take("db").as_deref())?;
+                Servers::Single(Address::Unix(decoded.into()))
             }
             _ if hosts.is_empty() => return Err(wrong(format!("the host is missing: {EXAMPLES}"))),
             Kind::One => {
                 let [host] = <[Host; 1]>::try_from(hosts)
                     .map_err(|_| wrong("for several hosts, write redis+cluster:// or redis+sentinel://".to_owned()))?;
-                db = segments.single().map(|text| parse_database(text, wrong)).transpose()?;
+                db = path_db()?;
                 Servers::Single(Address::Tcp(host))
             }
             Kind::Cluster => {
-                db = segments.single().map(|text| parse_database(text, wrong)).transpose()?;
-                if db.unwrap_or(0) != 0 {
+                db = path_db()?;
+                if db != 0 {
                     return Err(wrong("a cluster has only database 0: write no database".to_owned()));
                 }
                 Servers::Cluster(hosts)
             }
             Kind::Sentinel => {
-                let (service, rest) = segments.first_and_rest();
-                let service = service.ok_or_else(|| {
-                    wrong(
+                let (service, rest) =
+                    trimmed.split_once('/').map_or((trimmed, None), |(first, rest)| (first, Some(rest)));
+                if service.is_empty() {
+                    return Err(wrong(
                         "the name of the service is missing: write it after the hosts, \
                           for example redis+sentinel://host:26379/mymaster"
                             .to_owned(),
-                    )
-                })?;
-                db = rest.map(|text| parse_database(text, wrong)).transpose()?;
-                Servers::Sentinels { hosts, service, login: sentinel_login(&mut options, wrong)? }
+                    ));
+                }
+                db = parse_db(rest)?;
+                Servers::Sentinels { hosts, service: service.to_owned(), login: sentinel_login(&mut options, wrong)? }
             }
         };
         let tls = if tls { Some(Tls::from_options(&mut options, None, wrong)?) } else { None };
-        let (prefix, deadline) = (options.prefix()?, options.timeout()?);
+        let (prefix, timeout) = (options.prefix()?, options.timeout()?);
         let combine = options.choice("combine", Combine::OnSingleServer, &Combine::WORDS)?;
         options.end()?;
-        let access = Access { login: LoginSource::Fixed(login), db: db.unwrap_or(0), tls };
-        Ok(Self { servers, access, prefix, deadline, combine })
+        let access = Access { login: LoginSource::Fixed(login), db, tls };
+        Ok(Self { servers, access, prefix, timeout, combine })
     }
 }
 
@@ -152,28 +157,4 @@ fn sentinel_login(options: &mut Options<'_>, wrong: &Wrong<'_>) -> Result<Login,
         return Err(wrong("sentinel-user needs a password: write sentinel-password=... too".to_owned()));
     }
     Ok(login)
-}
-
-/// The path of a URL, percent-decoded.
-struct Segments {
-    path: String,
-}
-
-impl Segments {
-    fn trimmed(&self) -> &str {
-        let path = self.path.strip_prefix('/').unwrap_or(&self.path);
-        path.strip_suffix('/').unwrap_or(path)
-    }
-
-    /// Returns the path without its leading and trailing slash, if the rest is not empty.
-    fn single(&self) -> Option<&str> {
-        Some(self.trimmed()).filter(|text| !text.is_empty())
-    }
-
-    /// Returns the first segment, if it is not empty, and the text after the next slash.
-    fn first_and_rest(&self) -> (Option<String>, Option<&str>) {
-        let (first, rest) =
-            self.trimmed().split_once('/').map_or((self.trimmed(), None), |(first, rest)| (first, Some(rest)));
-        (Some(first).filter(|text| !text.is_empty()).map(str::to_owned), rest)
-    }
 }

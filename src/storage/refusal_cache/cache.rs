@@ -7,7 +7,7 @@ use super::entry::CachedRefusal;
 use crate::decision::Decision;
 use crate::key::Key;
 use crate::policy::Policy;
-use crate::storage::counters::Counters;
+use crate::storage::calls::Counters;
 use crate::storage::key_table::{Bucket, Table, TableKey};
 use crate::storage::{Clock, StorageRequest};
 use crate::time::Timestamp;

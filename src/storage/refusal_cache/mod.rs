@@ -186,11 +186,8 @@ impl RefusalCache {
     /// have made the change by then, or may make it at any later poll.
     fn changed<T: Send + 'static>(&self, policy: &Policy, key: &Key, change: StorageFuture<T>) -> StorageFuture<T> {
         self.cache.invalidate(policy, key);
-        let guard = InvalidateOnDrop { cache: Arc::clone(&self.cache), policy: policy.clone(), key: key.clone() };
-        change.map(move |changed| {
-            drop(guard);
-            changed
-        })
+        let (cache, policy, key) = (Arc::clone(&self.cache), policy.clone(), key.clone());
+        change.finally(move || cache.invalidate(&policy, &key))
     }
 }
 
@@ -244,11 +241,8 @@ impl Storage for RefusalCache {
     fn clear_all(&self) -> StorageFuture<u64> {
         let cleared = self.inner.clear_all();
         self.cache.invalidate_all();
-        let guard = InvalidateAllOnDrop(Arc::clone(&self.cache));
-        cleared.map(move |cleared| {
-            drop(guard);
-            cleared
-        })
+        let cache = Arc::clone(&self.cache);
+        cleared.finally(move || cache.invalidate_all())
     }
 
     fn wrapped(&self) -> Option<&dyn Storage> {
@@ -272,27 +266,5 @@ impl fmt::Debug for RefusalCache {
             .field("hits", &hits)
             .field("misses", &misses)
             .finish_non_exhaustive()
-    }
-}
-
-/// Removes a key's refusals when it is dropped.
-struct InvalidateOnDrop {
-    cache: Arc<Cache>,
-    policy: Policy,
-    key: Key,
-}
-
-impl Drop for InvalidateOnDrop {
-    fn drop(&mut self) {
-        self.cache.invalidate(&self.policy, &self.key);
-    }
-}
-
-/// Removes all refusals when it is dropped.
-struct InvalidateAllOnDrop(Arc<Cache>);
-
-impl Drop for InvalidateAllOnDrop {
-    fn drop(&mut self) {
-        self.0.invalidate_all();
     }
 }

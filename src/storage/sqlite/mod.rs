@@ -1,14 +1,10 @@
-mod create;
-mod decide;
+//! A storage in an SQLite file.
+
 mod error;
 mod file;
-mod job;
 mod reserve;
-mod room;
 #[cfg(test)]
 mod tests;
-mod transaction;
-mod url;
 mod worker;
 
 use std::fmt;
@@ -17,15 +13,22 @@ use std::sync::{Arc, OnceLock, mpsc};
 use std::thread;
 use std::time::Duration;
 
-use self::error::rolled_back;
+use tokio::runtime::Handle;
+use tokio::time::{Instant, sleep_until};
+
+use self::error::{ended, late, overloaded, rolled_back};
 use self::file::File;
-use self::job::Job;
-use self::url::SqliteUrl;
-use self::worker::Worker;
-use crate::error::{ConfigError, chain, or_panic};
+use self::worker::{Job, Work, WorkResult, Worker};
+use crate::decision::Decision;
+use crate::error::{ConfigError, chain};
+use crate::key::Key;
+use crate::policy::{Op, Policy};
+use crate::storage::calls::measured;
+use crate::storage::cas::Command;
 use crate::storage::settings::TIMEOUT;
-use crate::storage::url::{PREFIX, checked_prefix};
-use crate::storage::{Clock, StorageError, StorageErrorKind, names, settings};
+use crate::storage::ticket::{Ticket, Unanswered};
+use crate::storage::url::{Options, PREFIX, decoded};
+use crate::storage::{Clock, Storage, StorageError, StorageErrorKind, StorageFuture, StorageRequest, names};
 use crate::sync::Gauge;
 
 /// Shares rate limit states between the processes of one machine, in an SQLite file.
@@ -59,8 +62,8 @@ use crate::sync::Gauge;
 /// One thread executes the calls of a storage and its clones. Calls that wait at the same time, up
 /// to 512, share one transaction, and return after its commit. So a hit is counted exactly once or
 /// not at all, even with several processes. If a process is killed, the hits that have returned
-/// stay counted. A power failure can lose the hits of the last second: see
-/// [`durability`](Self::durability).
+/// stay counted. A power failure can lose the hits of the last second, unless the URL has the option
+/// `durability=every-commit`.
 ///
 /// Decisions use this machine's clock. Each admitted hit stores the state of its key, so a strategy
 /// with a log writes the whole log on each admitted hit.
@@ -76,7 +79,12 @@ use crate::sync::Gauge;
 /// |---|---|---|
 /// | `prefix` | `rl` | the prefix of all keys |
 /// | `timeout` | `100ms` | the timeout of a call, including the wait for other processes |
-/// | `durability` | `every-second` | `every-second` or `every-commit`, see [`durability`](Self::durability) |
+/// | `durability` | `every-second` | when the storage syncs the file |
+///
+/// With `every-second`, a power failure, or a crash of the operating system, loses at most the hits of
+/// the last second. If another process reads the file in a longer transaction, it can lose all hits
+/// since the start of that transaction. With `every-commit`, it loses nothing, and each hit waits for
+/// the disk. With both, a process that is killed loses no hit that has returned.
 ///
 /// # The file
 ///
@@ -121,25 +129,18 @@ use crate::sync::Gauge;
 pub struct SqliteStorage {
     shared: Arc<Shared>,
     prefix: Arc<str>,
-    deadline: Duration,
+    timeout: Duration,
     /// Replaces the wall clock in tests.
     clock: Option<Arc<dyn Clock>>,
 }
 
-/// The protection of counts against a power failure, or a crash of the operating system. See
-/// [`SqliteStorage::durability`].
-///
-/// With both values, a process that is killed loses no hit that has returned.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum Durability {
-    /// The storage syncs the file once a second. A power failure loses at most the hits of the last
-    /// second. If another process reads the file in a longer transaction, a power failure can lose
-    /// all hits since the start of that transaction.
+/// The protection of counts against a power failure, the option `durability`.
+#[derive(Clone, Copy, Debug, Default)]
+enum Durability {
+    /// The file is synced once a second.
     #[default]
     EverySecond,
-    /// The storage syncs each transaction before its hits return. A power failure loses nothing,
-    /// and each hit waits for the disk.
+    /// The file is synced before a transaction returns.
     EveryCommit,
 }
 
@@ -153,7 +154,8 @@ struct Shared {
 }
 
 impl SqliteStorage {
-    /// Opens the database at `path`, and creates it if it does not exist. The directory must exist.
+    /// Opens the database at `path` now, and creates it if it does not exist. The directory must
+    /// exist. All options have their defaults.
     ///
     /// # Errors
     ///
@@ -166,69 +168,32 @@ impl SqliteStorage {
     pub fn open(path: impl AsRef<Path>) -> Result<Self, ConfigError> {
         let path = path.as_ref();
         if let Some(text) = path.to_str() {
-            url::checked(text).map_err(|why| ConfigError::new(format!("cannot open {text:?}: {why}")))?;
+            checked(text).map_err(|why| ConfigError::new(format!("cannot open {text:?}: {why}")))?;
         }
-        Self::with(path.to_owned(), PREFIX, TIMEOUT, Durability::default())
+        // The thread opens a connection of its own.
+        if let Err(error) = File::open(path, Durability::default()) {
+            return Err(ConfigError::new(chain(&rolled_back(path, error))));
+        }
+        Ok(Self::with(path.to_owned(), PREFIX, TIMEOUT, Durability::default()))
     }
 
-    /// Opens the database at a URL such as `sqlite:limits.db`, and creates it if it does not exist.
-    /// The [options](Self#options) follow a `?`.
+    /// Creates a storage for a URL such as `sqlite:limits.db`. The [options](Self#options) follow a
+    /// `?`.
+    ///
+    /// This opens no file. The first call opens the database, and creates it if it does not exist.
+    /// Call [`ready`](Self::ready) to do that before the program accepts traffic.
     ///
     /// # Errors
     ///
-    /// Returns an error if the URL cannot be parsed, or for the reasons of [`open`](Self::open).
+    /// Returns an error if the URL cannot be parsed.
     pub fn new(url: &str) -> Result<Self, ConfigError> {
-        let SqliteUrl { path, prefix, deadline, durability } = SqliteUrl::parse(url)?;
-        Self::with(path, &prefix, deadline, durability)
+        let SqliteUrl { path, prefix, timeout, durability } = SqliteUrl::parse(url)?;
+        Ok(Self::with(path, &prefix, timeout, durability))
     }
 
-    fn with(path: PathBuf, prefix: &str, deadline: Duration, durability: Durability) -> Result<Self, ConfigError> {
-        // Opens the file only to report a wrong path when the program starts. The thread opens its
-        // own connection.
-        if let Err(error) = File::open(&path, durability) {
-            return Err(ConfigError::new(chain(&rolled_back(&path, error))));
-        }
-        let shared = Arc::new(Shared::new(path, durability));
-        Ok(Self { shared, prefix: names::prefix(prefix), deadline, clock: None })
-    }
-
-    /// Sets the prefix of all keys. Overrides the URL. Defaults to `rl`.
-    ///
-    /// Programs with the same prefix and the same file share their counts.
-    ///
-    /// # Panics
-    ///
-    /// Panics if `prefix` is not 1 to 64 printable ASCII characters, or contains a space, `{` or
-    /// `}`.
-    #[must_use]
-    #[track_caller]
-    pub fn prefix(self, prefix: &str) -> Self {
-        or_panic(checked_prefix(prefix));
-        Self { prefix: names::prefix(prefix), ..self }
-    }
-
-    /// Sets the timeout of a call, including the wait for other processes. Overrides the URL.
-    /// Defaults to 100 milliseconds.
-    ///
-    /// # Panics
-    ///
-    /// Panics if `timeout` is less than a millisecond or more than an hour.
-    #[must_use]
-    #[track_caller]
-    pub fn timeout(self, timeout: Duration) -> Self {
-        or_panic(settings::checked_timeout(timeout));
-        Self { deadline: timeout, ..self }
-    }
-
-    /// Sets the protection against a power failure. Overrides the URL. Defaults to
-    /// [`Durability::EverySecond`].
-    ///
-    /// The returned storage has its own thread and connection, which it does not share with earlier
-    /// clones.
-    #[must_use]
-    pub fn durability(self, durability: Durability) -> Self {
-        let shared = Arc::new(Shared::new(self.shared.path.clone(), durability));
-        Self { shared, ..self }
+    fn with(path: PathBuf, prefix: &str, timeout: Duration, durability: Durability) -> Self {
+        let shared = Shared { path, durability, waiting: Gauge::default(), calls: OnceLock::new() };
+        Self { shared: Arc::new(shared), prefix: names::prefix(prefix), timeout, clock: None }
     }
 
     /// Decides by `clock` instead of this machine's clock. Use it in tests (feature `testing`).
@@ -240,10 +205,6 @@ impl SqliteStorage {
 }
 
 impl Shared {
-    fn new(path: PathBuf, durability: Durability) -> Self {
-        Self { path, durability, waiting: Gauge::default(), calls: OnceLock::new() }
-    }
-
     /// Sends a call to the thread, which is started for the first call.
     fn send(&self, job: Job) -> Result<(), StorageError> {
         let cannot_start = |error| {
@@ -273,7 +234,153 @@ impl fmt::Debug for SqliteStorage {
             .field("path", &self.shared.path)
             .field("durability", &self.shared.durability)
             .field("prefix", &self.prefix)
-            .field("timeout", &self.deadline)
+            .field("timeout", &self.timeout)
             .finish_non_exhaustive()
+    }
+}
+
+/// The label `storage` of the metrics.
+const LABEL: &str = "sqlite";
+
+/// The maximum number of waiting calls.
+const MAX_WAITING: usize = 1_024;
+
+impl Storage for SqliteStorage {
+    fn decide(&self, request: StorageRequest<'_>) -> StorageFuture<Decision> {
+        let StorageRequest { policy, key, op, cost } = request;
+        let (policy, key) = (policy.clone(), self.name(policy, key));
+        let work = if op == Op::Peek || cost == 0 {
+            Work::Peek { policy, key, op, cost }
+        } else {
+            let command = if op == Op::Charge { Command::Charge(cost) } else { Command::Hit(cost) };
+            Work::Change { policy, key, command }
+        };
+        let answer = self.call(work);
+        let path = self.shared.path.clone();
+        StorageFuture::new(measured(LABEL, async move {
+            match answer.await? {
+                WorkResult::Decided(decision) => Ok(decision),
+                WorkResult::Done(_) => Err(ended(&path)),
+            }
+        }))
+    }
+
+    fn clear(&self, policy: &Policy, key: &Key) -> StorageFuture<()> {
+        self.update(Work::Change { policy: policy.clone(), key: self.name(policy, key), command: Command::Clear })
+    }
+
+    fn settle(&self, policy: &Policy, key: &Key, decision: &Decision, actual: u32) -> StorageFuture<()> {
+        if !decision.has_spent() || actual == decision.cost() {
+            return StorageFuture::ok(());
+        }
+        let command = Command::Settle(Box::new(decision.clone()), actual);
+        self.update(Work::Change { policy: policy.clone(), key: self.name(policy, key), command })
+    }
+
+    /// Checks that the file can be written to.
+    fn check(&self) -> StorageFuture<()> {
+        let checked = self.call(Work::Check);
+        StorageFuture::new(async move { checked.await.map(drop) })
+    }
+
+    /// Deletes all keys with the prefix in one transaction.
+    fn clear_all(&self) -> StorageFuture<u64> {
+        let deleted = self.call(Work::DeleteAll { prefix: Arc::clone(&self.prefix) });
+        let path = self.shared.path.clone();
+        StorageFuture::new(async move {
+            match deleted.await? {
+                WorkResult::Done(deleted) => Ok(deleted),
+                WorkResult::Decided(_) => Err(ended(&path)),
+            }
+        })
+    }
+}
+
+impl SqliteStorage {
+    /// Checks that the file can be written to. If another process holds the lock of the file, waits
+    /// for at most `timeout`. Call this method before the program accepts traffic.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error immediately if the file cannot be written to, and after `timeout` if the
+    /// lock was not free.
+    pub async fn ready(&self, timeout: Duration) -> Result<(), StorageError> {
+        let longest = Duration::from_secs(365 * 86_400);
+        let patient = Self { timeout: timeout.min(longest), ..self.clone() };
+        patient.call(Work::Check).await.map(drop)
+    }
+
+    fn name(&self, policy: &Policy, key: &Key) -> Arc<str> {
+        format!("{}:{}", self.prefix, names::of(policy, key)).into()
+    }
+
+    fn update(&self, work: Work) -> StorageFuture<()> {
+        let answer = self.call(work);
+        StorageFuture::new(measured(LABEL, async move { answer.await.map(drop) }))
+    }
+
+    /// Queues a call at the first poll of the returned future, and waits for its answer.
+    fn call(&self, work: Work) -> impl Future<Output = Result<WorkResult, StorageError>> + Send + use<> {
+        let (shared, clock, timeout) = (Arc::clone(&self.shared), self.clock.clone(), self.timeout);
+        async move {
+            if Handle::try_current().is_err() {
+                let message = "no tokio runtime: await the call inside a tokio runtime";
+                return Err(StorageError::new(StorageErrorKind::Cancelled, message).with_may_have_counted(false));
+            }
+            let started = Instant::now();
+            let Some(counted) = shared.waiting.enter(1, MAX_WAITING) else {
+                // Without the delay, callers that retry at once would take all processor time.
+                sleep_until(started + timeout * 3 / 4).await;
+                return Err(overloaded(&shared.path, MAX_WAITING));
+            };
+            let (ticket, caller) = Ticket::new();
+            shared.send(Job { work, clock, ticket, _counted: counted })?;
+            caller.wait(started + timeout).await.unwrap_or_else(|unanswered| {
+                Err(match unanswered {
+                    Unanswered::Dropped => ended(&shared.path),
+                    Unanswered::Late(stage) => late(&shared.path, stage.is_begun),
+                })
+            })
+        }
+    }
+}
+
+const EXAMPLES: &str = "write sqlite:limits.db or sqlite:/var/lib/app/limits.db";
+
+/// The settings of a URL.
+#[derive(Debug)]
+struct SqliteUrl {
+    path: PathBuf,
+    prefix: Box<str>,
+    timeout: Duration,
+    durability: Durability,
+}
+
+impl SqliteUrl {
+    fn parse(url: &str) -> Result<Self, ConfigError> {
+        let (before, query) = url.split_once('?').unwrap_or((url, ""));
+        let wrong = |why: String| ConfigError::new(format!("cannot read the URL {before:?}: {why}"));
+        let Some(path) = before.strip_prefix("sqlite:") else { return Err(wrong(EXAMPLES.to_owned())) };
+        let path = decoded(path.strip_prefix("//").unwrap_or(path));
+        let path = path.map_err(|why| wrong(why.to_owned()))?;
+        checked(&path).map_err(wrong)?;
+        let mut options = Options::parse(query, &wrong)?;
+        let (prefix, timeout) = (options.prefix()?, options.timeout()?);
+        let durability = options.choice(
+            "durability",
+            Durability::EverySecond,
+            &[("every-second", Durability::EverySecond), ("every-commit", Durability::EveryCommit)],
+        )?;
+        options.end()?;
+        Ok(Self { path: path.into(), prefix, timeout, durability })
+    }
+}
+
+/// Returns an error message for the two paths that SQLite does not treat as the name of a file.
+fn checked(path: &str) -> Result<(), String> {
+    match path {
+        "" => Err(format!("the path is missing: {EXAMPLES}")),
+        ":memory:" => Err("a database in memory is not shared and is not kept: use memory://".to_owned()),
+        _ => Ok(()),
     }
 }

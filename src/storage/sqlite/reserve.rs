@@ -8,17 +8,26 @@
 
 use std::ffi::OsString;
 use std::fs::{self, OpenOptions};
+#[cfg(unix)]
+use std::io::ErrorKind;
 use std::io::Write;
 use std::path::{Path, PathBuf};
+#[cfg(unix)]
+use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
-use super::create::create;
+#[cfg(unix)]
+use crate::sync::unpoisoned;
 
 /// The size of the file in bytes.
 pub(super) const SIZE: u64 = 1 << 20;
 
 /// The time between two attempts to create the file on a full disk.
 const AGAIN: Duration = Duration::from_secs(1);
+
+/// The maximum number of symbolic links to follow, as on Linux.
+#[cfg(unix)]
+const MAX_LINKS: usize = 40;
 
 /// The file `-reserve` next to the database.
 pub(super) struct Reserve {
@@ -70,3 +79,32 @@ impl Reserve {
         fs::remove_file(&self.path).is_ok()
     }
 }
+
+/// Creates the file with mode 600 unless it exists, because the keys in it may be secrets. SQLite
+/// gives `-wal` and `-shm` the same mode. Errors are ignored, because SQLite reports them when it
+/// opens the file.
+#[cfg(unix)]
+pub(super) fn create(path: &Path) {
+    use std::os::unix::fs::OpenOptionsExt;
+
+    // A process that closes a file loses all locks that it has on it. So no other thread may open
+    // the file before it is closed here. A file that exists is not opened.
+    static CREATING: Mutex<()> = Mutex::new(());
+    let _creating = unpoisoned(CREATING.lock());
+    let mut path = path.to_owned();
+    for _ in 0..MAX_LINKS {
+        match OpenOptions::new().write(true).create_new(true).mode(0o600).open(&path) {
+            Err(error) if error.kind() == ErrorKind::AlreadyExists => {}
+            _ => return,
+        }
+        // The path may be a symbolic link to a file that does not exist.
+        match (fs::read_link(&path), path.parent()) {
+            (Ok(target), Some(folder)) => path = folder.join(target),
+            _ => return,
+        }
+    }
+}
+
+/// Does nothing: SQLite creates the file with the permissions of its directory.
+#[cfg(not(unix))]
+pub(super) fn create(_: &Path) {}

@@ -10,8 +10,7 @@ use tokio::time::Instant;
 
 use super::Durability;
 use super::file::File;
-use super::job::{Job, Work, WorkResult};
-use super::worker::Worker;
+use super::worker::{Job, Work, WorkResult, Worker};
 use crate::policy::Policy;
 use crate::quota::Quota;
 use crate::storage::cas::Command;

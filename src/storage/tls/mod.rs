@@ -2,15 +2,13 @@
 
 #[cfg(feature = "_rustls")]
 mod client;
-#[cfg(feature = "_rustls")]
-mod config;
 #[cfg(not(feature = "_rustls"))]
 mod missing;
 
 #[cfg(feature = "_rustls")]
 pub(super) use self::client::Tls;
 #[cfg(feature = "_rustls")]
-pub use self::config::TlsConfig;
+pub use self::client::TlsConfig;
 #[cfg(not(feature = "_rustls"))]
 pub(super) use self::missing::Tls;
 use crate::error::ConfigError;

@@ -14,9 +14,9 @@ pub(super) use self::authority::Authority;
 use self::authority::may_be_login;
 #[cfg(any(feature = "memcached", feature = "etcd", feature = "postgres"))]
 pub(super) use self::options::CasOptions;
-#[cfg(any(feature = "postgres", feature = "sqlite"))]
+pub(super) use self::options::Options;
+#[cfg(feature = "sqlite")]
 pub(super) use self::options::PREFIX;
-pub(super) use self::options::{Options, checked_prefix};
 use crate::error::ConfigError;
 
 /// The address of one server.

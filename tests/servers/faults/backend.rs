@@ -72,7 +72,7 @@ impl Backend for Redis {
     const KEEPS_COUNTS: bool = false;
 
     fn storage(port: u16, timeout: Duration) -> AnyStorage {
-        AnyStorage::new(RedisStorage::new(&format!("redis://127.0.0.1:{port}")).unwrap().timeout(timeout))
+        AnyStorage::new(RedisStorage::new(&format!("redis://127.0.0.1:{port}?timeout={timeout:?}")).unwrap())
     }
 
     async fn ready(storage: &AnyStorage, timeout: Duration) -> Result<(), StorageError> {

@@ -9,7 +9,7 @@ use common::{message, policy};
 use tower_ratelimit::storage::Credentials;
 use tower_ratelimit::{BoxError, Global};
 
-use super::{PLENTY, check_error, entry_points, ready, storage};
+use super::{PLENTY, check_error, entry_points, ready, storage, storage_within};
 
 /// Guards against a defect of another client: the connection manager of the `redis` crate does not
 /// reconnect after a rejected login.
@@ -74,7 +74,8 @@ async fn provider_is_called_for_each_connection() {
     server.ask(&["ACL", "SETUSER", "app", "on", ">first", "~*", "+@all"]);
     let vault = Vault::default();
     let provider = vault.clone();
-    let storage = storage(&format!("redis://app:unused@127.0.0.1:{}", server.port())).credentials(move || {
+    let url = format!("redis://app:unused@127.0.0.1:{}", server.port());
+    let storage = storage_within(&url, DEADLINE).credentials(move || {
         let credentials = provider.credentials();
         async { credentials }
     });
@@ -82,7 +83,7 @@ async fn provider_is_called_for_each_connection() {
     assert!(error.contains("the credentials provider failed: the vault is sealed"), "{error}");
 
     vault.set(Some("first"));
-    let user = EntryPoints::new(&policy(PLENTY), storage.clone().timeout(DEADLINE), || Global);
+    let user = EntryPoints::new(&policy(PLENTY), storage.clone(), || Global);
     user.recover().await;
     let calls = vault.calls.load(Ordering::SeqCst);
     for _ in 0..3 {

@@ -10,7 +10,7 @@ use tokio::task::JoinSet;
 use tokio::time::sleep;
 use tower_ratelimit::{Header, Key, RateLimiter};
 
-use super::{LONG, PLENTY, not_ready, ready, storage};
+use super::{LONG, PLENTY, not_ready, ready, storage, storage_within};
 
 /// Guards against this defect: scripts with several keys fail with `CROSSSLOT` on a
 /// cluster.
@@ -19,7 +19,7 @@ async fn cluster_counts_exactly_with_keys_on_all_nodes() {
     let cluster = Cluster::start();
     let two = policy("moving-window 5/day; moving-window 7 per 2 days; fixed-window 6/day").with_name("two");
     for policy in [two, foreign(5).with_name("foreign")] {
-        let limiter = RateLimiter::with_storage(policy, storage(&cluster.url()).timeout(LONG));
+        let limiter = RateLimiter::with_storage(policy, storage_within(&cluster.url(), LONG));
         let keys: Vec<Key> = (0..60_u64).map(Key::from).collect();
         let mut tasks = JoinSet::new();
         for _ in 0..6 {
@@ -76,7 +76,7 @@ fn homes(cluster: &Cluster, policy: &str) -> [String; 3] {
 async fn node_that_dies_or_hangs_fails_only_its_own_keys() {
     let mut cluster = Cluster::start();
     let policy = policy(PLENTY).with_name("p");
-    let entry_points = EntryPoints::new(&policy, storage(&cluster.url()).timeout(DEADLINE), || Header::new("k"));
+    let entry_points = EntryPoints::new(&policy, storage_within(&cluster.url(), DEADLINE), || Header::new("k"));
     let homes = homes(&cluster, "p");
     let answers = async |node: usize| entry_points.hit_as(&Key::from(&*homes[node]), || with("k", &homes[node])).await;
     let until_all_decide = async || {
@@ -149,7 +149,7 @@ async fn returned_primary_is_not_used_after_the_cluster_has_demoted_it() {
     let key = Key::from(&*homes(&cluster, "p")[0]);
     // The hits on the primary that hangs have to fail.
     let process = || {
-        let storage = storage(&cluster.url()).timeout(2 * SECOND);
+        let storage = storage_within(&cluster.url(), 2 * SECOND);
         (RateLimiter::with_storage(policy.clone(), storage.clone()), storage)
     };
     // The second process is idle during the failover, so its map of the slots is outdated.
@@ -209,9 +209,11 @@ async fn hits_follow_a_slot_that_moves_to_another_node() {
     let limit = || policy("fixed-window 9/day").with_name("p");
     let limiter = RateLimiter::with_storage(limit(), storage.clone());
     // The same policy and key under another prefix: a key in the same slot.
-    let other = RateLimiter::with_storage(limit(), storage.clone().prefix("other"));
-    let with_log =
-        RateLimiter::with_storage(policy("moving-window 9/day").with_name("p"), storage.clone().prefix("log"));
+    let other = RateLimiter::with_storage(limit(), self::storage(&(cluster.url() + "?prefix=other")));
+    let with_log = RateLimiter::with_storage(
+        policy("moving-window 9/day").with_name("p"),
+        self::storage(&(cluster.url() + "?prefix=log")),
+    );
     let hit = async |limiter: &RateLimiter| limiter.hit(&Key::from("k")).await.unwrap().remaining();
     assert_eq!(hit(&limiter).await, 8);
 

@@ -11,7 +11,7 @@ use tower_ratelimit::storage::{Clock, ManualClock, RedisStorage, StorageError, S
 use tower_ratelimit::testing::Model;
 use tower_ratelimit::{Decision, Key, Op, Policy, Storage};
 
-use super::{LONG, ready, storage};
+use super::{LONG, ready, storage, storage_within};
 
 const CLIENTS: u64 = 64;
 
@@ -138,8 +138,9 @@ async fn lost_reply_fails_every_hit_that_waits_for_it() {
     let proxy = Proxy::start(server.port());
     let url = format!("redis://127.0.0.1:{}", proxy.port());
     let (storage, policy) = (storage(&url), policy("10/day"));
-    let quick = storage.clone().timeout(Duration::from_millis(300));
+    let quick = storage_within(&url, Duration::from_millis(300));
     storage.ready(LONG).await.unwrap();
+    quick.ready(LONG).await.unwrap();
     hits(&storage, &policy).await.into_iter().for_each(|result| assert!(result.unwrap().is_admitted()));
     let before = server.calls("evalsha");
     proxy.set(Mode::SwallowReplies);

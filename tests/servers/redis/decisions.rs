@@ -4,10 +4,10 @@ use std::collections::HashMap;
 use std::time::Duration;
 
 use common::random::{Numbers, actual_cost, random_limit};
-use common::servers::storage::{RUNTIME, on};
+use common::servers::storage::{RUNTIME, on, on_prefix};
 use common::servers::{Reply, Server};
 use common::{EVERY_STRATEGY, Foreign, policy};
-use tower_ratelimit::storage::{Clock, ManualClock, RedisStorage, StorageRequest};
+use tower_ratelimit::storage::{Clock, ManualClock, StorageRequest};
 use tower_ratelimit::strategy::State;
 use tower_ratelimit::testing::{StorageLaws, concurrent_hits_are_exact};
 use tower_ratelimit::{ElasticWindow, Key, Limit, MovingWindow, Op, Policy, Quota, RateLimiter, Storage, Timestamp};
@@ -124,7 +124,7 @@ fn decisions_and_stored_states_equal_those_of_the_strategies() {
         round += 1;
         let clock = ManualClock::default();
         let prefix = format!("r{round}");
-        let storage = on(&server, clock.clone()).prefix(&prefix);
+        let storage = on_prefix(&server, &prefix, clock.clone());
         let others = (0..numbers.below(3)).map(|_| random_limit(&mut numbers)).collect::<Vec<_>>();
         let policy = others.into_iter().fold(Policy::named("p").with(random_limit(&mut numbers)), Policy::with);
         let mut states = vec![State::Fresh; policy.limits().len()];
@@ -181,7 +181,7 @@ fn decisions_and_stored_states_equal_those_of_the_strategies() {
 #[test]
 fn clients_have_different_keys_and_each_client_has_one_slot() {
     let server = Server::start(&[]);
-    let storage = on(&server, ManualClock::default()).prefix("names");
+    let storage = on_prefix(&server, "names", ManualClock::default());
     RUNTIME.block_on(async {
         let keys = [
             Key::from("a|b"),
@@ -214,7 +214,7 @@ fn clients_have_different_keys_and_each_client_has_one_slot() {
 fn keys_expire_with_their_state() {
     let server = Server::start(&[]);
     let _guard = RUNTIME.enter();
-    let storage = RedisStorage::new(&server.url()).unwrap().timeout(super::LONG);
+    let storage = super::storage(&server.url());
     for text in EVERY_STRATEGY {
         let short = policy(&text.replace("7 seconds", "200ms"));
         let limiter = RateLimiter::with_storage(short, storage.clone());
@@ -232,7 +232,7 @@ fn keys_expire_with_their_state() {
 #[test]
 fn unreadable_state_is_treated_as_fresh() {
     let server = Server::start(&[]);
-    let storage = on(&server, ManualClock::default()).prefix("odd");
+    let storage = on_prefix(&server, "odd", ManualClock::default());
     let policy = policy("fixed-window 2/day; moving-window 2/day").with_name("p");
     let limiter = RateLimiter::with_storage(policy, storage);
     let (key, name) = (Key::from("k"), "odd:{p|t:k}v1");
@@ -264,7 +264,7 @@ fn unreadable_state_is_treated_as_fresh() {
 #[test]
 fn unreadable_state_is_swapped_for_a_fresh_one() {
     let server = Server::start(&[]);
-    let storage = on(&server, ManualClock::default()).prefix("odd");
+    let storage = on_prefix(&server, "odd", ManualClock::default());
     let policy = common::foreign(2).with_name("p");
     let limiter = RateLimiter::with_storage(policy, storage);
     RUNTIME.block_on(async {
@@ -328,7 +328,7 @@ fn eight_processes_admit_exactly_the_limit() {
 #[test]
 fn clear_all_removes_the_keys_of_one_prefix() {
     let server = Server::start(&[]);
-    let [ours, theirs] = ["ours", "ours2"].map(|prefix| on(&server, ManualClock::default()).prefix(prefix));
+    let [ours, theirs] = ["ours", "ours2"].map(|prefix| on_prefix(&server, prefix, ManualClock::default()));
     RUNTIME.block_on(async {
         for client in 0..3_000_u64 {
             for storage in [&ours, &theirs] {

@@ -14,7 +14,7 @@ use tokio::time::sleep;
 use tower_ratelimit::storage::{RedisStorage, StorageErrorKind, StorageFuture, StorageRequest};
 use tower_ratelimit::{Decision, Key, Op, Policy, Storage};
 
-use super::{LONG, ready, storage};
+use super::{LONG, ready, storage, storage_within};
 
 const CLIENTS: u64 = 64;
 
@@ -41,7 +41,7 @@ async fn begin(storage: &RedisStorage, policy: &Policy) -> Vec<Hit> {
 #[tokio::test]
 async fn callers_that_are_not_polled_do_not_stop_other_hits() {
     let server = Server::start(&[]);
-    let (storage, policy) = (storage(&server.url()).timeout(LONG / 4), policy("10/day"));
+    let (storage, policy) = (storage_within(&server.url(), LONG / 4), policy("10/day"));
     ready(&storage).await;
     // The server caches the script, so each hit needs only one call.
     assert!(hit(&storage, &policy, CLIENTS).await.unwrap().is_admitted());
@@ -57,7 +57,7 @@ async fn callers_that_are_not_polled_do_not_stop_other_hits() {
 #[test]
 fn stopped_runtime_does_not_stop_the_hits_of_another() {
     let server = Server::start(&[]);
-    let (storage, policy) = (storage(&server.url()).timeout(LONG / 4), policy("10/day"));
+    let (storage, policy) = (storage_within(&server.url(), LONG / 4), policy("10/day"));
     let [first, second] = [(); 2].map(|()| runtime());
     // The connection belongs to this runtime.
     second.block_on(ready(&storage));
@@ -77,7 +77,7 @@ fn stopped_runtime_does_not_stop_the_hits_of_another() {
 #[test]
 fn hits_of_a_runtime_that_ends_are_sent_by_their_callers() {
     let server = Server::start(&[]);
-    let (storage, policy) = (storage(&server.url()).timeout(LONG), policy("10/day"));
+    let (storage, policy) = (storage_within(&server.url(), LONG), policy("10/day"));
     let [first, second] = [(); 2].map(|()| runtime());
     // The connection belongs to this runtime.
     second.block_on(ready(&storage));
@@ -97,7 +97,7 @@ async fn hits_that_were_never_sent_have_not_counted() {
     // The system accepts the connections, and no program replies.
     let silent = TcpListener::bind("127.0.0.1:0").unwrap();
     let url = format!("redis://{}", silent.local_addr().unwrap());
-    let (storage, policy) = (storage(&url).timeout(Duration::from_millis(100)), policy("10/day"));
+    let (storage, policy) = (storage_within(&url, Duration::from_millis(100)), policy("10/day"));
     for error in join_all((0..CLIENTS).map(|client| hit(&storage, &policy, client))).await {
         let error = error.unwrap_err();
         assert!(error.is_timeout() && !error.may_have_counted(), "{error:#}");
@@ -136,16 +136,15 @@ async fn combining_can_be_turned_off() {
         server.calls("evalsha") - before
     };
     assert_eq!(calls(storage(&format!("{url}?combine=false"))).await, CLIENTS);
-    assert_eq!(calls(storage(&url).combine(false).prefix("other")).await, CLIENTS);
+    assert_eq!(calls(storage(&format!("{url}?combine=false&prefix=other"))).await, CLIENTS);
     assert!(calls(storage(&format!("{url}?combine=true"))).await < CLIENTS / 4);
-    assert!(calls(storage(&format!("{url}?combine=false")).combine(true)).await < CLIENTS / 4);
 }
 
 /// Each hit counts as a call in flight, even if it shares a call with others.
 #[tokio::test]
 async fn combined_hits_count_towards_the_limit_of_calls_in_flight() {
     let server = Server::start(&[]);
-    let (storage, policy) = (storage(&server.url()).timeout(Duration::from_secs(3)), policy("10/day"));
+    let (storage, policy) = (storage_within(&server.url(), Duration::from_secs(3)), policy("10/day"));
     ready(&storage).await;
     assert!(hit(&storage, &policy, 0).await.unwrap().is_admitted());
     server.stop();

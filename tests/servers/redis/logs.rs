@@ -5,7 +5,7 @@ use std::time::Duration;
 use common::policy;
 use common::random::Numbers;
 use common::servers::Server;
-use common::servers::storage::{RUNTIME, on};
+use common::servers::storage::{RUNTIME, on_prefix};
 use tower_ratelimit::storage::{Clock, ManualClock, RedisStorage, StorageRequest};
 use tower_ratelimit::strategy::State;
 use tower_ratelimit::{Decision, Key, Op, Policy, Storage};
@@ -31,7 +31,7 @@ fn long_logs_in_redis_decide_like_the_rust_strategy() {
     {
         let policy = policy(&format!("moving-window {amount}/hour")).with_name("p");
         let (clock, key, prefix) = (ManualClock::default(), Key::from("k"), format!("long{amount}"));
-        let storage = on(&server, clock.clone()).prefix(&prefix);
+        let storage = on_prefix(&server, &prefix, clock.clone());
         let (mut states, mut hits) = (vec![State::Fresh], Vec::new());
         let mut longest = 0;
         RUNTIME.block_on(async {
@@ -83,7 +83,7 @@ fn log_does_not_grow_with_refunded_hits() {
     let server = Server::start(&[]);
     let policy = policy("moving-window 2000/day").with_name("p");
     let clock = ManualClock::default();
-    let storage = on(&server, clock.clone()).prefix("bounded");
+    let storage = on_prefix(&server, "bounded", clock.clone());
     let next = || {
         clock.advance(Duration::from_millis(1));
         hit(&storage, &policy)
@@ -108,7 +108,7 @@ fn refund_moves_a_bounded_part_of_the_log() {
     let server = Server::start(&[]);
     let policy = policy("moving-window 20000/day").with_name("p");
     let clock = ManualClock::default();
-    let storage = on(&server, clock.clone()).prefix("part");
+    let storage = on_prefix(&server, "part", clock.clone());
     let hits: Vec<Decision> = (0..6_000)
         .map(|_| {
             clock.advance(Duration::from_millis(1));

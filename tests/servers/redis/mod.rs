@@ -20,6 +20,7 @@ mod versions;
 use std::time::Duration;
 
 use common::harness::{DEADLINE, EntryPoints, SECOND, within};
+use common::servers::with_timeout;
 use common::time::Stopwatch;
 use tower_ratelimit::storage::{RedisStorage, StorageError};
 use tower_ratelimit::{Global, Policy, Storage};
@@ -33,12 +34,17 @@ const LITTLE: Duration = Duration::from_millis(60);
 /// Limits that no test reaches.
 const PLENTY: &str = "fixed-window 1000000/day; moving-window 1000000/day";
 
+/// A storage with a long timeout.
 fn storage(url: &str) -> RedisStorage {
-    RedisStorage::new(url).unwrap_or_else(|error| panic!("{error}")).timeout(LONG)
+    storage_within(url, LONG)
+}
+
+fn storage_within(url: &str, timeout: Duration) -> RedisStorage {
+    RedisStorage::new(&with_timeout(url, timeout)).unwrap_or_else(|error| panic!("{error}"))
 }
 
 fn entry_points(url: &str, policy: &Policy) -> EntryPoints {
-    EntryPoints::new(policy, storage(url).timeout(DEADLINE), || Global)
+    EntryPoints::new(policy, storage_within(url, DEADLINE), || Global)
 }
 
 /// Asserts that `ready` fails within a tenth of a second. Returns the error.

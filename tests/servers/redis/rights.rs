@@ -196,7 +196,7 @@ fn failed_hit_or_refund_changes_no_log() {
             server.ask(&documented());
             let (clock, url) =
                 (ManualClock::default(), server.url().replace("redis://", "redis://ratelimit:password@"));
-            let storage = RedisStorage::new(&url).unwrap().timeout(LONG).clock(clock.clone());
+            let storage = storage(&url).clock(clock.clone());
             let (mut states, mut hits) = (vec![State::Fresh; policy.limits().len()], Vec::new());
             RUNTIME.block_on(async {
                 let decide = async |op| storage.decide(StorageRequest::new(&policy, &key, op, 1)).await;

@@ -13,7 +13,7 @@ use tokio::time::{interval, sleep};
 use tower_ratelimit::storage::RedisStorage;
 use tower_ratelimit::{Decision, Key, RateLimiter};
 
-use super::{LITTLE, LONG, check_error, ready, storage};
+use super::{LITTLE, LONG, check_error, ready, storage, storage_within};
 
 #[tokio::test]
 async fn storage_uses_the_primary_that_the_sentinels_report() {
@@ -80,7 +80,7 @@ async fn fail_over(hangs: bool) {
     let mut all = Sentinels::start();
     let url = all.url();
     let limits = policy(&format!("fixed-window {LIMIT}/day; moving-window {LIMIT} per 2 days"));
-    let new_storage = || storage(&url).timeout(DEADLINE);
+    let new_storage = || storage_within(&url, DEADLINE);
     let limiter_on = |storage: RedisStorage| RateLimiter::with_storage(limits.clone(), storage);
     let key = |name: &str, number: usize| Key::from(&*format!("{name}{number}"));
     let limiter = limiter_on(new_storage());
@@ -195,7 +195,7 @@ async fn decided(limiter: &RateLimiter, key: &Key) -> Decision {
 #[tokio::test]
 async fn storage_leaves_a_replying_primary_that_the_sentinels_have_replaced() {
     let all = Sentinels::start();
-    let storage = storage(&all.url()).timeout(SECOND / 10);
+    let storage = storage_within(&all.url(), SECOND / 10);
     ready(&storage).await;
     let limiter = RateLimiter::with_storage(policy("fixed-window 1000000/day"), storage);
     // The old primary rejects the sentinels' commands, but not the storage's.

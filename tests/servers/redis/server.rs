@@ -13,7 +13,7 @@ use tokio::time::sleep;
 use tower_ratelimit::storage::Breaker;
 use tower_ratelimit::{Global, Key, MemoryStorage, Policy, RateLimiter};
 
-use super::{LONG, PLENTY, entry_points, not_ready, ready, storage};
+use super::{LONG, PLENTY, entry_points, not_ready, ready, storage, storage_within};
 
 /// Returns a policy that a script decides, and one that compare-and-swap decides.
 fn both() -> [Policy; 2] {
@@ -26,7 +26,7 @@ fn both() -> [Policy; 2] {
 async fn fallback_decides_while_the_server_is_dead_or_hangs() {
     let policy = policy("fixed-window 3000000/day");
     let mut server = Server::start(&[]);
-    let breaker = Breaker::new(storage(&server.url()).timeout(DEADLINE)).fallback(MemoryStorage::new(), 3);
+    let breaker = Breaker::new(storage_within(&server.url(), DEADLINE)).fallback(MemoryStorage::new(), 3);
     let (circuit, entry_points) = (breaker.circuit().clone(), EntryPoints::new(&policy, breaker.clone(), || Global));
     let key = Key::global();
     let primary_again = async || {
@@ -77,7 +77,7 @@ async fn fallback_decides_while_the_server_is_dead_or_hangs() {
 async fn flushed_scripts_are_loaded_again_under_load() {
     let server = Server::start(&[]);
     let policy = policy("fixed-window 400/day; moving-window 500/day");
-    let storage = storage(&server.url()).timeout(LONG);
+    let storage = storage_within(&server.url(), LONG);
     let limiter = RateLimiter::with_storage(policy, storage);
     let done = Arc::new(AtomicBool::new(false));
     std::thread::scope(|scope| {

@@ -4,8 +4,8 @@
 use std::time::Duration;
 
 use common::random::{Numbers, actual_cost, random_amount};
-use common::servers::storage::{RUNTIME, on};
-use common::servers::{Reply, Server};
+use common::servers::storage::{RUNTIME, on, on_prefix};
+use common::servers::{Reply, Server, with_option};
 use common::{EVERY_STRATEGY, message, policy};
 use tower_ratelimit::storage::{Clock, ManualClock, RedisStorage, StorageRequest};
 use tower_ratelimit::strategy::State;
@@ -29,7 +29,7 @@ fn lost_log_admits_no_more_than_the_limit() {
     let server = Server::start(&[]);
     for amount in [5, 8, 10, 20] {
         let clock = ManualClock::default();
-        let storage = on(&server, clock.clone()).prefix("lost");
+        let storage = on_prefix(&server, "lost", clock.clone());
         let [before, after] = [10, amount].map(|amount| policy(&format!("moving-window {amount}/day")).with_name("p"));
         server.ask(&["FLUSHALL"]);
         for _ in 0..8 {
@@ -52,7 +52,7 @@ fn damaged_log_is_valid_again_after_a_period() {
     for round in 0..250 {
         let clock = ManualClock::default();
         let now = clock.now().as_micros();
-        let storage = on(&server, clock.clone()).prefix("odd");
+        let storage = on_prefix(&server, "odd", clock.clone());
         let small: Vec<u64> = (0..8)
             .map(|place| match (numbers.below(8), place) {
                 (0, 0 | 2) => u64::MAX >> 1,
@@ -103,7 +103,7 @@ fn damaged_log_of_several_chunks_is_valid_again_after_a_period() {
     let states = "chunks:{p|t:k}v1";
     let log = format!("{states}:{LOG}");
     let clock = ManualClock::default();
-    let storage = on(&server, clock.clone()).prefix("chunks");
+    let storage = on_prefix(&server, "chunks", clock.clone());
     let mut last = None;
     for _ in 0..1_500 {
         clock.advance(Duration::from_millis(1));
@@ -263,7 +263,7 @@ fn keys_live_as_long_as_their_state() {
     let server = Server::start(&[]);
     let mut numbers = Numbers(0x0abc_def1_2345);
     let _guard = RUNTIME.enter();
-    let storage = RedisStorage::new(&server.url()).unwrap().prefix("live").timeout(super::LONG);
+    let storage = super::storage(&with_option(&server.url(), "prefix", "live"));
     let script = "local time, answer = redis.call('TIME'), {}
         answer[1] = string.format('%d%06d', time[1], time[2])
         for _, key in ipairs(redis.call('KEYS', 'live:*')) do

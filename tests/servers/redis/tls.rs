@@ -22,11 +22,12 @@ async fn only_certificates_that_the_url_names_are_trusted() {
     let pair = ["--tls-cert-file", &ca, "--tls-key-file", &key, "--tls-ca-cert-file", &ca];
     let _server = Server::start(&[&listens[..], &pair].concat());
 
-    let storage = |host: &str, ca: &str| RedisStorage::new(&format!("rediss://:secret@{host}:{port}?ca={ca}"));
+    let storage =
+        |host: &str, ca: &str| RedisStorage::new(&format!("rediss://:secret@{host}:{port}?timeout=60s&ca={ca}"));
     for host in ["localhost", "127.0.0.1"] {
         storage(host, &ca).unwrap().ready(LONG).await.unwrap();
     }
-    let error = message(storage("127.0.0.1", &other).unwrap().timeout(LONG).check().await.unwrap_err());
+    let error = message(storage("127.0.0.1", &other).unwrap().check().await.unwrap_err());
     assert!(error.contains("certificate"), "{error}");
     let error =
         RedisStorage::new(&format!("redis://:secret@127.0.0.1:{port}")).unwrap().ready(SHORT).await.unwrap_err();

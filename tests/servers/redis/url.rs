@@ -2,7 +2,6 @@
 
 use std::time::Duration;
 
-use common::panic_message;
 use tower_ratelimit::storage::{RedisStorage, StorageError};
 
 use super::LITTLE;
@@ -114,16 +113,17 @@ fn valid_urls_are_accepted() {
 }
 
 #[test]
-fn builder_rejects_an_invalid_prefix_or_deadline() {
-    let storage = || RedisStorage::new("redis://h").unwrap();
+fn invalid_prefixes_and_timeouts_are_rejected() {
+    let storage = |option: &str| RedisStorage::new(&format!("redis://h?{option}"));
     for prefix in ["", "a b", "a{", "}", "caf\u{e9}", &"a".repeat(65)] {
-        assert!(panic_message(|| storage().prefix(prefix)).contains(prefix));
+        assert!(storage(&format!("prefix={prefix}")).unwrap_err().to_string().contains(prefix));
     }
-    assert!(format!("{:?}", storage().prefix("shop")).contains("\"shop\""));
-    for deadline in [Duration::ZERO, Duration::from_micros(999), Duration::MAX] {
-        assert!(panic_message(|| storage().timeout(deadline)).contains("Duration::from_millis(100)"));
+    assert!(format!("{:?}", storage("prefix=shop").unwrap()).contains("\"shop\""));
+    for timeout in [Duration::ZERO, Duration::from_micros(999), Duration::MAX] {
+        let error = storage(&format!("timeout={timeout:?}")).unwrap_err().to_string();
+        assert!(error.contains("at least 1ms and at most 3600s"), "{error}");
     }
-    assert!(format!("{:?}", storage().timeout(LITTLE)).contains("60ms"));
+    assert!(format!("{:?}", storage(&format!("timeout={LITTLE:?}")).unwrap()).contains("60ms"));
 }
 
 #[test]

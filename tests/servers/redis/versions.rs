@@ -1,7 +1,7 @@
 //! Values of another format: of a later version of the library, or of another program.
 
 use common::policy;
-use common::servers::storage::{RUNTIME, on};
+use common::servers::storage::{RUNTIME, on_prefix};
 use common::servers::{Reply, Server};
 use tower_ratelimit::storage::{ManualClock, RedisStorage, StorageError, StorageErrorKind, StorageRequest};
 use tower_ratelimit::{Decision, Key, Op, Policy, Storage};
@@ -18,7 +18,7 @@ fn decide(storage: &RedisStorage, policy: &Policy, op: Op) -> Result<Decision, S
 #[test]
 fn states_of_another_version_have_a_key_of_their_own() {
     let server = Server::start(&[]);
-    let storage = on(&server, ManualClock::default()).prefix("v");
+    let storage = on_prefix(&server, "v", ManualClock::default());
     let policy = policy(POLICY).with_name("p");
     let others = ["v:{p|t:k}v2", "v:{p|t:k}v2:2.moving-window/86400000000", "v:{p|t:k}"];
     for other in others {
@@ -44,7 +44,7 @@ fn states_of_another_version_have_a_key_of_their_own() {
 #[test]
 fn values_of_an_unknown_format_fail_and_are_not_overwritten() {
     let server = Server::start(&[]);
-    let storage = on(&server, ManualClock::default()).prefix("odd");
+    let storage = on_prefix(&server, "odd", ManualClock::default());
     let (policy, key) = (policy(POLICY).with_name("p"), Key::from("k"));
     let name = "odd:{p|t:k}v1";
     for change in [

@@ -13,10 +13,10 @@ use rusqlite::Connection;
 use tower_ratelimit::storage::SqliteStorage;
 use tower_ratelimit::{Key, RateLimiter};
 
-use super::{Folder, LONG};
+use super::{Folder, LONG, open};
 
 fn hit(storage: SqliteStorage) -> u32 {
-    let limiter = RateLimiter::with_storage(policy("fixed-window 100/day"), storage.timeout(LONG));
+    let limiter = RateLimiter::with_storage(policy("fixed-window 100/day"), storage);
     RUNTIME.block_on(limiter.hit(&Key::global())).unwrap().remaining()
 }
 
@@ -28,12 +28,14 @@ fn handles_that_create_one_file_together_all_succeed() {
     for round in 0..40 {
         let folder = Folder::new();
         let start = Barrier::new(HANDLES);
-        let open = || {
+        let opened = || {
             start.wait();
-            SqliteStorage::open(folder.file()).unwrap_or_else(|error| panic!("round {round}: {error}"))
+            let storage = open(&folder.file());
+            RUNTIME.block_on(storage.ready(LONG)).unwrap_or_else(|error| panic!("round {round}: {error}"));
+            storage
         };
         let storages: Vec<SqliteStorage> = thread::scope(|scope| {
-            let threads: Vec<_> = (0..HANDLES).map(|_| scope.spawn(open)).collect();
+            let threads: Vec<_> = (0..HANDLES).map(|_| scope.spawn(opened)).collect();
             threads.into_iter().map(|thread| thread.join().unwrap()).collect()
         });
         if round % 10 == 0 {
@@ -56,7 +58,8 @@ fn opening_waits_for_a_process_that_creates_the_file() {
         drop(other);
         opening.join().unwrap()
     });
-    assert_eq!(hit(opened.unwrap_or_else(|error| panic!("{error}"))), 99);
+    opened.unwrap_or_else(|error| panic!("{error}"));
+    assert_eq!(hit(open(&folder.file())), 99);
 }
 
 fn mode(path: impl AsRef<Path>) -> u32 {
@@ -73,7 +76,7 @@ fn created_files_can_be_read_only_by_their_owner() {
             assert_eq!(mode(format!("{}{end}", path.display())), 0o600, "{}{end}", path.display());
         }
     };
-    let storage = SqliteStorage::open(folder.file()).unwrap();
+    let storage = open(&folder.file());
     assert_eq!(hit(storage.clone()), 99);
     assert_private(&folder.file());
     // A deleted file is created again.
@@ -85,7 +88,7 @@ fn created_files_can_be_read_only_by_their_owner() {
     // A symbolic link to a file that does not exist.
     let target = folder.0.join("target.db");
     symlink("target.db", folder.0.join("link.db")).unwrap();
-    let storage = SqliteStorage::open(folder.0.join("link.db")).unwrap();
+    let storage = open(&folder.0.join("link.db"));
     assert_eq!(hit(storage), 99);
     assert_private(&target);
     assert_eq!(mode(&folder.0), 0o751, "the directory keeps its mode");
@@ -96,7 +99,7 @@ fn existing_files_keep_their_mode() {
     let folder = Folder::new();
     Connection::open(folder.file()).unwrap().execute_batch("PRAGMA user_version = 1").unwrap();
     fs::set_permissions(folder.file(), Permissions::from_mode(0o640)).unwrap();
-    let storage = SqliteStorage::open(folder.file()).unwrap();
+    let storage = open(&folder.file());
     assert_eq!(hit(storage.clone()), 99);
     for end in ["", "-wal", "-shm"] {
         assert_eq!(mode(format!("{}{end}", folder.file().display())), 0o640);

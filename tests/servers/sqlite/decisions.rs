@@ -1,32 +1,35 @@
 //! Decisions on a real file: the laws, exact totals, the stored states, and expiry.
 
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use common::servers::storage::RUNTIME;
 use common::{Foreign, hit, policy};
 use rusqlite::Connection;
 use tokio::task::JoinSet;
-use tower_ratelimit::storage::{Durability, ManualClock, SqliteStorage, StorageErrorKind, StorageUrl};
+use tower_ratelimit::storage::{ManualClock, SqliteStorage, StorageErrorKind, StorageUrl};
 use tower_ratelimit::testing::StorageLaws;
 use tower_ratelimit::{Decision, ElasticWindow, Key, MovingWindow, Policy, Quota, RateLimiter, Storage, Timestamp};
 
-use super::{Folder, LONG, open};
+use super::{Folder, LONG, open, open_with};
 
-/// A storage with a new prefix and a manual clock.
-fn on(storage: &SqliteStorage, clock: ManualClock) -> SqliteStorage {
+/// Returns options with a new prefix and a long timeout.
+fn new_prefix() -> String {
     static NUMBER: AtomicU32 = AtomicU32::new(0);
-    let prefix = format!("t{}", NUMBER.fetch_add(1, Ordering::SeqCst));
-    storage.clone().prefix(&prefix).clock(clock)
+    format!("timeout={LONG:?}&prefix=t{}", NUMBER.fetch_add(1, Ordering::SeqCst))
 }
 
 #[test]
 fn storage_obeys_the_laws() {
     let folder = Folder::new();
-    let storage = open(&folder.file());
-    StorageLaws::new(|clock| on(&storage, clock))
-        // The second handle has its own thread and connection, as in another process.
-        .second_handle(|storage| storage.clone().durability(Durability::EverySecond))
+    // A handle has its own thread and connection, as in another process.
+    let file = folder.file();
+    let handle = move |(options, clock): (String, ManualClock)| open_with(&file, &options).clock(clock);
+    let latest = Arc::new(Mutex::new(None));
+    let (first, second) = (Arc::clone(&latest), handle.clone());
+    StorageLaws::new(move |clock| handle(first.lock().unwrap().insert((new_prefix(), clock)).clone()))
+        .second_handle(move |_| second(latest.lock().unwrap().clone().unwrap()))
         .scripts(64)
         .and_policies([
             Policy::new(Foreign, Quota::per_second(2)).limit(MovingWindow::new(), Quota::per_minute(5)),
@@ -39,8 +42,9 @@ fn storage_obeys_the_laws() {
 fn counts_survive_a_restart() {
     let folder = Folder::new();
     let (policy, alice) = (policy("fixed-window 5/day"), Key::from("alice"));
-    for durability in [Durability::EverySecond, Durability::EveryCommit] {
-        let storage = || open(&folder.file()).prefix(&format!("{durability:?}")).durability(durability);
+    for durability in ["every-second", "every-commit"] {
+        let options = format!("timeout={LONG:?}&prefix={durability}&durability={durability}");
+        let storage = || open_with(&folder.file(), &options);
         for expected in [4, 3, 2] {
             let limiter = RateLimiter::with_storage(policy.clone(), storage());
             assert_eq!(RUNTIME.block_on(limiter.hit(&alice)).unwrap().remaining(), expected);
@@ -94,7 +98,9 @@ fn stored_states_are_as_documented() {
 #[test]
 fn unreadable_state_is_treated_as_fresh() {
     let folder = Folder::new();
-    let limiter = RateLimiter::with_storage(policy("fixed-window 2/day").with_name("p"), open(&folder.file()));
+    let storage = open(&folder.file());
+    RUNTIME.block_on(storage.ready(LONG)).unwrap();
+    let limiter = RateLimiter::with_storage(policy("fixed-window 2/day").with_name("p"), storage);
     for spoil in ["garbage", "v1[1.fixed-window/86400000000 99999999999999999999,1,1]", ""] {
         let connection = Connection::open(folder.file()).unwrap();
         let write = "INSERT OR REPLACE INTO tower_ratelimit VALUES ('rl:p|t:k', ?1, 9223372036854775807)";
@@ -210,8 +216,8 @@ fn hits_that_share_a_transaction_check_as_many_rows_as_others() {
 #[test]
 fn clear_all_removes_the_keys_of_one_prefix() {
     let folder = Folder::new();
-    let storage = open(&folder.file());
-    let [ours, longer, theirs] = ["shop", "shop2", "shop:staging"].map(|prefix| storage.clone().prefix(prefix));
+    let [ours, longer, theirs] = ["shop", "shop2", "shop:staging"]
+        .map(|prefix| open_with(&folder.file(), &format!("timeout={LONG:?}&prefix={prefix}")));
     let policy = policy("3/minute");
     RUNTIME.block_on(async {
         for storage in [&ours, &longer, &theirs] {
@@ -222,7 +228,7 @@ fn clear_all_removes_the_keys_of_one_prefix() {
         assert_eq!(ours.clear_all().await.unwrap(), 10);
         assert_eq!(ours.clear_all().await.unwrap(), 0);
         assert_eq!(longer.clear_all().await.unwrap(), 10);
-        storage.ready(super::LONG).await.unwrap();
+        theirs.ready(LONG).await.unwrap();
     });
 }
 
@@ -244,6 +250,8 @@ fn error_of_an_invalid_url_has_a_correction() {
     let url = format!("sqlite://{}?timeout=1s&prefix=shop&durability=every-commit", folder.0.join("a%3Fb").display());
     let debug = format!("{:?}", SqliteStorage::new(&url).unwrap());
     assert!(debug.contains("a?b") && debug.contains("EveryCommit") && debug.contains("shop"), "{debug}");
+    assert!(!folder.0.join("a?b").exists(), "the first call creates the file");
+    RUNTIME.block_on(SqliteStorage::new(&url).unwrap().ready(LONG)).unwrap();
     assert!(folder.0.join("a?b").exists());
 }
 

@@ -11,7 +11,7 @@ use tokio::time::timeout;
 use tower_ratelimit::storage::{SqliteStorage, StorageError, StorageErrorKind};
 use tower_ratelimit::{Decision, Key, RateLimiter};
 
-use super::{Folder, open};
+use super::{Folder, LONG, open, open_with};
 
 const QUICK: Duration = Duration::from_millis(100);
 
@@ -29,9 +29,10 @@ fn lock(folder: &Folder) -> Connection {
 #[test]
 fn lock_of_another_process_is_an_error_at_the_deadline_and_counts_nothing() {
     let folder = Folder::new();
-    let storage = open(&folder.file());
-    let (patient, limiter) = (limiter(storage.clone()), limiter(storage.timeout(QUICK)));
+    let quick = open_with(&folder.file(), &format!("timeout={QUICK:?}"));
+    let (patient, limiter) = (limiter(open(&folder.file())), limiter(quick.clone()));
     RUNTIME.block_on(async {
+        quick.ready(LONG).await.unwrap();
         assert_eq!(patient.hit(&Key::global()).await.unwrap().remaining(), 999);
         let other = lock(&folder);
         let watch = Stopwatch::start();
@@ -72,7 +73,9 @@ fn hit_waits_for_the_lock_of_another_process() {
 fn calls_beyond_the_limit_are_not_queued() {
     let folder = Folder::new();
     let timeout = Duration::from_secs(2);
-    let limiter = limiter(open(&folder.file()).timeout(timeout));
+    let storage = open_with(&folder.file(), &format!("timeout={timeout:?}"));
+    RUNTIME.block_on(storage.ready(LONG)).unwrap();
+    let limiter = limiter(storage);
     let (watch, other) = (Stopwatch::start(), lock(&folder));
     RUNTIME.block_on(async {
         let mut tasks = JoinSet::new();

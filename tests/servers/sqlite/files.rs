@@ -14,7 +14,7 @@ use rusqlite::Connection;
 use tower_ratelimit::storage::{SqliteStorage, StorageError, StorageErrorKind, StorageRequest};
 use tower_ratelimit::{Decision, Key, Op, Storage};
 
-use super::{Folder, open};
+use super::{Folder, LONG, open};
 
 fn try_hit(storage: &SqliteStorage) -> Result<Decision, StorageError> {
     try_hit_of(storage, "k")
@@ -26,7 +26,7 @@ fn try_hit_of(storage: &SqliteStorage, key: &str) -> Result<Decision, StorageErr
 }
 
 #[test]
-fn file_that_cannot_be_opened_is_an_error_when_the_storage_is_created() {
+fn file_that_cannot_be_opened_is_an_error() {
     let folder = Folder::new();
     let garbage = folder.file();
     fs::write(&garbage, "this is no database. ".repeat(500)).unwrap();
@@ -39,6 +39,13 @@ fn file_that_cannot_be_opened_is_an_error_when_the_storage_is_created() {
     ] {
         let error = SqliteStorage::open(path).unwrap_err().to_string();
         assert!(error.contains(part) && error.contains("cannot open"), "{error}");
+        // A URL opens nothing. The first call returns the error.
+        let url = format!("sqlite:{}?timeout={LONG:?}", path.display());
+        let error = match SqliteStorage::new(&url) {
+            Ok(storage) => format!("{:#}", RUNTIME.block_on(storage.check()).unwrap_err()),
+            Err(error) => error.to_string(),
+        };
+        assert!(error.contains(part), "{error}");
     }
 }
 

@@ -38,6 +38,11 @@ impl Drop for Folder {
     }
 }
 
+/// A storage with a long timeout.
 fn open(path: &Path) -> SqliteStorage {
-    SqliteStorage::open(path).unwrap_or_else(|error| panic!("{error}")).timeout(LONG)
+    open_with(path, &format!("timeout={LONG:?}"))
+}
+
+fn open_with(path: &Path, options: &str) -> SqliteStorage {
+    SqliteStorage::new(&format!("sqlite:{}?{options}", path.display())).unwrap_or_else(|error| panic!("{error}"))
 }

@@ -14,7 +14,7 @@ use tokio::time::timeout;
 use super::super::error::from_redis;
 use super::super::url::Access;
 use crate::storage::StorageError;
-use crate::storage::net::{CONNECT_WITHIN, socket};
+use crate::storage::net::{CONNECT_WITHIN, open_tcp};
 use crate::storage::url::{Address, Login};
 
 /// A connection, and the task that does its I/O.
@@ -61,7 +61,7 @@ impl RedisConnection {
             #[cfg(not(unix))]
             Address::Unix(_) => return Err(io::Error::from(io::ErrorKind::Unsupported).into()),
         };
-        let stream = socket::open((&*host.name, host.port)).await?;
+        let stream = open_tcp((&*host.name, host.port)).await?;
         match &access.tls {
             Some(tls) => Self::over(tls.over(stream, &host.name).await?, access.db, login).await,
             None => Self::over(stream, access.db, login).await,

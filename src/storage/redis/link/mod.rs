@@ -9,8 +9,6 @@ mod node;
 mod proof;
 #[cfg(feature = "redis-sentinel")]
 mod sentinel;
-#[cfg(feature = "redis-cluster")]
-mod slots;
 #[cfg(test)]
 mod tests;
 

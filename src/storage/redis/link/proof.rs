@@ -6,10 +6,10 @@
 //! proxy can send the command to any server, or answer it.
 //!
 //! The proof uses the routing itself. It stores a token under a random key. Then it reads the token
-//! by 64 scripts, whose first keys are other random keys. A script that runs on another
-//! server does not find the token. If a proxy sends a share of the keys elsewhere, all scripts find
-//! the token only with the probability `(1 - share) ^ 64`: 10^-19 for two equal servers, and 0.1 %
-//! for a server with a tenth of the keys. Each connection uses other keys.
+//! by 64 scripts, whose first keys are other random keys. A script that runs on another server does
+//! not find the token. If a proxy sends a share of the keys elsewhere, all scripts find the token only
+//! with the probability `(1 - share) ^ 64`: 10^-19 for two equal servers, and 0.1 % for a server with
+//! a tenth of the keys. Each connection uses other keys.
 
 use std::hash::{BuildHasher, RandomState};
 use std::sync::atomic::{AtomicBool, Ordering};

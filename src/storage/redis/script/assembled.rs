@@ -10,6 +10,7 @@ const BEGIN: &str = include_str!("begin.lua");
 const READ: &str = include_str!("read.lua");
 const HIT: &str = include_str!("hit.lua");
 const WRITE: &str = include_str!("write.lua");
+const ANSWER: &str = include_str!("answer.lua");
 
 /// The marker in a strategy's source before the functions that only charges and refunds need. Other
 /// scripts leave them out, because Lua creates every function in each call.
@@ -47,7 +48,7 @@ const MAX_ARGUMENTS_IN_LOCALS: usize = 48;
 pub(super) fn text(kind: ScriptKind, parts: &[Part]) -> String {
     let template = match kind {
         ScriptKind::Hit => HIT,
-        ScriptKind::Peek => include_str!("peek.lua"),
+        ScriptKind::Peek => "-- begin\n-- read\n-- answer\n",
         ScriptKind::Charge => include_str!("charge.lua"),
         ScriptKind::Refund => include_str!("refund.lua"),
         ScriptKind::Clear => include_str!("clear.lua"),
@@ -104,6 +105,7 @@ fn assemble(kind: ScriptKind, parts: &[Part], template: &str, names: [&str; 3]) 
         .replace("-- begin\n", BEGIN)
         .replace("-- read\n", READ)
         .replace("-- write\n", WRITE)
+        .replace("-- answer\n", ANSWER)
         .replace("-- arguments\n", &unpacked_arguments(kind, parts, in_tables))
         .replace("-- variables\n", &variables(parts, in_tables))
         .replace("-- unpack\n", &unpacked(parts, in_tables))
@@ -241,8 +243,6 @@ impl Part {
             "small" => !self.is_log,
             "log" => self.is_log,
             "that delays" => self.delays,
-            "that counts refusals" => self.counts_refusals,
-            "that does not" => !self.is_log && !self.counts_refusals,
             _ => true,
         }
     }
@@ -273,11 +273,13 @@ impl Part {
 
     /// Replaces `NAME$` by the prefix of the limit's functions, `TAG$`, `ARGUMENTS$`, `UNTIL$` and
     /// `ANCHOR$` by variables, `KEY$` by an index, and any other `$` by the number of the limit.
+    /// Replaces `MAY_CHANGE$` by the condition under which a refusal can change the state.
     fn fill_in(&self, line: &str, position: usize, in_tables: bool) -> String {
         let variables = self.variables(position, in_tables);
         let (strategy, hit) = variables[1..].split_at(self.arguments);
         let mut line = line
             .replace("NAME$", &self.function)
+            .replace("MAY_CHANGE$", if self.counts_refusals { "till$ > now" } else { "ahead$" })
             .replace("TAG$", &variables[0])
             .replace(", ARGUMENTS$", &strategy.iter().fold(String::new(), |text, name| text + ", " + name))
             .replace("KEY$", &self.key.to_string());

@@ -10,10 +10,5 @@ till$, first$, second$ = a, b, c
 log_charge(log$, cost)
 -- done
 -- write
-local answer = pack('>I8B', now, 1)
--- each that delays:
-answer = answer .. pack('>I8', 0)
--- each log:
-answer = answer .. pack('>I8I8I8', log_status(log$, 0))
--- done
-return answer .. stored
+cost = 0
+-- answer

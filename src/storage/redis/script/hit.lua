@@ -29,15 +29,8 @@ if changed then
   log_add(log$, cost)
   -- done
 else
-  -- each that counts refusals:
-  if till$ > now then
-    forgotten, a, b = NAME$_refuse(now, till$, first$, second$, ARGUMENTS$)
-    if forgotten then
-      till$, first$, second$, changed = forgotten, a, b, true
-    end
-  end
-  -- each that does not:
-  if ahead$ then
+  -- each small:
+  if MAY_CHANGE$ then
     forgotten, a, b = NAME$_refuse(now, till$, first$, second$, ARGUMENTS$)
     if forgotten then
       till$, first$, second$, changed = forgotten, a, b, true

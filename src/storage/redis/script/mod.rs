@@ -1,15 +1,14 @@
 //! The scripts that decide, refund and clear on the server: one for each combination of strategies.
 
 mod assembled;
-mod combined;
+mod call;
 
 use std::collections::HashMap;
 use std::sync::{Arc, RwLock};
 
-use redis::{Cmd, cmd};
-
-pub(super) use self::combined::{Combined, Kin};
-use super::{keys, record};
+pub(super) use self::call::{Call, Combined, Kin, unexpected_reply};
+use self::call::{ReplyPart, Script, Text};
+use super::record;
 use crate::decision::Decision;
 use crate::key::Key;
 use crate::policy::{Limit, Op, Policy};
@@ -53,19 +52,6 @@ struct Shape {
     counts_refusals: bool,
 }
 
-#[derive(Debug)]
-struct Script {
-    single: Text,
-    /// The script that decides on several hits, if there is one.
-    combined: Option<Text>,
-}
-
-#[derive(Debug)]
-struct Text {
-    text: String,
-    hash: String,
-}
-
 /// The properties of a limit from which the text of a script is assembled.
 struct Part {
     /// The prefix of the names of its functions.
@@ -84,30 +70,6 @@ struct Part {
     is_log: bool,
     delays: bool,
     counts_refusals: bool,
-}
-
-/// A script with its keys and arguments.
-#[derive(Debug)]
-pub(super) struct Call {
-    script: Arc<Script>,
-    keys: Vec<String>,
-    /// Numbers, which `struct.unpack` reads in one call.
-    arguments: Vec<u8>,
-    now: Option<Timestamp>,
-    digests: Vec<u32>,
-    reply_parts: Vec<ReplyPart>,
-}
-
-/// The values of a limit in a reply, in addition to its record.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum ReplyPart {
-    Nothing,
-    /// The delay of the hit, in microseconds.
-    Delay,
-    /// The units in a log, the time until more units remain, and the time until the cost fits, in
-    /// microseconds. The reply does not contain the log itself. After an admission, it contains
-    /// none of these values, because the record suffices.
-    Log,
 }
 
 impl Scripts {
@@ -164,7 +126,7 @@ impl Scripts {
         let limits = request.policy.limits();
         let scripts: Vec<StrategyScript> =
             limits.iter().map(|limit| strategy_script(limit, request.cost)).collect::<Option<_>>()?;
-        let mut keys = vec![keys::states(prefix, request.policy, request.key)];
+        let mut keys = vec![record::states_key(prefix, request.policy, request.key)];
         let digests = record::digests(request.policy, scripts.iter().map(is_log));
         let mut arguments = Arguments(Vec::with_capacity(8 * (2 + limits.len() * 9)));
         arguments.push(request.cost.into());
@@ -173,7 +135,7 @@ impl Scripts {
         }
         for (position, script) in scripts.iter().enumerate() {
             if is_log(script) {
-                keys.push(keys::log(&keys[0], &names::tag(request.policy, position)));
+                keys.push(record::log_key(&keys[0], &names::tag(request.policy, position)));
             }
             arguments.push(digests[position].into());
             script.arguments.iter().for_each(|&argument| arguments.push(argument));
@@ -256,13 +218,6 @@ fn parts(kind: ScriptKind, limits: &[Limit], scripts: &[StrategyScript]) -> Vec<
     limits.iter().zip(scripts).map(part).collect()
 }
 
-impl Text {
-    fn new(text: String) -> Self {
-        let hash = redis::Script::new(&text).get_hash().to_owned();
-        Self { text, hash }
-    }
-}
-
 /// Packed numbers, as little-endian doubles.
 ///
 /// The first one is less than 2^32, so it begins with a zero byte. A server that quotes the
@@ -276,48 +231,5 @@ impl Arguments {
     #[expect(clippy::cast_precision_loss, reason = "the script would round the number as well")]
     fn push(&mut self, number: u64) {
         self.0.extend((number as f64).to_le_bytes());
-    }
-}
-
-impl ReplyPart {
-    /// Returns the size of the values in bytes. Each is a big-endian number of 8 bytes. `is_spent`
-    /// is `true` after a hit that was admitted.
-    pub(super) fn size(self, is_spent: bool) -> usize {
-        match self {
-            Self::Delay => 8,
-            Self::Log if !is_spent => 24,
-            Self::Nothing | Self::Log => 0,
-        }
-    }
-}
-
-impl Call {
-    /// Returns the digests of the limits, which identify their records.
-    pub(super) fn digests(&self) -> &[u32] {
-        &self.digests
-    }
-
-    /// Returns the kind of values that the reply has for each limit.
-    pub(super) fn reply_parts(&self) -> &[ReplyPart] {
-        &self.reply_parts
-    }
-
-    /// Returns the command that runs the script from the server's cache.
-    pub(super) fn by_hash(&self) -> Cmd {
-        self.command("EVALSHA", &self.script.single.hash)
-    }
-
-    /// Returns the command that sends the script's text. The server caches it.
-    pub(super) fn by_text(&self) -> Cmd {
-        self.command("EVAL", &self.script.single.text)
-    }
-
-    fn command(&self, name: &str, script: &str) -> Cmd {
-        let mut command = cmd(name);
-        command.arg(script).arg(self.keys.len()).arg(&self.keys).arg(&self.arguments[..]);
-        if let Some(now) = self.now {
-            command.arg(now.as_micros());
-        }
-        command
     }
 }

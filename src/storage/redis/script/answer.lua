@@ -1,7 +1,4 @@
--- Reads the states without a change. Returns the same values as hit.lua after a refusal, but the
--- byte is 1 and the delays are 0.
--- begin
--- read
+-- Returns the same values as hit.lua after a refusal, but the byte is 1 and the delays are 0.
 local answer = pack('>I8B', now, 1)
 -- each that delays:
 answer = answer .. pack('>I8', 0)
