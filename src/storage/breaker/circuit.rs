@@ -1,4 +1,12 @@
 //! The state machine of the circuit breaker: closed, open, or probing the primary.
+//!
+//! A result counts only in the epoch in which its request was sent. Otherwise requests that still
+//! wait for the dead server would fail after it is back, and open the circuit again.
+//!
+//! A probe is a hit of a client, because a timer would have to invent a hit on a key that does not
+//! exist. Only a change is a probe or ends a series of failures: on a server that has become a
+//! replica, all peeks and all refusals succeed. A refusal does end a probe, because if all windows
+//! are spent, there is nothing else.
 
 use std::fmt;
 use std::hash::{BuildHasher, RandomState};

@@ -1,4 +1,8 @@
 //! The fallback of a breaker: a storage that decides by divided policies.
+//!
+//! A divided policy has the same identity and the same digests, so clients see the same names. A
+//! cost that fits the whole quota but not the divided one is refused until the next probe, because
+//! "never" would not be true.
 
 use std::collections::HashMap;
 use std::fmt;

@@ -1,4 +1,12 @@
 //! The units of a window that a node has taken from the storage and spends locally.
+//!
+//! A slice is at most a sixteenth of the remaining units. With a quarter, sixteen nodes that began
+//! a window at the same time leased all of it, because each assumes that all remains. The last ones
+//! were refused with 99 % unused. A sixteenth costs half a round trip more per hundred hits
+//! (`scripts/leases`).
+//!
+//! A charge takes what the slice has and charges the rest to the storage. From then on, refunds of
+//! that window go to the storage, because they pay the charge before they make units available.
 
 use crate::decision::Decision;
 use crate::policy::Policy;

@@ -1,5 +1,10 @@
 //! The routing of requests: to a lease, to the key's worker, or to the storage. Also refunds all
 //! leases when a node shuts down.
+//!
+//! `close` sets a flag and then visits each bucket under its lock. A worker begins under the same
+//! lock and only if the flag is not set. So each lease is either taken by `close` or refunded by a
+//! worker that `close` waits for. It does not wait for workers of another runtime, which may have
+//! stopped.
 
 use std::future::poll_fn;
 use std::iter::from_fn;

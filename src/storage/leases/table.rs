@@ -1,4 +1,13 @@
 //! The table of all keys: their leases, and the jobs that wait for the worker of a key.
+//!
+//! Two flags limit the loss. The flag of a key, until a request of this key succeeds, gives the
+//! bound: one slice per key, node and outage, plus one hit per further request. The flag of the
+//! node stops the slices of all other keys, so that an outage does not cost one slice for each key.
+//! It would not be enough alone: if one shard of a cluster fails, keys on other shards succeed all
+//! the time.
+//!
+//! While a key is in doubt, a request is for one waiting hit. With 50 hits per timeout, all of them
+//! would cost half a slice per lost reply.
 
 use std::mem::take;
 use std::sync::Arc;

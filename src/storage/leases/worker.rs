@@ -1,4 +1,7 @@
 //! The worker that sends the requests for one key to the storage, one after the other.
+//!
+//! One worker per key does one job after the other, so a slice cannot arrive after a later clear.
+//! It is polled where it begins, so a memory storage needs no runtime.
 
 use std::collections::VecDeque;
 use std::sync::Arc;

@@ -1,4 +1,7 @@
 //! A connection that is opened on demand, in a background task that all callers share.
+//!
+//! Every error is retried, even a wrong password, because an operator can correct it while the
+//! program runs.
 
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard};

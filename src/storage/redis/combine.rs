@@ -13,6 +13,17 @@
 //!
 //! A task sends the group, because the future of a hit may not be polled for a while. Each runtime
 //! has its own groups, because the tasks of another runtime may not run for a while.
+//!
+//! A call has at most 16 hits. It takes about 65 µs, for which other clients of the server wait.
+//! With 32, a hit takes 5 % less.
+//!
+//! A hit that fails in the script has written nothing, because the states are written last. It is
+//! sent again in a call of its own, which returns its error. So are all hits of a call that the
+//! server refuses, for example because the user has no right to one of the keys. A lost reply fails
+//! all hits of the call, and none is sent again.
+//!
+//! A caller that is dropped, or that reaches its deadline before the command is handed to the
+//! connection, removes its hit. So its error says that it has not counted.
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;

@@ -1,4 +1,14 @@
 //! A storage on Redis or Valkey.
+//!
+//! Values that no script has written are forgiven or an error:
+//!
+//! - A key of another type counts as absent and is overwritten. Every version of the format stores
+//!   strings, so the key is of another program.
+//! - A record with impossible numbers counts as fresh, and so does a lost log. The format is known,
+//!   and no strategy has written these numbers.
+//! - A string that does not consist of records is an error, and no script changes it. It may be the
+//!   state of a version that forgot to change its number. A clear deletes it.
+//! - Every other error ends the script. A missing right must not look like a fresh state.
 
 mod combine;
 mod error;

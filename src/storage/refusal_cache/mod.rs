@@ -1,4 +1,8 @@
 //! A cache of refusals in front of a storage.
+//!
+//! An entry counts the changes of its key. A clear, a settlement, a charge or an admitted hit
+//! increments the count at its start and at its end, because it may take effect at any time in
+//! between. A refusal that was requested before the last change is not cached.
 
 mod cache;
 mod entry;

@@ -1,4 +1,15 @@
 //! A storage in an SQLite file.
+//!
+//! - `BEGIN IMMEDIATE` fails at once if another process has the lock, and the thread tries again
+//!   while a caller waits. SQLite's own busy handler would sleep up to 100 ms between attempts.
+//! - `PRAGMA journal_mode = wal` ignores the busy timeout, so opening the file is repeated for up
+//!   to a second.
+//! - A process that closes any handle of a file loses its locks on it. So only a file that was just
+//!   created is opened without SQLite.
+//! - Before each transaction, the thread checks that the path still names the open file, because
+//!   SQLite would continue to write to a deleted one.
+//! - The number of rows that are checked for expiry depends on the hits and not on the written
+//!   keys, because hits on one key share a write.
 
 mod error;
 mod file;

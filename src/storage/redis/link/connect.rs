@@ -1,4 +1,9 @@
 //! Opens one connection, logs in, and waits for a first reply.
+//!
+//! A connection is usable once it has replied to `PING`, or to `ROLE` if sentinels named the
+//! server: without a password or a database to select, the client crate accepts any open port as a
+//! server. It is dropped after an I/O error or a malformed reply, when the server replies
+//! `READONLY` or asks for another login, and when it stops replying.
 
 #[cfg(not(unix))]
 use std::io;

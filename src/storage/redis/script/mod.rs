@@ -1,4 +1,24 @@
 //! The scripts that decide, refund and clear on the server: one for each combination of strategies.
+//!
+//! What the server spends besides the decision, and how scripts avoid it:
+//!
+//! - The numbers of a call are one packed argument, because text would cost 2 to 3 µs. It begins
+//!   with a zero byte, because an error that quotes other bytes is not valid UTF-8.
+//! - A reply is one string, because converting a table takes 0.7 µs.
+//! - If the expiry of a key has not changed, its states are written with `SETRANGE`, which keeps
+//!   it. `SET` with an expiry takes 0.9 µs more. Expiries are rounded up to half a second, so a hot
+//!   key sets its own about twice a second.
+//! - A template is repeated for each limit, because tables cost more than deciding. From the ninth
+//!   limit on the script uses tables, because a Lua function has a limited number of variables.
+//! - Functions that are rarely needed are created when a script needs them, because creating each
+//!   takes 0.1 µs per call.
+//!
+//! A script writes the small states last. Before it changes an entry of a log in place, it runs the
+//! commands that are still to come. So a missing right leaves nothing half done.
+//!
+//! A log of up to 12,288 places grows by being rewritten, which takes up to 0.8 ms of the server's
+//! time. Longer logs grow in place. That takes less time, but `SETRANGE` makes Redis allocate twice
+//! the bytes of a string of less than 1 MB.
 
 mod assembled;
 mod call;
