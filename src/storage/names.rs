@@ -1,7 +1,7 @@
 //! Readable names of states, for operators and for other builds of the program.
 
 use std::fmt::Write;
-#[cfg(any(feature = "etcd", feature = "postgres", feature = "sqlite"))]
+#[cfg(any(feature = "memcached", feature = "etcd", feature = "postgres", feature = "sqlite"))]
 use std::sync::Arc;
 
 use crate::key::Key;
@@ -21,7 +21,7 @@ pub(super) fn of(policy: &Policy, key: &Key) -> String {
 
 /// Encodes a prefix, which a `:` follows in each key. The result contains no `:`, so the keys that
 /// begin with `shop:` include no keys of the prefix `shop:staging`.
-#[cfg(any(feature = "etcd", feature = "postgres", feature = "sqlite"))]
+#[cfg(any(feature = "memcached", feature = "etcd", feature = "postgres", feature = "sqlite"))]
 pub(super) fn prefix(prefix: &str) -> Arc<str> {
     prefix.replace('%', "%25").replace(':', "%3A").into()
 }

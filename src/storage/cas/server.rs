@@ -18,7 +18,7 @@ use crate::storage::Clock;
 use crate::storage::calls::measured;
 use crate::storage::net::{overloaded, until_ready};
 use crate::storage::url::CasOptions;
-use crate::storage::{Storage, StorageError, StorageFuture, StorageRequest};
+use crate::storage::{Storage, StorageError, StorageFuture, StorageRequest, names};
 
 /// The largest number of log entries of a key, unless long logs are allowed. This many entries take
 /// up to 19 kB.
@@ -31,6 +31,12 @@ const LONGEST_WAIT: Duration = Duration::from_secs(365 * 86_400);
 pub(in crate::storage) trait ServerStore: CasStorage<Error = StorageError> {
     /// The label `storage` of the metrics.
     const LABEL: &'static str;
+
+    /// Encodes the option `prefix`, which a `:` follows in each key. By default, the keys that begin
+    /// with the result and `:` include no keys of other prefixes, so all of them can be deleted.
+    fn encoded_prefix(prefix: &str) -> Arc<str> {
+        names::prefix(prefix)
+    }
 
     /// Returns the addresses of the servers, for errors.
     fn name(&self) -> String;
@@ -65,11 +71,12 @@ impl<S: ServerStore> ServerCas<S> {
     /// Creates the storage with the options of a URL.
     pub(in crate::storage) fn new(store: S, options: &CasOptions) -> Self {
         let &CasOptions { ref prefix, timeout, max_skew, long_logs } = options;
-        let shared = CasShared::new(store.clone(), store.name().into(), Time::Store, Skew::new(max_skew));
+        let name = store.name().into();
+        let shared = CasShared::new(store, name, Time::Store, Skew::new(max_skew));
         Self(Cas {
             shared: Arc::new(shared),
             timeout,
-            prefix: format!("{prefix}:").into(),
+            prefix: format!("{}:", S::encoded_prefix(prefix)).into(),
             label: S::LABEL,
             // Each hit loads and stores the whole log, so a long log dominates the cost of a server.
             longest_log: (!long_logs).then_some(LONGEST_LOG),
@@ -81,6 +88,7 @@ impl<S: ServerStore> ServerCas<S> {
     }
 
     /// Replaces the store, and keeps the settings.
+    #[cfg(any(feature = "etcd", feature = "postgres-rustls", all(feature = "memcached", feature = "testing")))]
     pub(in crate::storage) fn with_store(&self, store: S) -> Self {
         Self(Cas { shared: Arc::new(self.0.shared.with_store(store)), ..self.0.clone() })
     }

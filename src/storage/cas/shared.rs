@@ -54,7 +54,7 @@ impl<S> CasShared<S> {
     }
 
     /// Returns a handle to another store with the same settings.
-    #[cfg(any(feature = "memcached", feature = "etcd", feature = "postgres"))]
+    #[cfg(any(feature = "etcd", feature = "postgres-rustls", all(feature = "memcached", feature = "testing")))]
     pub(super) fn with_store(&self, store: S) -> Self {
         Self::new(store, Arc::clone(&self.name), self.time.clone(), Skew::new(self.skew.max()))
     }

@@ -12,13 +12,13 @@ use self::store::EtcdStore;
 use crate::error::{BoxError, ConfigError};
 #[cfg(feature = "testing")]
 use crate::storage::Clock;
+use crate::storage::StorageError;
 #[cfg(feature = "etcd-rustls")]
 use crate::storage::TlsConfig;
 use crate::storage::cas::{ServerCas, forward_to_server_cas};
 use crate::storage::credentials::{Credentials, LoginSource};
 use crate::storage::tls::Tls;
 use crate::storage::url::{self, Authority, CasOptions, Options, Parts, Wrong};
-use crate::storage::{StorageError, names};
 
 const EXAMPLES: &str = "write etcd://host:2379, etcd://host:2379,host:2379 or etcds://host:2379";
 const PORT: u16 = 2_379;
@@ -90,6 +90,9 @@ const HTTP2: Option<&'static [u8]> = Some(b"h2");
 /// does not reply within the timeout. They also fail if 1,024 calls are in flight on the connection
 /// to a member, or fewer while calls time out. A write that etcd may have executed is not retried:
 /// see [`may_have_counted`](StorageError::may_have_counted).
+///
+/// [`Cas`]: crate::storage::Cas
+/// [`Cas::max_skew`]: crate::storage::Cas::max_skew
 #[derive(Clone)]
 pub struct EtcdStorage(ServerCas<EtcdStore>);
 
@@ -219,5 +222,5 @@ fn read(parts: &Parts<'_>, wrong: &Wrong<'_>) -> Result<(Members, CasOptions), C
     let common = options.cas()?;
     options.end()?;
     let access = Access { login: LoginSource::Fixed(login), tls };
-    Ok((Members::new(hosts, access), CasOptions { prefix: names::prefix(&common.prefix), ..common }))
+    Ok((Members::new(hosts, access), common))
 }

@@ -19,42 +19,25 @@ pub(super) trait Call: Message + Clone + 'static {
     type Response: Message + Default + 'static;
 }
 
-impl Call for Range {
-    const PATH: &'static str = "/etcdserverpb.KV/Range";
-    const IDEMPOTENT: bool = true;
-    type Response = RangeResponse;
+macro_rules! calls {
+    ($($request:ident $path:literal $idempotent:literal $response:ident;)*) => {
+        $(impl Call for $request {
+            const PATH: &'static str = $path;
+            const IDEMPOTENT: bool = $idempotent;
+            type Response = $response;
+        })*
+    };
 }
 
-/// Idempotent, because a second deletion removes nothing that must be kept.
-impl Call for DeleteRange {
-    const PATH: &'static str = "/etcdserverpb.KV/DeleteRange";
-    const IDEMPOTENT: bool = true;
-    type Response = DeleteRangeResponse;
-}
-
-impl Call for Txn {
-    const PATH: &'static str = "/etcdserverpb.KV/Txn";
-    const IDEMPOTENT: bool = false;
-    type Response = TxnResponse;
-}
-
-/// Idempotent, because an unused lease expires without effect.
-impl Call for LeaseGrant {
-    const PATH: &'static str = "/etcdserverpb.Lease/LeaseGrant";
-    const IDEMPOTENT: bool = true;
-    type Response = LeaseGrantResponse;
-}
-
-impl Call for Authenticate {
-    const PATH: &'static str = "/etcdserverpb.Auth/Authenticate";
-    const IDEMPOTENT: bool = true;
-    type Response = AuthenticateResponse;
-}
-
-impl Call for Status {
-    const PATH: &'static str = "/etcdserverpb.Maintenance/Status";
-    const IDEMPOTENT: bool = true;
-    type Response = StatusResponse;
+calls! {
+    Range "/etcdserverpb.KV/Range" true RangeResponse;
+    // A second deletion removes nothing that must be kept.
+    DeleteRange "/etcdserverpb.KV/DeleteRange" true DeleteRangeResponse;
+    Txn "/etcdserverpb.KV/Txn" false TxnResponse;
+    // An unused lease expires without effect.
+    LeaseGrant "/etcdserverpb.Lease/LeaseGrant" true LeaseGrantResponse;
+    Authenticate "/etcdserverpb.Auth/Authenticate" true AuthenticateResponse;
+    Status "/etcdserverpb.Maintenance/Status" true StatusResponse;
 }
 
 /// Reads one key.

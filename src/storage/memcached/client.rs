@@ -35,14 +35,14 @@ pub(super) struct Version(Option<(Cas, u64)>);
 
 impl Client {
     /// Creates a client. It does not connect yet.
-    pub(super) fn new(servers: Vec<Address>, machine: Arc<dyn Clock>) -> Self {
+    pub(super) fn new(servers: Vec<Address>, machine: &Arc<dyn Clock>) -> Self {
         let ring = Arc::new(Ring::new(&servers));
-        Self { nodes: servers.into_iter().map(|server| Node::new(server, Arc::clone(&machine))).collect(), ring }
+        Self { nodes: servers.into_iter().map(|server| Node::new(server, Arc::clone(machine))).collect(), ring }
     }
 
     /// Returns a client with new connections and another machine clock.
     #[cfg(feature = "testing")]
-    pub(super) fn reconnected(&self, machine: Arc<dyn Clock>) -> Self {
+    pub(super) fn reconnected(&self, machine: &Arc<dyn Clock>) -> Self {
         Self::new(self.nodes.iter().map(|node| node.address().clone()).collect(), machine)
     }
 
@@ -110,6 +110,11 @@ impl CasStorage for Client {
 
 impl ServerStore for Client {
     const LABEL: &'static str = "memcached";
+
+    /// Does not encode the prefix, because keys cannot be listed.
+    fn encoded_prefix(prefix: &str) -> Arc<str> {
+        prefix.into()
+    }
 
     fn name(&self) -> String {
         let names: Vec<&str> = self.nodes.iter().map(Node::name).collect();

@@ -13,11 +13,9 @@ use std::time::Duration;
 use self::client::Client;
 use self::server_time::MachineClock;
 use crate::error::ConfigError;
-#[cfg(feature = "testing")]
-use crate::storage::Clock;
-use crate::storage::StorageError;
 use crate::storage::cas::{ServerCas, forward_to_server_cas};
 use crate::storage::url::{self, Address, Authority, CasOptions, Options, Parts, Wrong};
+use crate::storage::{Clock, StorageError};
 
 /// The valid forms of a URL.
 const EXAMPLES: &str =
@@ -75,6 +73,9 @@ const PORT: u16 = 11_211;
 /// reply within the timeout. They also fail if 1,024 calls are in flight on its connection, or
 /// fewer while calls time out. A write that was sent is not retried, because the server may have
 /// executed it: see [`may_have_counted`](StorageError::may_have_counted).
+///
+/// [`Cas`]: crate::storage::Cas
+/// [`Cas::max_skew`]: crate::storage::Cas::max_skew
 #[derive(Clone)]
 pub struct MemcachedStorage(ServerCas<Client>);
 
@@ -88,7 +89,8 @@ impl MemcachedStorage {
     /// Returns an error if the URL cannot be parsed.
     pub fn new(url: &str) -> Result<Self, ConfigError> {
         let (servers, options) = url::read(url, EXAMPLES, read)?;
-        Ok(Self(ServerCas::new(Client::new(servers, Arc::new(MachineClock)), &options)))
+        let machine: Arc<dyn Clock> = Arc::new(MachineClock);
+        Ok(Self(ServerCas::new(Client::new(servers, &machine), &options)))
     }
 
     /// Decides by `clock` instead of the servers' time. Use it in tests (feature `testing`).
@@ -105,7 +107,8 @@ impl MemcachedStorage {
     #[cfg(feature = "testing")]
     #[must_use]
     pub fn machine_clock(self, machine: impl Clock) -> Self {
-        let client = self.0.store().reconnected(Arc::new(machine));
+        let machine: Arc<dyn Clock> = Arc::new(machine);
+        let client = self.0.store().reconnected(&machine);
         Self(self.0.with_store(client))
     }
 

@@ -6,7 +6,7 @@
 use std::future::{Ready, ready};
 use std::io;
 use std::pin::Pin;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex as SyncMutex};
 use std::task::{Context, Poll};
 use std::time::Duration;
 
@@ -17,6 +17,7 @@ use tokio_postgres::tls::{ChannelBinding, TlsConnect, TlsStream};
 use tokio_postgres::{CancelToken, NoTls};
 
 use super::socket::{Address, Security, Socket};
+use crate::sync::unpoisoned;
 
 /// The time after which a connection that the server does not close counts as closed.
 pub(super) const CLOSES_WITHIN: Duration = Duration::from_secs(30);
@@ -74,33 +75,30 @@ impl Canceller {
 /// programs use these connections too. A named prepared statement would then be missing, or be that
 /// of another program.
 pub(super) async fn process_id(token: &CancelToken) -> Option<i32> {
-    let mut request = Recorder(Vec::new());
-    token.cancel_query_raw(&mut request, Plain).await.ok()?;
+    let recorder = Recorder::default();
+    token.cancel_query_raw(recorder.clone(), recorder.clone()).await.ok()?;
+    let request = unpoisoned(recorder.0.lock());
     // The request ends with the process ID and the secret key, of 4 bytes each.
-    let id = request.0.len().checked_sub(8).and_then(|at| request.0.get(at..at + 4))?;
+    let id = request.len().checked_sub(8).and_then(|at| request.get(at..at + 4))?;
     id.try_into().ok().map(i32::from_be_bytes)
 }
 
 /// Records the bytes of a cancel request, because the client has no method for the process ID.
-/// Replies as a server that accepts TLS.
-struct Recorder(Vec<u8>);
+/// Replies as a server that accepts TLS, and encrypts nothing, because the bytes are not sent.
+#[derive(Clone, Default)]
+struct Recorder(Arc<SyncMutex<Vec<u8>>>);
 
-/// Encrypts nothing, because the bytes are not sent.
-struct Plain;
-
-impl<'a> TlsConnect<&'a mut Recorder> for Plain {
-    type Stream = Recorded<'a>;
+impl TlsConnect<Recorder> for Recorder {
+    type Stream = Self;
     type Error = io::Error;
-    type Future = Ready<io::Result<Recorded<'a>>>;
+    type Future = Ready<io::Result<Self>>;
 
-    fn connect(self, recorder: &'a mut Recorder) -> Self::Future {
-        ready(Ok(Recorded(recorder)))
+    fn connect(self, recorder: Self) -> Self::Future {
+        ready(Ok(recorder))
     }
 }
 
-struct Recorded<'a>(&'a mut Recorder);
-
-impl TlsStream for Recorded<'_> {
+impl TlsStream for Recorder {
     fn channel_binding(&self) -> ChannelBinding {
         ChannelBinding::none()
     }
@@ -114,8 +112,8 @@ impl AsyncRead for Recorder {
 }
 
 impl AsyncWrite for Recorder {
-    fn poll_write(mut self: Pin<&mut Self>, _: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
-        self.0.extend_from_slice(bytes);
+    fn poll_write(self: Pin<&mut Self>, _: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+        unpoisoned(self.0.lock()).extend_from_slice(bytes);
         Poll::Ready(Ok(bytes.len()))
     }
 
@@ -125,25 +123,5 @@ impl AsyncWrite for Recorder {
 
     fn poll_shutdown(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
         Poll::Ready(Ok(()))
-    }
-}
-
-impl AsyncRead for Recorded<'_> {
-    fn poll_read(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buffer: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut *self.0).poll_read(cx, buffer)
-    }
-}
-
-impl AsyncWrite for Recorded<'_> {
-    fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
-        Pin::new(&mut *self.0).poll_write(cx, bytes)
-    }
-
-    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut *self.0).poll_flush(cx)
-    }
-
-    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut *self.0).poll_shutdown(cx)
     }
 }

@@ -22,8 +22,16 @@ use crate::storage::tls::Tls;
 /// A handle to the connections. Clones share them.
 #[derive(Clone)]
 pub(super) enum Link {
-    Own { settings: Settings, connections: Arc<[Arc<Reconnecting<PostgresConnection>>]>, next: Arc<AtomicUsize> },
-    Pool { pool: Lender, table: Table },
+    Own {
+        settings: Settings,
+        connections: Arc<[Arc<Reconnecting<PostgresConnection>>]>,
+        next: Arc<AtomicUsize>,
+    },
+    #[cfg(feature = "deadpool-postgres")]
+    Pool {
+        pool: Lender,
+        table: Table,
+    },
 }
 
 /// The result of a statement that was sent.
@@ -46,20 +54,28 @@ impl Link {
     /// pool, and for a URL without TLS.
     #[cfg(feature = "postgres-rustls")]
     pub(super) fn with_tls(&self, change: impl FnOnce(&Tls) -> Result<Tls, String>) -> Option<Result<Self, String>> {
-        let Self::Own { settings, connections, .. } = self else { return None };
-        let changed = change(settings.tls.as_ref()?);
-        Some(changed.map(|tls| Self::own(Settings { tls: Some(tls), ..settings.clone() }, connections.len())))
+        match self {
+            Self::Own { settings, connections, .. } => {
+                let changed = change(settings.tls.as_ref()?);
+                Some(changed.map(|tls| Self::own(Settings { tls: Some(tls), ..settings.clone() }, connections.len())))
+            }
+            #[cfg(feature = "deadpool-postgres")]
+            Self::Pool { .. } => None,
+        }
     }
 
     pub(super) fn table(&self) -> &Table {
         match self {
-            Self::Own { settings: Settings { table, .. }, .. } | Self::Pool { table, .. } => table,
+            Self::Own { settings, .. } => &settings.table,
+            #[cfg(feature = "deadpool-postgres")]
+            Self::Pool { table, .. } => table,
         }
     }
 
     pub(super) fn server(&self) -> &str {
         match self {
             Self::Own { settings, .. } => &settings.server,
+            #[cfg(feature = "deadpool-postgres")]
             Self::Pool { .. } => POOL,
         }
     }
@@ -68,6 +84,7 @@ impl Link {
     pub(super) fn connections(&self) -> usize {
         match self {
             Self::Own { connections, .. } => connections.len(),
+            #[cfg(feature = "deadpool-postgres")]
             Self::Pool { pool, .. } => pool.0.status().max_size,
         }
     }
@@ -75,12 +92,17 @@ impl Link {
     /// Returns an error if too many calls are in flight on every connection. Returns `None` for a
     /// pool, because its callers wait for a free connection.
     pub(super) fn overload(&self) -> Option<StorageError> {
-        let Self::Own { connections, .. } = self else { return None };
-        let mut error = None;
-        for connection in connections.iter() {
-            error = Some(connection.overload()?);
+        match self {
+            Self::Own { connections, .. } => {
+                let mut error = None;
+                for connection in connections.iter() {
+                    error = Some(connection.overload()?);
+                }
+                error
+            }
+            #[cfg(feature = "deadpool-postgres")]
+            Self::Pool { .. } => None,
         }
-        error
     }
 
     /// Executes a statement once, without retries, and cancels it shortly before the deadline. The
@@ -92,6 +114,7 @@ impl Link {
                 let first = next.fetch_add(1, Ordering::Relaxed) % connections.len();
                 Self::query_own(settings, connections, first, query, deadline).await
             }
+            #[cfg(feature = "deadpool-postgres")]
             Self::Pool { pool, table } => outcome(POOL, pool.execute(table, &query, deadline).await?),
         }
     }
@@ -156,6 +179,7 @@ impl Link {
                 let executed = connection.client.batch_execute(&sql).await;
                 executed.map_err(|error| error::of_statement(self.server(), error))
             }
+            #[cfg(feature = "deadpool-postgres")]
             Self::Pool { pool, .. } => pool.batch_execute(&sql).await,
         }
     }
@@ -174,6 +198,7 @@ impl fmt::Debug for Link {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Own { connections, .. } => f.debug_list().entries(connections.iter()).finish(),
+            #[cfg(feature = "deadpool-postgres")]
             Self::Pool { pool, .. } => f.debug_tuple("Pool").field(&pool.0.status()).finish(),
         }
     }

@@ -43,12 +43,12 @@ use self::table::Table;
 use crate::error::ConfigError;
 #[cfg(feature = "testing")]
 use crate::storage::Clock;
+use crate::storage::StorageError;
 #[cfg(feature = "postgres-rustls")]
 use crate::storage::TlsConfig;
 use crate::storage::cas::{ServerCas, forward_to_server_cas};
 use crate::storage::tls::Tls;
 use crate::storage::url::{self, CasOptions, Options, Parts, Wrong};
-use crate::storage::{StorageError, names};
 
 const EXAMPLES: &str = "write postgres://user:password@host/database or postgres://user@host/database";
 
@@ -218,6 +218,9 @@ const NEED_TLS: [&str; 4] = ["ca", "cert", "key", "sslnegotiation"];
 /// not reply within the timeout. They also fail if 1,024 calls per connection are in flight, or
 /// fewer while calls time out. A statement that the server may have executed is not retried: see
 /// [`may_have_counted`](StorageError::may_have_counted).
+///
+/// [`Cas`]: crate::storage::Cas
+/// [`Cas::max_skew`]: crate::storage::Cas::max_skew
 #[derive(Clone)]
 pub struct PostgresStorage(ServerCas<PostgresStore>);
 
@@ -234,7 +237,7 @@ impl PostgresStorage {
     /// quotes the URL without its login and its options.
     pub fn new(url: &str) -> Result<Self, ConfigError> {
         let (link, options) = url::read(url, EXAMPLES, read)?;
-        Ok(Self::over(link, options))
+        Ok(Self::over(link, &options))
     }
 
     /// Creates a storage on a pool of the crate `deadpool-postgres` 0.14 (feature
@@ -264,12 +267,11 @@ impl PostgresStorage {
             let common = options.cas()?;
             Ok((Table::from_options(options, wrong)?, common))
         })?;
-        Ok(Self::over(Link::Pool { pool: pool::Lender(pool), table }, options))
+        Ok(Self::over(Link::Pool { pool: pool::Lender(pool), table }, &options))
     }
 
-    fn over(link: Link, options: CasOptions) -> Self {
-        let options = CasOptions { prefix: names::prefix(&options.prefix), ..options };
-        Self(ServerCas::new(PostgresStore::new(link), &options))
+    fn over(link: Link, options: &CasOptions) -> Self {
+        Self(ServerCas::new(PostgresStore::new(link), options))
     }
 
     /// Sets the certificates for [TLS](Self#tls). Replaces the options `ca`, `cert` and `key` of

@@ -139,7 +139,10 @@ impl ServerStore for PostgresStore {
 
 impl fmt::Debug for PostgresStore {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("PostgresStore").field("connections", &self.link).field("table", self.link.table()).finish()
+        f.debug_struct("PostgresStore")
+            .field("connections", &self.link)
+            .field("table", self.link.table())
+            .finish_non_exhaustive()
     }
 }
 
