@@ -90,9 +90,6 @@ const HTTP2: Option<&'static [u8]> = Some(b"h2");
 /// does not reply within the timeout. They also fail if 1,024 calls are in flight on the connection
 /// to a member, or fewer while calls time out. A write that etcd may have executed is not retried:
 /// see [`may_have_counted`](StorageError::may_have_counted).
-///
-/// [`Cas`]: crate::storage::Cas
-/// [`Cas::max_skew`]: crate::storage::Cas::max_skew
 #[derive(Clone)]
 pub struct EtcdStorage(ServerCas<EtcdStore>);
 

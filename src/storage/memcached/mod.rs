@@ -73,9 +73,6 @@ const PORT: u16 = 11_211;
 /// reply within the timeout. They also fail if 1,024 calls are in flight on its connection, or
 /// fewer while calls time out. A write that was sent is not retried, because the server may have
 /// executed it: see [`may_have_counted`](StorageError::may_have_counted).
-///
-/// [`Cas`]: crate::storage::Cas
-/// [`Cas::max_skew`]: crate::storage::Cas::max_skew
 #[derive(Clone)]
 pub struct MemcachedStorage(ServerCas<Client>);
 

@@ -218,9 +218,6 @@ const NEED_TLS: [&str; 4] = ["ca", "cert", "key", "sslnegotiation"];
 /// not reply within the timeout. They also fail if 1,024 calls per connection are in flight, or
 /// fewer while calls time out. A statement that the server may have executed is not retried: see
 /// [`may_have_counted`](StorageError::may_have_counted).
-///
-/// [`Cas`]: crate::storage::Cas
-/// [`Cas::max_skew`]: crate::storage::Cas::max_skew
 #[derive(Clone)]
 pub struct PostgresStorage(ServerCas<PostgresStore>);
 
