@@ -1,4 +1,4 @@
-//! What all compare-and-swap storages on servers have in common.
+//! The shell of all compare-and-swap storages on servers.
 
 use std::fmt;
 use std::sync::Arc;
