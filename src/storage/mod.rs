@@ -46,6 +46,8 @@ mod error;
 #[cfg(feature = "etcd")]
 mod etcd;
 mod future;
+#[cfg(any(feature = "redis", feature = "memcached", feature = "etcd", feature = "postgres", feature = "sqlite"))]
+mod gauge;
 mod key_table;
 mod leases;
 #[cfg(feature = "memcached")]

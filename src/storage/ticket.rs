@@ -60,6 +60,7 @@ impl<A> Ticket<A> {
     }
 
     /// Returns `true` if the caller was dropped.
+    #[cfg(feature = "redis")]
     pub(super) fn is_dropped(&self) -> bool {
         self.answer.is_closed()
     }

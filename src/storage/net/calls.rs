@@ -17,11 +17,13 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use tokio::time::{Instant, sleep};
+use tokio::time::Instant;
 
 use super::reconnect::{Reconnecting, Usable};
+use super::{MOST, overloaded};
 use crate::storage::StorageError;
-use crate::sync::{Counted, Gauge, unpoisoned};
+use crate::storage::gauge::{Counted, Gauge};
+use crate::sync::unpoisoned;
 
 /// The smallest value of the limit.
 const LEAST: usize = 16;
@@ -197,17 +199,6 @@ impl Calls {
         self.is_silent.store(true, Ordering::Relaxed);
         silence.total * 2 >= silence.timeout * HALF_DEADLINES
     }
-}
-
-/// The maximum number of calls in flight on one connection, and of callers that wait for a
-/// connection. The documentation of the storages contains this number.
-pub(in crate::storage) const MOST: usize = 1_024;
-
-/// Returns `error` after three quarters of `timeout`, the timeout of the call. Without the delay,
-/// callers that retry immediately would take all processor time from the connection.
-pub(in crate::storage) async fn overloaded<T>(error: StorageError, timeout: Duration) -> Result<T, StorageError> {
-    sleep(timeout * 3 / 4).await;
-    Err(error)
 }
 
 #[cfg(test)]

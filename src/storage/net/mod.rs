@@ -15,14 +15,23 @@ use tokio::time::{Instant, sleep, sleep_until};
 
 #[cfg(feature = "redis")]
 pub(super) use self::calls::Call;
-#[cfg(any(feature = "memcached", feature = "etcd", feature = "postgres"))]
-pub(super) use self::calls::MOST;
-pub(super) use self::calls::{Calls, Connected, overloaded};
+pub(super) use self::calls::{Calls, Connected};
 pub(super) use self::reconnect::{Reconnecting, Usable};
 use crate::storage::StorageError;
 
 /// The timeout of an attempt to connect. It does not depend on the timeouts of the waiting calls.
 pub(super) const CONNECT_WITHIN: Duration = Duration::from_secs(1);
+
+/// The maximum number of calls in flight on one connection, and of callers that wait for a
+/// connection. The documentation of the storages contains this number.
+pub(in crate::storage) const MOST: usize = 1_024;
+
+/// Returns `error` after three quarters of `timeout`, the timeout of the call. Without the delay,
+/// callers that retry immediately would take all processor time from the connection.
+pub(in crate::storage) async fn overloaded<T>(error: StorageError, timeout: Duration) -> Result<T, StorageError> {
+    sleep(timeout * 3 / 4).await;
+    Err(error)
+}
 
 /// The delay between two checks.
 const RETRY_AFTER: Duration = Duration::from_millis(20);

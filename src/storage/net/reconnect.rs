@@ -11,12 +11,12 @@ use tokio::sync::watch;
 use tokio::task::yield_now;
 use tokio::time::{Instant, timeout_at};
 
-use super::CONNECT_WITHIN;
-use super::calls::{MOST, overloaded};
+use super::{CONNECT_WITHIN, MOST, overloaded};
 #[cfg(any(test, feature = "redis", feature = "memcached", feature = "etcd"))]
 use super::{race, tries};
 use crate::storage::StorageError;
-use crate::sync::{Gauge, unpoisoned};
+use crate::storage::gauge::Gauge;
+use crate::sync::unpoisoned;
 
 /// The backoff after the first failed attempt. Each further failure doubles it, up to
 /// [`MAX_BACKOFF`].

@@ -37,9 +37,11 @@ use tokio::time::Instant;
 use super::error::is_script_missing;
 use super::link::{Link, Node};
 use super::script::{Call, Combined, Kin};
+use super::url::Combine;
+use crate::storage::gauge::Gauge;
 use crate::storage::ticket::{Ticket, Unanswered};
 use crate::storage::{StorageError, StorageErrorKind};
-use crate::sync::{Gauge, unpoisoned};
+use crate::sync::unpoisoned;
 
 /// The maximum number of hits in one call.
 ///
@@ -49,22 +51,6 @@ const MAX_HITS: usize = 16;
 
 /// A hit joins a group only if at least this many other hits are in flight.
 const MIN_IN_FLIGHT: usize = 4;
-
-/// The connections on which hits are combined.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Combine {
-    Never,
-    /// Those that have proved to be one server.
-    OnSingleServer,
-    /// All, because the user vouches for them.
-    Always,
-}
-
-impl Combine {
-    /// The values of the option `combine` in a URL.
-    pub(super) const WORDS: [(&str, Self); 3] =
-        [("true", Self::OnSingleServer), ("false", Self::Never), ("always", Self::Always)];
-}
 
 /// Combines the hits of one storage.
 #[derive(Debug)]

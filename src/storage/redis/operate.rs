@@ -3,9 +3,9 @@
 use redis::{Value, cmd};
 use tokio::time::Instant;
 
-use super::combine::Combine;
 use super::link::Node;
 use super::script::Scripts;
+use super::url::Combine;
 use super::{RedisStorage, record};
 use crate::key::Key;
 use crate::policy::Policy;

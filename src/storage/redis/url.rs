@@ -2,7 +2,6 @@
 
 use std::time::Duration;
 
-use super::combine::Combine;
 use crate::error::ConfigError;
 use crate::storage::credentials::LoginSource;
 use crate::storage::tls::Tls;
@@ -39,6 +38,22 @@ pub(super) struct Access {
     pub(super) login: LoginSource,
     pub(super) db: u32,
     pub(super) tls: Option<Tls>,
+}
+
+/// The connections on which hits are combined.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Combine {
+    Never,
+    /// Those that have proved to be one server.
+    OnSingleServer,
+    /// All, because the user vouches for them.
+    Always,
+}
+
+impl Combine {
+    /// The values of the option `combine` in a URL.
+    pub(super) const WORDS: [(&str, Self); 3] =
+        [("true", Self::OnSingleServer), ("false", Self::Never), ("always", Self::Always)];
 }
 
 /// An example of each kind of URL, for error messages.

@@ -36,11 +36,11 @@ use crate::key::Key;
 use crate::policy::{Op, Policy};
 use crate::storage::calls::measured;
 use crate::storage::cas::Command;
+use crate::storage::gauge::Gauge;
 use crate::storage::settings::TIMEOUT;
 use crate::storage::ticket::{Ticket, Unanswered};
 use crate::storage::url::{Options, PREFIX, decoded};
 use crate::storage::{Clock, Storage, StorageError, StorageErrorKind, StorageFuture, StorageRequest, names};
-use crate::sync::Gauge;
 
 /// Shares rate limit states between the processes of one machine, in an SQLite file.
 ///

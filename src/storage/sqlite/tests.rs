@@ -14,10 +14,10 @@ use super::worker::{Job, Work, WorkResult, Worker};
 use crate::policy::Policy;
 use crate::quota::Quota;
 use crate::storage::cas::Command;
+use crate::storage::gauge::Gauge;
 use crate::storage::ticket::Ticket;
 use crate::storage::{StorageError, StorageErrorKind};
 use crate::strategy::FixedWindow;
-use crate::sync::Gauge;
 
 /// The database, its log, the memory that its processes share, and the reserve.
 const FILES: [&str; 4] = ["", "-wal", "-shm", "-reserve"];

@@ -16,10 +16,10 @@ use crate::decision::Decision;
 use crate::policy::{Op, Policy};
 use crate::storage::cas::skew::Skew;
 use crate::storage::cas::{Batch, Command};
+use crate::storage::gauge::Counted;
 use crate::storage::settings::MAX_SKEW;
 use crate::storage::ticket::Ticket;
 use crate::storage::{Clock, StorageError};
-use crate::sync::Counted;
 use crate::time::Timestamp;
 
 /// The maximum number of calls in a transaction.
