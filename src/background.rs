@@ -21,12 +21,11 @@ where
     if let Poll::Ready(result) = poll_once(&mut call) {
         return then(result);
     }
-    match Handle::try_current() {
-        Ok(runtime) => drop(runtime.spawn(async move { then(call.await) })),
-        Err(_) => {
-            let message = "the storage is asynchronous, and the call was made outside of a tokio runtime";
-            then(Err(StorageError::new(StorageErrorKind::Cancelled, message).with_may_have_counted(false)));
-        }
+    if let Ok(runtime) = Handle::try_current() {
+        drop(runtime.spawn(async move { then(call.await) }));
+    } else {
+        let message = "the storage is asynchronous, and the call was made outside of a tokio runtime";
+        then(Err(StorageError::new(StorageErrorKind::Cancelled, message).with_may_have_counted(false)));
     }
 }
 

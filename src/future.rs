@@ -240,7 +240,7 @@ impl<S, B, R> WaitingRequest<S, B, R> {
                 Step::Forward(plan) => *this.progress = Progress::Over(Some(plan)),
                 Step::Respond => return Poll::Ready(Ok(ResponseState::Refused { response })),
                 Step::Wait(pause) => {
-                    let stage = this.shared.pause(pause, this.hit);
+                    let stage = this.hit.pause(pause);
                     *service = unready(service);
                     let delay = this.hit.delayed.as_ref().map(|decision| decision.delay());
                     this.delay.set(delay.filter(|delay| !delay.is_zero()).map(tokio::time::sleep));

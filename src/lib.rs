@@ -72,7 +72,7 @@
 //! | `tracing` (default) | logs refusals, failures of the storage and [lints](Lint) |
 //! | `tonic` | [`PeerIp`] reads the connect info of tonic's server |
 //! | `lookup` | `PolicyLookup`, policies from a database |
-//! | `metrics` | `MetricsObserver`, and metrics of the storages |
+//! | `metrics` | `metrics_observer`, and metrics of the storages |
 //! | `partition-key` | `Headers::partition_key`, which adds a hash of the key to the IETF header fields |
 //! | `redis` | `RedisStorage`, for Redis and Valkey |
 //! | `redis-cluster`, `redis-sentinel`, `redis-rustls` | `redis+cluster://`, `redis+sentinel://` and `rediss://` URLs |
@@ -139,13 +139,12 @@ pub use self::lookup::{IntoId, LookupError, PolicyLookup, Tenant};
 pub use self::middleware::OnError;
 pub use self::middleware::{ChosenPolicy, IntoCost, IntoPolicySource, PolicySource, ResponseHead, policy_by};
 #[cfg(feature = "metrics")]
-pub use self::observe::MetricsObserver;
-pub use self::observe::{Event, EventKind, Observer};
+pub use self::observe::metrics_observer;
+pub use self::observe::{Event, EventKind};
 pub use self::policy::{IntoPolicy, Limit, LivePolicy, Op, Policy, PolicyBuilder};
 pub use self::quota::Quota;
 pub use self::rejection::{
     EmptyRejection, GrpcRejection, LimitExceeded, ProblemRejection, RejectReason, Rejection, TextRejection,
-    rejection_by,
 };
 pub use self::reservation::{Counter, Reservation, Reservations, Settling};
 pub use self::service::{CloneService, RateLimit};

@@ -4,7 +4,7 @@ use std::fmt;
 
 /// A warning about a setting of a layer that is probably a mistake.
 ///
-/// A layer reports each lint once: to [`Observer::warn`](crate::Observer::warn), and as a warning
+/// A layer reports each lint once: to [`RateLimitLayer::on_lint`](crate::RateLimitLayer::on_lint), and as a warning
 /// in the log (feature `tracing`) with the [code](Self::code) and the [documentation](Self::docs)
 /// of the lint. A lint does not change the layer's behavior.
 ///

@@ -19,7 +19,7 @@ use axum::routing::get;
 use metrics_exporter_prometheus::{BuildError, Matcher, PrometheusBuilder, PrometheusHandle};
 use tower_ratelimit::storage::{AnyStorage, Breaker, RefusalCache};
 use tower_ratelimit::{
-    BoxError, ConfigError, Headers, MemoryStorage, MetricsObserver, OnError, PeerIp, Policy, RateLimitLayer,
+    BoxError, ConfigError, Headers, MemoryStorage, OnError, PeerIp, Policy, RateLimitLayer, metrics_observer,
 };
 
 /// The upper bounds of the latency buckets, in seconds. Without them, the exporter computes
@@ -40,7 +40,7 @@ fn app(url: &str, metrics: PrometheusHandle) -> Result<Router, ConfigError> {
     let limit = RateLimitLayer::new(policy, PeerIp::new())
         .storage(RefusalCache::new(storage), OnError::Admit)
         .headers(Headers::x_rate_limit().reset_in_seconds().and(Headers::ietf()))
-        .observer(MetricsObserver::new())
+        .observer(metrics_observer())
         .log_keys();
     Ok(Router::new()
         .route("/", get(|| async { "hello\n" }))

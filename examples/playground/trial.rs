@@ -8,7 +8,7 @@ use axum::response::IntoResponse;
 use axum::routing::get;
 use serde::Deserialize;
 use serde_json::json;
-use tower_ratelimit::{Headers, PeerIp, Policy, RateLimitLayer, RejectReason, policy_by, rejection_by};
+use tower_ratelimit::{Headers, PeerIp, Policy, RateLimitLayer, RejectReason, policy_by};
 
 #[derive(Deserialize)]
 struct Trial {
@@ -22,8 +22,8 @@ pub(crate) fn route() -> Router {
     });
     let limit = RateLimitLayer::new(policy, PeerIp::new())
         .headers(Headers::x_rate_limit().and(Headers::ietf()))
-        .rejection(rejection_by(|refused, _| refusal(refused)));
-    let own = super::limits::of_trials().rejection(rejection_by(|refused, _| refusal(refused)));
+        .rejection_by(|refused, _| refusal(refused));
+    let own = super::limits::of_trials().rejection_by(|refused, _| refusal(refused));
     Router::new().route("/try", get(admitted)).layer(limit).layer(own)
 }
 

@@ -8,7 +8,7 @@ use std::fmt;
 use std::str::FromStr;
 
 use http::header::{CACHE_CONTROL, HeaderValue, RETRY_AFTER};
-use http::{Extensions, HeaderMap, Response};
+use http::{HeaderMap, Response};
 
 use self::ietf::{IetfFields, Secret};
 use self::value::{repeated, set};
@@ -342,14 +342,4 @@ pub(crate) fn write_refused(
     if let Some(lists) = lists {
         lists.write(headers);
     }
-}
-
-/// Inserts the decision into the extensions of a refusal, so that outer layers recognize the
-/// refusal. Uses the memory of `spare`, the extensions of the request, if the response has none.
-pub(crate) fn attach(extensions: &mut Extensions, decision: &Decision, mut spare: Extensions) {
-    if extensions.is_empty() {
-        spare.clear();
-        *extensions = spare;
-    }
-    extensions.insert(decision.clone());
 }

@@ -7,17 +7,19 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
+use http::Response;
 use tower_layer::Layer;
 
 use crate::error::{ConfigError, or_panic};
 use crate::extract::{AllowList, Head, KeyExtractor};
 use crate::headers::Headers;
 use crate::limiter::LocalLimiter;
+use crate::lint::Lint;
 use crate::middleware::config::{LayerConfig, OnError};
 use crate::middleware::options::{IntoPolicySource, PolicySource};
 use crate::middleware::state::Shared;
-use crate::observe::Observer;
-use crate::rejection::TextRejection;
+use crate::observe::Event;
+use crate::rejection::{RejectReason, TextRejection};
 use crate::service::RateLimit;
 use crate::storage::{AnyStorage, MemoryStorage, Storage};
 use crate::waiting::WaitBounds;
@@ -151,9 +153,30 @@ impl<R> RateLimitLayer<R> {
     /// Sets the [`Rejection`](crate::Rejection). It builds the response to each request that this
     /// layer does not forward: because it is refused, because it has no key or no cost, or because
     /// the storage or the lookup of its policy failed. Defaults to [`TextRejection`].
+    ///
+    /// [`rejection_by`](Self::rejection_by) takes a closure.
     pub fn rejection<T>(self, rejection: T) -> RateLimitLayer<T> {
         let (config, storage, _) = self.into_parts();
         RateLimitLayer { shared: Shared::new(config, storage, Arc::new(rejection)) }
+    }
+
+    /// Sets a closure as the [`Rejection`](crate::Rejection).
+    ///
+    /// ```
+    /// use http::Response;
+    /// use tower_ratelimit::{Global, Quota, RateLimitLayer};
+    ///
+    /// let layer = RateLimitLayer::new(Quota::per_second(10), Global).rejection_by(|refused, head| {
+    ///     let mut response = Response::new(format!("not now: {}", head.uri().path()));
+    ///     *response.status_mut() = refused.status();
+    ///     response
+    /// });
+    /// ```
+    pub fn rejection_by<F, B>(self, reject: F) -> RateLimitLayer<F>
+    where
+        F: Fn(RejectReason<'_>, &Head<'_>) -> Response<B> + Send + Sync + 'static,
+    {
+        self.rejection(reject)
     }
 
     /// Sets the header fields that report the limits. Defaults to [`Headers::x_rate_limit`].
@@ -319,13 +342,49 @@ impl<R> RateLimitLayer<R> {
     }
 
     /// Sets the observer, which receives every [`Event`](crate::Event) of this layer: decisions,
-    /// failures of the storage or of a lookup, missing keys and settlements. It also receives each
-    /// [`Lint`](crate::Lint). Defaults to none.
+    /// failures of the storage or of a lookup, missing keys and settlements. Defaults to none.
     ///
-    /// `observer` is a closure that takes the event, or an [`Observer`](crate::Observer) such as
-    /// `MetricsObserver` (feature `metrics`). It replaces an earlier observer.
-    pub fn observer(self, observer: impl Observer) -> Self {
+    /// The middleware calls the observer while it handles a request, so the observer must not block.
+    /// `metrics_observer` (feature `metrics`) returns one that counts the events. The observer
+    /// replaces an earlier one.
+    ///
+    /// If a handler panics, the middleware settles its request and reports the events while the
+    /// thread unwinds. A panic of the observer is then caught, because it would abort the process.
+    ///
+    /// ```
+    /// use std::sync::Arc;
+    /// use std::sync::atomic::{AtomicU64, Ordering};
+    /// use tower_ratelimit::{PeerIp, Quota, RateLimitLayer};
+    ///
+    /// let refused = Arc::new(AtomicU64::new(0));
+    /// let counter = Arc::clone(&refused);
+    /// let layer = RateLimitLayer::new(Quota::per_minute(60), PeerIp::new()).observer(move |event| {
+    ///     if event.outcome() == "refused" {
+    ///         counter.fetch_add(1, Ordering::Relaxed);
+    ///     }
+    /// });
+    /// ```
+    pub fn observer<F>(self, observer: F) -> Self
+    where
+        F: Fn(&Event<'_>) + Send + Sync + 'static,
+    {
         self.with_config(|config| config.reporter.observer = Some(Arc::new(observer)))
+    }
+
+    /// Sets a closure that receives each [`Lint`](crate::Lint), a probable mistake in the layer's
+    /// configuration. It is called at most once for each layer and lint. Defaults to none.
+    ///
+    /// ```
+    /// use tower_ratelimit::{PeerIp, Quota, RateLimitLayer};
+    ///
+    /// let layer = RateLimitLayer::new(Quota::per_minute(60), PeerIp::new())
+    ///     .on_lint(|lint| eprintln!("{}: {lint}", lint.code()));
+    /// ```
+    pub fn on_lint<F>(self, on_lint: F) -> Self
+    where
+        F: Fn(Lint) + Send + Sync + 'static,
+    {
+        self.with_config(|config| config.reporter.on_lint = Some(Arc::new(on_lint)))
     }
 
     /// Adds the keys of clients to log events (feature `tracing`). Defaults to off, because keys

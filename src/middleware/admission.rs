@@ -137,26 +137,13 @@ impl LayerState {
 
     fn hold(&self, pause: Pause, storage_request: StorageRequest<'_>) -> Step {
         let mut hit = self.held_hit(storage_request);
-        let stage = self.pause(pause, &mut hit);
+        let stage = hit.pause(pause);
         Step::Wait(Hold::Hit(hit, stage))
     }
 
     fn held_hit(&self, storage_request: StorageRequest<'_>) -> HeldHit {
         let StorageRequest { policy, key, cost, .. } = storage_request;
         HeldHit::new(self.account(policy, key, false), cost)
-    }
-
-    /// Returns the stage of a waiting request. Reports a delayed decision when the hit has it, so
-    /// that the drop of the hit refunds it if the observer panics.
-    pub(crate) fn pause(&self, pause: Pause, hit: &mut HeldHit) -> Stage {
-        match pause {
-            Pause::Turn(turn) => Stage::Turn(turn),
-            Pause::Delay(decision) => {
-                let decision = hit.delayed.insert(decision);
-                hit.account.report(EventKind::Decided(decision));
-                Stage::Delay
-            }
-        }
     }
 
     /// Lets a refused request wait for its turn if the layer has the option `wait`. Otherwise

@@ -1,5 +1,7 @@
 //! A request, and its next step.
 
+use std::mem;
+
 use http::{Extensions, HeaderMap, Request, Response};
 
 use super::post_response::{HeldHit, PostResponse};
@@ -19,13 +21,11 @@ pub(crate) trait Exchange {
 
     fn extensions_mut(&mut self) -> &mut Extensions;
 
-    /// Builds the response with the rejection of the layer.
-    fn reject(&mut self, reason: RejectReason<'_>);
+    /// Builds the response with the rejection of the layer, and returns its header fields.
+    fn reject(&mut self, reason: RejectReason<'_>) -> &mut HeaderMap;
 
-    /// Returns the header fields of the response, which must have been built.
-    fn response_headers(&mut self) -> &mut HeaderMap;
-
-    /// Returns the extensions of the response, which must have been built.
+    /// Returns the extensions of the response, which must have been built. If it has none, they take
+    /// over the memory of the request's extensions, which are empty afterwards.
     fn response_extensions(&mut self) -> &mut Extensions;
 }
 
@@ -34,12 +34,6 @@ pub(crate) struct HttpExchange<'a, R, B, ResBody> {
     pub(crate) rejection: &'a R,
     pub(crate) request: &'a mut Request<B>,
     pub(crate) response: &'a mut Option<Response<ResBody>>,
-}
-
-impl<R, B, ResBody> HttpExchange<'_, R, B, ResBody> {
-    fn response(&mut self) -> &mut Response<ResBody> {
-        self.response.as_mut().expect("the response was built")
-    }
 }
 
 impl<R: Rejection<ResBody>, B, ResBody> Exchange for HttpExchange<'_, R, B, ResBody> {
@@ -52,16 +46,18 @@ impl<R: Rejection<ResBody>, B, ResBody> Exchange for HttpExchange<'_, R, B, ResB
         self.request.extensions_mut()
     }
 
-    fn reject(&mut self, reason: RejectReason<'_>) {
-        *self.response = Some(self.rejection.reject(reason, &Head::of(self.request)));
-    }
-
-    fn response_headers(&mut self) -> &mut HeaderMap {
-        self.response().headers_mut()
+    fn reject(&mut self, reason: RejectReason<'_>) -> &mut HeaderMap {
+        self.response.insert(self.rejection.reject(reason, &Head::of(self.request))).headers_mut()
     }
 
     fn response_extensions(&mut self) -> &mut Extensions {
-        self.response().extensions_mut()
+        let extensions = self.response.as_mut().expect("the response was built").extensions_mut();
+        let mut spare = mem::take(self.request.extensions_mut());
+        if extensions.is_empty() {
+            spare.clear();
+            *extensions = spare;
+        }
+        extensions
     }
 }
 

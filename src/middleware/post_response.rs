@@ -9,9 +9,11 @@ use super::options::{ResponseHead, SettleFn, Settling};
 use crate::decision::Decision;
 use crate::headers;
 use crate::headers::{Headers, Numbers, OtherFields};
+use crate::observe::EventKind;
 use crate::policy::{Op, Policy};
 use crate::reservation::{Hits, HitsOfResponse, ObservedAccount, Reservation, Reservations, ReservedHits};
 use crate::storage::StorageRequest;
+use crate::waiting::{Pause, Stage};
 
 /// The work that is left when the response of an admitted request is ready.
 pub(crate) struct PostResponse {
@@ -94,7 +96,7 @@ impl PostResponse {
 /// The hit of a waiting request. Dropping this while `delayed` is set refunds the hit, which frees
 /// the hit's slot in the queue of a leaky bucket if no later hit is in the queue.
 pub(crate) struct HeldHit {
-    pub(super) account: ObservedAccount,
+    account: ObservedAccount,
     cost: u32,
     /// The decision, while the request waits for its delay and then for the inner service.
     pub(crate) delayed: Option<Box<Decision>>,
@@ -108,6 +110,19 @@ impl HeldHit {
     /// Sets the policy, which may have changed while the request waited.
     pub(crate) fn set_policy(&mut self, policy: Policy) {
         self.account.account.policy = policy;
+    }
+
+    /// Returns the stage of the waiting request. Reports a delayed decision when this has it, so that
+    /// the drop of this refunds the hit if the observer panics.
+    pub(crate) fn pause(&mut self, pause: Pause) -> Stage {
+        match pause {
+            Pause::Turn(turn) => Stage::Turn(turn),
+            Pause::Delay(decision) => {
+                let decision = self.delayed.insert(decision);
+                self.account.report(EventKind::Decided(decision));
+                Stage::Delay
+            }
+        }
     }
 
     pub(crate) fn storage_request(&self) -> StorageRequest<'_> {

@@ -1,7 +1,5 @@
 //! The responses to requests that are not admitted.
 
-use std::mem;
-
 use http::header::{HeaderValue, RETRY_AFTER, WWW_AUTHENTICATE};
 
 use super::config::OnError;
@@ -17,17 +15,16 @@ use crate::rejection::{LimitExceeded, RejectReason};
 use crate::storage::{StorageError, StorageRequest};
 
 impl LayerState {
-    /// Reports a refusal and builds its response. The response takes over the memory of the
-    /// request's extensions, which are empty afterwards.
+    /// Reports a refusal and builds its response, which has the decision in its extensions.
     pub(super) fn refuse(&self, decision: &Decision, storage_request: StorageRequest<'_>, exchange: &mut dyn Exchange) {
         let StorageRequest { policy, key, .. } = storage_request;
         self.report(EventKind::Decided(decision), policy, Some(key));
-        exchange.reject(RejectReason::Limit(LimitExceeded::new(decision, policy)));
+        let written = exchange.reject(RejectReason::Limit(LimitExceeded::new(decision, policy)));
         let fields = self.config.headers;
         let (numbers, other_fields) = (fields.numbers_of(decision), fields.other_fields_of(decision, policy, key));
-        headers::write_refused(exchange.response_headers(), decision, numbers, other_fields);
-        let spare = mem::take(exchange.extensions_mut());
-        headers::attach(exchange.response_extensions(), decision, spare);
+        headers::write_refused(written, decision, numbers, other_fields);
+        // Outer layers recognize the refusal by its decision.
+        exchange.response_extensions().insert(decision.clone());
     }
 
     /// Reports a failure of the storage, and forwards or rejects the request as [`OnError`]
@@ -66,9 +63,9 @@ impl LayerState {
         if self.config.shadow {
             return Step::Forward(ResponsePlan::NOTHING);
         }
-        exchange.reject(RejectReason::Key(missing));
+        let written = exchange.reject(RejectReason::Key(missing));
         if let Some(challenge) = missing.www_authenticate() {
-            exchange.response_headers().entry(WWW_AUTHENTICATE).or_insert_with(|| challenge.clone());
+            written.entry(WWW_AUTHENTICATE).or_insert_with(|| challenge.clone());
         }
         exchange.response_extensions().insert(missing.clone());
         Step::Respond
@@ -78,7 +75,6 @@ impl LayerState {
 /// Builds the response to a request that cannot be decided because the storage or the lookup
 /// failed.
 pub(super) fn unavailable<W>(exchange: &mut dyn Exchange) -> Step<W> {
-    exchange.reject(RejectReason::Storage);
-    exchange.response_headers().insert(RETRY_AFTER, HeaderValue::from_static("1"));
+    exchange.reject(RejectReason::Storage).insert(RETRY_AFTER, HeaderValue::from_static("1"));
     Step::Respond
 }

@@ -1,13 +1,26 @@
-use super::{Event, Observer};
+use super::Event;
 use crate::storage::{IN_FLIGHT, LATENCY, PATHS};
 
-/// Counts events with the crate `metrics` (feature `metrics`), for the recorder that the program
-/// has installed.
+const DECISIONS: &str = "ratelimit_decisions_total";
+const SETTLEMENTS: &str = "ratelimit_settlements_total";
+/// The names and descriptions of the counters that storages update.
+const COUNTERS: [(&str, &str); 5] = [
+    ("ratelimit_refusal_cache_total", "Hits on a refusal cache, by the storage that decided."),
+    ("ratelimit_leases_total", "Hits that leases admitted, and requests for units."),
+    ("ratelimit_clock_skew_total", "Decisions on keys that were ahead of the clock."),
+    ("ratelimit_memory_full_total", "Hits that a full memory storage could not store."),
+    ("ratelimit_memory_evictions_total", "Keys that a memory storage evicted before they expired."),
+];
+const SETTLED_UNITS: &str = "ratelimit_settled_units_total";
+
+/// Returns an observer that counts events with the crate `metrics` (feature `metrics`), for the
+/// recorder that the program has installed. If a recorder is installed already, describes all metrics
+/// of this crate to it.
 ///
 /// | counter | labels | counts |
 /// |---|---|---|
 /// | `ratelimit_decisions_total` | `policy`, `outcome`, `mode` | requests, and hits on shadow limits, by their [outcome](Event::outcome) |
-/// | `ratelimit_settlements_total` | `policy`, `outcome`, `mode` | settlements of hits: `refunded` or `charged`, too late to refund anything (`expired`), failed (`not_settled`), or missing because the charge was dropped (`unsettled`) |
+/// | `ratelimit_settlements_total` | `policy`, `outcome`, `mode` | settlements of hits: `refunded` or `charged`, too late to refund anything (`expired`), failed (`not_settled`), or missing because the reservation was dropped (`unsettled`) |
 /// | `ratelimit_settled_units_total` | `policy`, `outcome`, `mode` | units that were `refunded` or `charged`, or whose settlement failed (`not_settled`) |
 /// | `ratelimit_refusal_cache_total` | `policy`, `by` | hits that a [`RefusalCache`](crate::storage::RefusalCache) refused (`here`), and hits that it passed to the inner storage (`storage`) |
 /// | `ratelimit_leases_total` | `policy`, `by` | hits that [`Leases`](crate::storage::Leases) admitted from a lease (`here`), and requests for units to the inner storage (`storage`) |
@@ -34,54 +47,33 @@ use crate::storage::{IN_FLIGHT, LATENCY, PATHS};
 /// `enforced` or `shadow`. There are no labels for keys, because their number is unbounded.
 ///
 /// ```
-/// use tower_ratelimit::{MetricsObserver, PeerIp, Quota, RateLimitLayer};
+/// use tower_ratelimit::{PeerIp, Quota, RateLimitLayer, metrics_observer};
 ///
-/// let layer = RateLimitLayer::new(Quota::per_minute(60), PeerIp::new()).observer(MetricsObserver::new());
+/// let layer = RateLimitLayer::new(Quota::per_minute(60), PeerIp::new()).observer(metrics_observer());
 /// ```
-#[derive(Clone, Copy, Debug, Default)]
-#[non_exhaustive]
-pub struct MetricsObserver;
-
-const DECISIONS: &str = "ratelimit_decisions_total";
-const SETTLEMENTS: &str = "ratelimit_settlements_total";
-/// The names and descriptions of the counters that storages update.
-const COUNTERS: [(&str, &str); 5] = [
-    ("ratelimit_refusal_cache_total", "Hits on a refusal cache, by the storage that decided."),
-    ("ratelimit_leases_total", "Hits that leases admitted, and requests for units."),
-    ("ratelimit_clock_skew_total", "Decisions on keys that were ahead of the clock."),
-    ("ratelimit_memory_full_total", "Hits that a full memory storage could not store."),
-    ("ratelimit_memory_evictions_total", "Keys that a memory storage evicted before they expired."),
-];
-const SETTLED_UNITS: &str = "ratelimit_settled_units_total";
-
-impl MetricsObserver {
-    /// Creates the observer. If a recorder is installed, describes all metrics of this crate to it.
-    pub fn new() -> Self {
-        metrics::describe_counter!(DECISIONS, "Requests by policy and outcome.");
-        metrics::describe_counter!(SETTLEMENTS, "Settlements by policy and outcome.");
-        metrics::describe_counter!(SETTLED_UNITS, "Settled units by policy and outcome.");
-        metrics::describe_counter!(PATHS, "Decisions through a circuit breaker, by the storage that made them.");
-        for (name, help) in COUNTERS {
-            metrics::describe_counter!(name, help);
-        }
-        metrics::describe_gauge!("ratelimit_breakers_open", "Circuit breakers that are not closed.");
-        metrics::describe_gauge!("ratelimit_memory_keys", "Keys in the memory storages.");
-        metrics::describe_gauge!(IN_FLIGHT, "Calls to a shared storage that wait for a reply.");
-        metrics::describe_histogram!(LATENCY, metrics::Unit::Seconds, "Latency of calls to a shared storage.");
-        Self
+pub fn metrics_observer() -> impl Fn(&Event<'_>) + Copy + Send + Sync + 'static {
+    metrics::describe_counter!(DECISIONS, "Requests by policy and outcome.");
+    metrics::describe_counter!(SETTLEMENTS, "Settlements by policy and outcome.");
+    metrics::describe_counter!(SETTLED_UNITS, "Settled units by policy and outcome.");
+    metrics::describe_counter!(PATHS, "Decisions through a circuit breaker, by the storage that made them.");
+    for (name, help) in COUNTERS {
+        metrics::describe_counter!(name, help);
     }
+    metrics::describe_gauge!("ratelimit_breakers_open", "Circuit breakers that are not closed.");
+    metrics::describe_gauge!("ratelimit_memory_keys", "Keys in the memory storages.");
+    metrics::describe_gauge!(IN_FLIGHT, "Calls to a shared storage that wait for a reply.");
+    metrics::describe_histogram!(LATENCY, metrics::Unit::Seconds, "Latency of calls to a shared storage.");
+    count
 }
 
-impl Observer for MetricsObserver {
-    fn observe(&self, event: &Event<'_>) {
-        let policy = event.policy.identity().to_owned();
-        let (outcome, mode) = (event.outcome(), if event.shadow { "shadow" } else { "enforced" });
-        let units = event.settled_units();
-        if let Some(units) = units.filter(|units| *units > 0) {
-            metrics::counter!(SETTLED_UNITS, "policy" => policy.clone(), "outcome" => outcome, "mode" => mode)
-                .increment(units.into());
-        }
-        let name = if units.is_some() { SETTLEMENTS } else { DECISIONS };
-        metrics::counter!(name, "policy" => policy, "outcome" => outcome, "mode" => mode).increment(1);
+fn count(event: &Event<'_>) {
+    let policy = event.policy.identity().to_owned();
+    let (outcome, mode) = (event.outcome(), if event.shadow { "shadow" } else { "enforced" });
+    let units = event.settled_units();
+    if let Some(units) = units.filter(|units| *units > 0) {
+        metrics::counter!(SETTLED_UNITS, "policy" => policy.clone(), "outcome" => outcome, "mode" => mode)
+            .increment(units.into());
     }
+    let name = if units.is_some() { SETTLEMENTS } else { DECISIONS };
+    metrics::counter!(name, "policy" => policy, "outcome" => outcome, "mode" => mode).increment(1);
 }

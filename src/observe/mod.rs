@@ -11,7 +11,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
 #[cfg(feature = "metrics")]
-pub use self::metrics::MetricsObserver;
+pub use self::metrics::metrics_observer;
 use crate::decision::Decision;
 use crate::extract::KeyError;
 use crate::key::Key;
@@ -65,7 +65,8 @@ pub enum EventKind<'a> {
     Unsettled(&'a Decision),
 }
 
-/// An event in a layer, for example a decision on a request. An [`Observer`] receives it.
+/// An event in a layer, for example a decision on a request. An
+/// [observer](crate::RateLimitLayer::observer) receives it.
 #[derive(Clone, Copy, Debug)]
 #[non_exhaustive]
 pub struct Event<'a> {
@@ -147,64 +148,14 @@ impl Event<'_> {
     }
 }
 
-/// Receives the events of a layer. See
-/// [`RateLimitLayer::observer`](crate::RateLimitLayer::observer).
-///
-/// Implemented for closures that take an [`&Event`](Event), for `MetricsObserver` (feature
-/// `metrics`), and for an `Arc` of an observer. The middleware calls the observer while it handles
-/// a request, so the observer must not block.
-///
-/// If a handler panics, the middleware settles its request and reports the events while the thread
-/// unwinds. A panic of the observer is then caught, because it would abort the process.
-///
-/// ```
-/// use std::sync::Arc;
-/// use std::sync::atomic::{AtomicU64, Ordering};
-/// use tower_ratelimit::{Event, PeerIp, Quota, RateLimitLayer};
-///
-/// let refused = Arc::new(AtomicU64::new(0));
-/// let counter = Arc::clone(&refused);
-/// let layer = RateLimitLayer::new(Quota::per_minute(60), PeerIp::new()).observer(move |event: &Event<'_>| {
-///     if event.outcome() == "refused" {
-///         counter.fetch_add(1, Ordering::Relaxed);
-///     }
-/// });
-/// ```
-pub trait Observer: Send + Sync + 'static {
-    /// Receives an event.
-    fn observe(&self, event: &Event<'_>);
-
-    /// Receives a [`Lint`], a probable mistake in the layer's configuration. Called at most once
-    /// for each layer and lint. The default implementation does nothing.
-    fn warn(&self, lint: Lint) {
-        let _ = lint;
-    }
-}
-
-impl<F> Observer for F
-where
-    F: Fn(&Event<'_>) + Send + Sync + 'static,
-{
-    fn observe(&self, event: &Event<'_>) {
-        self(event);
-    }
-}
-
-/// Shares one observer among several layers.
-impl<O: Observer + ?Sized> Observer for Arc<O> {
-    fn observe(&self, event: &Event<'_>) {
-        (**self).observe(event);
-    }
-
-    fn warn(&self, lint: Lint) {
-        (**self).warn(lint);
-    }
-}
+type Observe = dyn Fn(&Event<'_>) + Send + Sync;
+type OnLint = dyn Fn(Lint) + Send + Sync;
 
 /// Writes events to the log (feature `tracing`) and reports them to the observer.
 #[derive(Clone, Default)]
 pub(crate) struct Reporter {
-    pub(crate) observer: Option<Arc<dyn Observer>>,
+    pub(crate) observer: Option<Arc<Observe>>,
+    pub(crate) on_lint: Option<Arc<OnLint>>,
     /// `true` if log events contain keys.
     pub(crate) logs_keys: bool,
     #[cfg(feature = "tracing")]
@@ -226,7 +177,7 @@ impl Reporter {
         #[cfg(feature = "tracing")]
         self.log.event(event, self.logs_keys);
         if let Some(observer) = &self.observer {
-            observer.observe(event);
+            observer(event);
         }
     }
 
@@ -245,8 +196,8 @@ impl Reporter {
     pub(crate) fn warn(&self, lint: Lint) {
         #[cfg(feature = "tracing")]
         trace::lint(lint);
-        if let Some(observer) = &self.observer {
-            observer.warn(lint);
+        if let Some(on_lint) = &self.on_lint {
+            on_lint(lint);
         }
     }
 }

@@ -63,16 +63,19 @@ impl RejectReason<'_> {
 /// | [`Storage`](RejectReason::Storage) | `Retry-After: 1` | |
 /// | [`Key`](RejectReason::Key) | the `WWW-Authenticate` of the [`KeyError`], if it has one and the response has none | the [`KeyError`] |
 ///
-/// ```
-/// use http::Response;
-/// use tower_ratelimit::extract::Head;
-/// use tower_ratelimit::{Global, Quota, RateLimitLayer, RejectReason};
+/// To choose a rejection at run time, box it. The layer's type then is
+/// `RateLimitLayer<Box<dyn Rejection<B>>>`:
 ///
-/// let layer = RateLimitLayer::new(Quota::per_second(10), Global).rejection(|refused: RejectReason<'_>, head: &Head<'_>| {
-///     let mut response = Response::new(format!("not now: {}", head.uri().path()));
-///     *response.status_mut() = refused.status();
-///     response
-/// });
+/// ```
+/// use axum::body::Body;
+/// use tower_ratelimit::{Global, ProblemRejection, Quota, RateLimitLayer, Rejection, TextRejection};
+///
+/// type AnyRejection = Box<dyn Rejection<Body>>;
+///
+/// let wants_json = std::env::var("ERRORS").is_ok_and(|format| format == "json");
+/// let rejection: AnyRejection = if wants_json { Box::new(ProblemRejection) } else { Box::new(TextRejection) };
+/// let layer: RateLimitLayer<AnyRejection> =
+///     RateLimitLayer::new(Quota::per_second(10), Global).rejection(rejection);
 /// ```
 #[diagnostic::on_unimplemented(
     message = "`{Self}` cannot build a response with the body `{B}`",
@@ -84,8 +87,7 @@ impl RejectReason<'_> {
     note = "`.rejection(ProblemRejection)` needs `{B}: From<String>` too",
     note = "`.rejection(EmptyRejection)` needs `{B}: Default`",
     note = "`.rejection(GrpcRejection::new())` needs `{B}: Default` and is for gRPC, tonic's servers for example",
-    note = "`.rejection(|refused: RejectReason<'_>, head: &Head<'_>| ..)` builds any response",
-    note = "use `rejection_by(|refused, head| ..)` so that the compiler infers the argument types of a closure"
+    note = "`.rejection_by(|refused, head| ..)` builds any response"
 )]
 pub trait Rejection<B>: Send + Sync + 'static {
     /// Builds the response to a refused request. It has to set the status, in most cases to
@@ -115,29 +117,6 @@ where
     }
 }
 
-/// Returns the closure unchanged. Helps the compiler to infer the argument types of a closure that
-/// is used as a [`Rejection`].
-///
-/// A closure with explicit argument types, `|refused: RejectReason<'_>, head: &Head<'_>| ..`, does
-/// not need it.
-///
-/// ```
-/// use http::Response;
-/// use tower_ratelimit::{Global, Quota, RateLimitLayer, rejection_by};
-///
-/// let layer = RateLimitLayer::new(Quota::per_second(10), Global).rejection(rejection_by(|refused, head| {
-///     let mut response = Response::new(format!("not now: {}", head.uri().path()));
-///     *response.status_mut() = refused.status();
-///     response
-/// }));
-/// ```
-pub fn rejection_by<F, B>(reject: F) -> F
-where
-    F: Fn(RejectReason<'_>, &Head<'_>) -> Response<B> + Send + Sync + 'static,
-{
-    reject
-}
-
 /// Shares one rejection among several layers.
 impl<B, R: Rejection<B> + ?Sized> Rejection<B> for Arc<R> {
     fn reject(&self, refused: RejectReason<'_>, head: &Head<'_>) -> Response<B> {
@@ -159,11 +138,10 @@ impl<B: 'static> Rejection<B> for Box<dyn Rejection<B>> {
 ///
 /// ```
 /// use http::Response;
-/// use tower_ratelimit::extract::Head;
 /// use tower_ratelimit::{Global, Policy, RateLimitLayer, RejectReason};
 ///
 /// let policy = "10/second; 1000/day".parse::<Policy>()?.with_name("free");
-/// let layer = RateLimitLayer::new(policy, Global).rejection(|refused: RejectReason<'_>, _: &Head<'_>| {
+/// let layer = RateLimitLayer::new(policy, Global).rejection_by(|refused, _| {
 ///     let text = match refused {
 ///         // "limit free-2 is exceeded, at most 1000"
 ///         RejectReason::Limit(refusal) => {

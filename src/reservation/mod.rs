@@ -17,6 +17,7 @@ pub use self::settling::Settling;
 pub(crate) use self::shadow_check::ShadowCheck;
 use crate::decision::Decision;
 use crate::policy::Policy;
+use crate::storage::StorageFuture;
 
 /// A hit whose cost is corrected when it is known.
 ///
@@ -238,15 +239,20 @@ impl Counter {
 
     /// Settles the hit at the units that were counted, like [`Reservation::settle`].
     pub fn finish(mut self) -> Settling {
-        let reservation = self.reservation.take().expect("settled by value");
-        reservation.settle(self.units)
+        self.settle()
+    }
+
+    /// Settles the hit at the first call.
+    fn settle(&mut self) -> Settling {
+        match self.reservation.take() {
+            Some(reservation) => reservation.settle(self.units),
+            None => Settling::done(StorageFuture::ok(())),
+        }
     }
 }
 
 impl Drop for Counter {
     fn drop(&mut self) {
-        if let Some(reservation) = self.reservation.take() {
-            drop(reservation.settle(self.units));
-        }
+        drop(self.settle());
     }
 }

@@ -29,10 +29,13 @@ pub struct Settling {
 /// The work that is left while the storage is not ready.
 struct Rest {
     when: ReportWhen,
-    report: Box<dyn FnOnce(Result<(), &StorageError>) + Send>,
+    report: Report,
     /// The runtime in which the call began. The settlement may be dropped in a thread outside of it.
     runtime: Option<Handle>,
 }
+
+/// Reports the result of a call.
+type Report = Box<dyn FnOnce(Result<(), &StorageError>) + Send>;
 
 /// The condition on which the result of a call is reported.
 #[derive(Clone, Copy, PartialEq, Eq)]

@@ -11,7 +11,7 @@ use serde_json::Value;
 use tower::Layer;
 use tower_ratelimit::storage::{Breaker, Cas, Clock, Leases, ManualClock, OnFull, RefusalCache};
 use tower_ratelimit::{
-    Header, MemoryStorage, MetricsObserver, OnError, RateLimitLayer, RateLimiter, RedisStorage, Storage,
+    Header, MemoryStorage, OnError, RateLimitLayer, RateLimiter, RedisStorage, Storage, metrics_observer,
 };
 
 const DASHBOARD: &str = include_str!(concat!(env!("CARGO_MANIFEST_DIR"), "/../examples/observe/dashboard.json"));
@@ -63,7 +63,7 @@ impl Recorder for Exported {
 async fn run() {
     async fn requests(storage: impl Storage, on_error: OnError) {
         let layer = RateLimitLayer::new(policy("2/day; shadow 1/day").with_name("api"), Header::new("x-client"));
-        let layer = layer.storage(storage, on_error).observer(MetricsObserver::new());
+        let layer = layer.storage(storage, on_error).observer(metrics_observer());
         let free = layer.clone().charge_when(|_| false).layer(Inner::default());
         let service = layer.layer(Inner::default());
         for client in ["alice", "alice", "alice", "bob"] {
@@ -92,7 +92,7 @@ async fn run() {
     requests(storage, OnError::Refuse).await;
     let queue =
         RateLimitLayer::new(policy("leaky-bucket 1000/second queue 5").with_name("queue"), Header::new("x-client"));
-    let queue = queue.observer(MetricsObserver::new()).layer(Inner::default());
+    let queue = queue.observer(metrics_observer()).layer(Inner::default());
     for _ in 0..2 {
         ask(&queue, with("x-client", "dave")).await;
     }

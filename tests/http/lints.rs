@@ -8,8 +8,7 @@ use http::{HeaderName, Request};
 use tower::Layer;
 use tower_ratelimit::extract::AllowList;
 use tower_ratelimit::{
-    ClientIp, Event, Global, Header, KeyExtractor, Lint, MemoryStorage, Observer, OnError, PeerIp, RateLimitLayer,
-    policy_by,
+    ClientIp, Event, Global, Header, KeyExtractor, Lint, MemoryStorage, OnError, PeerIp, RateLimitLayer, policy_by,
 };
 
 fn by_client(text: &str) -> RateLimitLayer {
@@ -20,17 +19,15 @@ fn by_client(text: &str) -> RateLimitLayer {
 #[derive(Clone, Default)]
 struct LintObserver(Arc<Mutex<Vec<Lint>>>);
 
-impl Observer for LintObserver {
-    fn observe(&self, _: &Event<'_>) {}
-
-    fn warn(&self, lint: Lint) {
-        self.0.lock().unwrap().push(lint);
-    }
-}
-
 impl LintObserver {
+    /// Returns a closure that keeps lints.
+    fn keep(&self) -> impl Fn(Lint) + Send + Sync + 'static {
+        let lints = Arc::clone(&self.0);
+        move |lint| lints.lock().unwrap().push(lint)
+    }
+
     fn layer(&self, key: impl KeyExtractor) -> RateLimitLayer {
-        RateLimitLayer::new(policy("5/day"), key).observer(self.clone())
+        RateLimitLayer::new(policy("5/day"), key).on_lint(self.keep())
     }
 
     fn take(&self) -> Vec<Lint> {
@@ -176,7 +173,7 @@ async fn forwarding_field_missing_lint_is_reported_once() {
 #[tokio::test]
 async fn elastic_window_refunded_lint_is_reported_once() {
     let linted = LintObserver::default();
-    let charged = |layer: RateLimitLayer| layer.observer(linted.clone()).charge_when(|_| true);
+    let charged = |layer: RateLimitLayer| layer.on_lint(linted.keep()).charge_when(|_| true);
     let elastic = || policy("10/second; elastic-window 5/minute");
     let _ = charged(RateLimitLayer::new(elastic(), Global)).layer(Inner::default());
     assert_eq!(linted.take(), [Lint::ElasticWindowRefunded], "before the first request");
@@ -190,7 +187,7 @@ async fn elastic_window_refunded_lint_is_reported_once() {
 
     let _ = charged(RateLimitLayer::new(policy("moving-window 5/minute"), Global)).layer(Inner::default());
     let _ =
-        RateLimitLayer::new(policy("elastic-window 5/minute"), Global).observer(linted.clone()).layer(Inner::default());
+        RateLimitLayer::new(policy("elastic-window 5/minute"), Global).on_lint(linted.keep()).layer(Inner::default());
     assert_eq!(linted.take(), []);
 }
 
@@ -207,7 +204,7 @@ async fn small_storage_lint_is_reported_once_with_the_number_of_clients() {
         let with_storage = RateLimitLayer::new(policy(text), Global).storage(storage.clone(), OnError::Refuse);
         let set_later = RateLimitLayer::new(policy(text), Global).storage(storage, OnError::Refuse);
         for layer in [with_storage, set_later] {
-            let layer = layer.observer(linted.clone());
+            let layer = layer.on_lint(linted.keep());
             for _ in 0..2 {
                 let _ = layer.clone().layer(Inner::default());
             }
@@ -239,12 +236,12 @@ async fn aligned_calendar_lint_is_reported_once() {
     ] {
         let linted = LintObserver::default();
         let expected = if is_reported { vec![Lint::AlignedCalendar] } else { vec![] };
-        let fixed = RateLimitLayer::new(policy(text), Global).observer(linted.clone());
+        let fixed = RateLimitLayer::new(policy(text), Global).on_lint(linted.keep());
         for _ in 0..2 {
             let _ = fixed.clone().layer(Inner::default());
         }
         assert_eq!(linted.take(), expected, "{text}: before the first request");
-        let chosen = RateLimitLayer::new(policy_by(move |_| policy(text)), Global).observer(linted.clone());
+        let chosen = RateLimitLayer::new(policy_by(move |_| policy(text)), Global).on_lint(linted.keep());
         for _ in 0..2 {
             ask(&chosen.layer(Inner::default()), get("/")).await;
         }
@@ -254,8 +251,15 @@ async fn aligned_calendar_lint_is_reported_once() {
 
 #[tokio::test]
 async fn layers_can_share_an_observer_as_a_trait_object() {
-    let linted: Arc<dyn Observer> = Arc::new(LintObserver::default());
-    let [one, two] = ["1/day", "2/day"].map(|text| by_client(text).observer(Arc::clone(&linted)).skip(|_| false));
+    let outcomes = Arc::new(Mutex::new(Vec::new()));
+    let kept = Arc::clone(&outcomes);
+    let observer: Arc<dyn Fn(&Event<'_>) + Send + Sync> =
+        Arc::new(move |event| kept.lock().unwrap().push(event.policy.to_string()));
+    let [one, two] = ["1/day", "2/day"].map(|text| {
+        let observer = Arc::clone(&observer);
+        by_client(text).observer(move |event| observer(event)).skip(|_| false)
+    });
     let service = one.layer(two.layer(Inner::default()));
     assert_eq!(status(&service, with("x-client", "a")).await, 200);
+    assert_eq!(*outcomes.lock().unwrap(), ["1/day", "2/day"].map(|text| policy(text).to_string()));
 }

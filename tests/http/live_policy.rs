@@ -7,8 +7,7 @@ use http::Response;
 use tower::Layer;
 use tower_ratelimit::extract::Head;
 use tower_ratelimit::{
-    Event, Global, Header, Headers, Lint, LivePolicy, MemoryStorage, Observer, OnError, Policy, RateLimitLayer,
-    policy_by,
+    Event, Global, Header, Headers, Lint, LivePolicy, MemoryStorage, OnError, Policy, RateLimitLayer, policy_by,
 };
 
 fn api(text: &str) -> Policy {
@@ -109,34 +108,25 @@ async fn limiter_of_a_layer_follows_the_policy() {
     assert_eq!(limiter.peek(&"a".into()).await.unwrap().remaining(), 7);
 }
 
-#[derive(Clone, Default)]
-struct LintObserver(Arc<Mutex<Vec<Lint>>>);
-
-impl Observer for LintObserver {
-    fn observe(&self, _: &Event<'_>) {}
-
-    fn warn(&self, lint: Lint) {
-        self.0.lock().unwrap().push(lint);
-    }
-}
-
 #[tokio::test]
 async fn new_policy_is_linted_once() {
     let live = LivePolicy::new(api("5/day"));
-    let linted = LintObserver::default();
-    let layer =
-        RateLimitLayer::new(live.clone(), Header::new("x-client")).charge_when(|_| true).observer(linted.clone());
+    let lints = Arc::new(Mutex::new(Vec::new()));
+    let kept = Arc::clone(&lints);
+    let layer = RateLimitLayer::new(live.clone(), Header::new("x-client"))
+        .charge_when(|_| true)
+        .on_lint(move |lint| kept.lock().unwrap().push(lint));
     let service = layer.layer(Inner::default());
     // More requests than are inspected after the start.
     for _ in 0..1_100 {
         let _ = status(&service, with("x-client", "a")).await;
     }
-    assert_eq!(*linted.0.lock().unwrap(), []);
+    assert_eq!(*lints.lock().unwrap(), []);
     for text in ["elastic-window 6/day", "5/day", "elastic-window 7/day"] {
         live.set(api(text)).unwrap();
         let _ = status(&service, with("x-client", "a")).await;
     }
-    assert_eq!(*linted.0.lock().unwrap(), [Lint::ElasticWindowRefunded]);
+    assert_eq!(*lints.lock().unwrap(), [Lint::ElasticWindowRefunded]);
 }
 
 #[tokio::test]

@@ -12,8 +12,8 @@ use metrics::{Counter, Gauge, Histogram, HistogramFn, KeyName, Metadata, Recorde
 use tower::Layer;
 use tower_ratelimit::storage::{Breaker, Cas, Clock, Leases, ManualClock, OnFull, RefusalCache};
 use tower_ratelimit::{
-    Event, EventKind, Header, Key, LocalLimiter, MemoryStorage, MetricsObserver, OnError, RateLimitLayer, RateLimiter,
-    ResponseHead,
+    Event, EventKind, Header, Key, LocalLimiter, MemoryStorage, OnError, RateLimitLayer, RateLimiter, ResponseHead,
+    metrics_observer,
 };
 
 use crate::log::log_of;
@@ -158,7 +158,7 @@ fn metrics_count_cache_hits_and_leases() {
 #[test]
 fn metrics_have_labels_for_policy_and_outcome_but_not_for_the_key() {
     let counters = counters_of(async {
-        let layer = layer("2/day; shadow 1/day").observer(MetricsObserver::new());
+        let layer = layer("2/day; shadow 1/day").observer(metrics_observer());
         let charging = layer.clone().charge_when(|response| response.status != 200);
         let service = layer.layer(Inner::default());
         for client in ["alice", "alice", "alice", "bob"] {
@@ -192,7 +192,7 @@ fn metrics_count_refunded_and_charged_units() {
         let cost = |response: &ResponseHead<'_>| Some(u32::from(response.status.as_u16()));
         let service = layer("token-bucket 1000/day")
             .storage(storage.clone(), OnError::Refuse)
-            .observer(MetricsObserver::new())
+            .observer(metrics_observer())
             .cost(|head| head.uri().path()[1..].parse::<u32>().unwrap())
             .settle(cost)
             .layer(Inner::default());
