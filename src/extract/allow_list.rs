@@ -11,7 +11,7 @@ use crate::error::{ConfigError, or_panic};
 use crate::lint::Lint;
 
 /// Extracts the address of the client from a request, for an [`AllowList`]. Implemented by
-/// [`PeerIp`] and [`ClientIp`].
+/// [`PeerIp`](crate::PeerIp) and [`ClientIp`](crate::ClientIp).
 pub trait AddressSource: Send + Sync + 'static {
     /// Returns the address of the client. The [`AllowList`] converts an IPv4-mapped address to
     /// IPv4.
@@ -22,8 +22,8 @@ pub trait AddressSource: Send + Sync + 'static {
     /// request from the limit.
     fn address(&self, head: &Head<'_>) -> Result<IpAddr, KeyError>;
 
-    /// Returns probable mistakes in the configuration of the source, as [`KeyExtractor::lints`]
-    /// does. Defaults to none.
+    /// Returns probable mistakes in the configuration of the source, as
+    /// [`KeyExtractor::lints`](crate::KeyExtractor::lints) does. Defaults to none.
     ///
     /// An [`AllowList`] ignores [`Lint::Ipv6PerAddress`] and [`Lint::ForwardingFieldMissing`].
     fn lints(&self, head: Option<&Head<'_>>) -> Vec<Lint> {
@@ -57,8 +57,8 @@ pub trait AddressSource: Send + Sync + 'static {
 ///
 /// # Caveats
 ///
-/// Behind proxies, use [`ClientIp`] as the source, and do not allow the networks of the proxies. If
-/// a request has no forwarded address, [`ClientIp`] returns the address of the proxy.
+/// Behind proxies, use [`ClientIp`](crate::ClientIp) as the source, and do not allow the networks of
+/// the proxies. If a request has no forwarded address, `ClientIp` returns the address of the proxy.
 #[derive(Clone)]
 pub struct AllowList {
     source: Arc<dyn AddressSource>,

@@ -29,7 +29,7 @@ use crate::key::Key;
 use crate::lint::Lint;
 
 /// The head of a request, borrowed. The closures and traits of a layer receive it, such as a
-/// [`KeyExtractor`](crate::KeyExtractor), [`policy_by`](crate::policy_by) and a
+/// [`KeyExtractor`], [`policy_by`](crate::policy_by) and a
 /// [`Rejection`](crate::Rejection).
 ///
 /// ```

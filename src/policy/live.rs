@@ -44,8 +44,8 @@ use crate::sync::unpoisoned;
 ///
 /// - A layer uses the new policy from the next request. A request reads the policy once. Its hit,
 ///   its refund and its header fields use that policy.
-/// - A limiter uses the new policy from the next call. To settle a hit after a change, see
-///   [`RateLimiter::current`](crate::RateLimiter::current).
+/// - A limiter uses the new policy from the next call. A [`Reservation`](crate::Reservation) is
+///   settled under the policy of its hit.
 /// - A request that [waits](crate::RateLimitLayer::wait) to be admitted, and a call of
 ///   [`acquire`](crate::RateLimiter::acquire), read the policy again at each attempt.
 ///

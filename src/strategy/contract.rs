@@ -126,7 +126,7 @@ pub trait Strategy: fmt::Debug + Send + Sync + 'static {
     ///
     /// The default implementation does nothing. A strategy overrides it in two cases:
     ///
-    /// - Refusals change the state: an [`ElasticWindow`] moves its end. Then
+    /// - Refusals change the state: an [`ElasticWindow`](crate::ElasticWindow) moves its end. Then
     ///   [`counts_refusals`](Self::counts_refusals) must return `true`.
     /// - The state is ahead of `now`, because it was written before the clock went back. It counts
     ///   as written at `now`, and the strategy must store it as such. Otherwise each later decision
@@ -182,8 +182,8 @@ pub trait Strategy: fmt::Debug + Send + Sync + 'static {
     /// It is called only before [`Hit::until`]. It may set an empty state to [`State::Fresh`].
     fn refund(&self, quota: &Quota, state: &mut State, now: Timestamp, hit: &Hit, units: u32);
 
-    /// Returns the maximum number of entries in the state's [`Log`]. Storages compute the size of a
-    /// state from it. [Charges](Self::charge) may add more. Defaults to 0, for states without a
+    /// Returns the maximum number of entries in the state's [`Log`](super::Log). Storages compute
+    /// the size of a state from it. [Charges](Self::charge) may add more. Defaults to 0, for states without a
     /// log.
     fn log_entries(&self, quota: &Quota) -> u32 {
         let _ = quota;

@@ -16,7 +16,7 @@ use crate::time::Timestamp;
 /// exception is a hit whose cost exceeds N, which has none. The end also moves if another limit of
 /// the policy refuses the hit. A peek and a hit of cost 0 do not move the end.
 ///
-/// A [refund](crate::RateLimiter::refund) does not move the end back. It ends the window only if it
+/// A [refund](crate::Reservation::refund) does not move the end back. It ends the window only if it
 /// returns the last units that were spent in it. So with
 /// [`charge_when`](crate::RateLimitLayer::charge_when), the successful requests of a well-behaved
 /// client prevent its old failures from expiring, until it is locked out. The lint

@@ -25,7 +25,7 @@ use crate::time::Timestamp;
 /// In strings: `leaky-bucket 10/second queue 20` (alias `leaky-bucket-queue`). The length of the
 /// queue defaults to the amount of the quota.
 ///
-/// A [refund](crate::RateLimiter::refund) frees the slots of a hit only if the hit is the last one
+/// A [refund](crate::Reservation::refund) frees the slots of a hit only if the hit is the last one
 /// in the queue. Otherwise the refund changes nothing, because the later hits keep their slots. A
 /// second refund of the same hit changes nothing either.
 ///
