@@ -72,7 +72,9 @@ impl<S: CasStorage> Worker<S> {
                 Ok(()) => return,
                 Err((remaining, newer)) => {
                     // An outdated recalled text does not count as a lost race.
-                    remaining.iter().for_each(|job| job.ticket.take_back());
+                    for job in &remaining {
+                        job.ticket.take_back();
+                    }
                     (jobs, newest) = (self.in_time(remaining), newer);
                 }
             }

@@ -131,7 +131,7 @@ impl RedisStorage {
     fn with_new_cas(self) -> Self {
         let cas = swap::cas(&self.link, &self.prefix, self.timeout, self.clock.clone());
         let combiner = Combiner::new(self.combiner.mode, Arc::clone(&self.prefix));
-        Self { cas, combiner, ..self }
+        Self { combiner, cas, ..self }
     }
 
     /// Sets a clock for decisions, for tests. Requires the feature `testing`. Defaults to the
@@ -322,6 +322,6 @@ impl RedisStorage {
 
     /// Returns the time of the clock that replaces the server's in tests, if there is one.
     fn now(&self) -> Option<Timestamp> {
-        self.clock.as_ref().map(|clock| clock.now())
+        self.clock.as_ref().map(Clock::now)
     }
 }

@@ -111,7 +111,9 @@ impl Worker {
             let (Failure::RolledBack(error) | Failure::AtCommit(error)) = &failure;
             let (is_busy, is_full) = (is_busy(error), is_full(error));
             if is_busy || is_full {
-                jobs.iter().for_each(|job| job.ticket.take_back());
+                for job in &jobs {
+                    job.ticket.take_back();
+                }
             }
             if is_busy {
                 thread::sleep(wait);
