@@ -1,17 +1,18 @@
 //! The compare-and-swap storage: its decisions, its calls of the store, and its deadlines.
 
 use std::panic::AssertUnwindSafe;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use common::fake_cas_store::FakeCasStore;
 use common::{Foreign, foreign, message, panic_message, policy};
 use tokio::task::JoinSet;
 use tokio::time::Instant;
-use tower_ratelimit::storage::{Cas, ManualClock, StorageError, StorageRequest};
+use tower_ratelimit::storage::{Cas, CasStorage, Loaded, ManualClock, StorageError, StorageRequest, Swapped};
 use tower_ratelimit::strategy::{Hit, State, Status, Strategy};
 use tower_ratelimit::{
-    Decision, FixedWindow, Global, IntoPolicy, Key, OnError, Op, Policy, Quota, RateLimitLayer, RateLimiter, Storage,
-    Timestamp,
+    BoxError, Decision, FixedWindow, Global, IntoPolicy, Key, OnError, Op, Policy, Quota, RateLimitLayer, RateLimiter,
+    Storage, Timestamp,
 };
 
 /// A timeout that no successful test reaches.
@@ -285,6 +286,55 @@ async fn time_to_live_of_a_state_includes_max_skew() {
         assert!(limiter.hit(&Key::from(max_skew)).await.unwrap().is_admitted());
         assert_eq!(store.keep(), Duration::from_secs(86_400) + Duration::from_millis(longer));
     }
+}
+
+/// A store that records the time until each deadline.
+#[derive(Clone, Debug, Default)]
+struct Deadlines(FakeCasStore, Arc<Mutex<Vec<Duration>>>);
+
+impl Deadlines {
+    fn record(&self, deadline: std::time::Instant) {
+        self.1.lock().unwrap().push(Instant::from_std(deadline) - Instant::now());
+    }
+}
+
+impl CasStorage for Deadlines {
+    type Error = BoxError;
+    type Version = u64;
+
+    async fn load(&self, key: &str, deadline: std::time::Instant) -> Result<Loaded<u64>, BoxError> {
+        self.record(deadline);
+        self.0.load(key, deadline).await
+    }
+
+    async fn swap(
+        &self,
+        key: &str,
+        version: &u64,
+        text: &str,
+        keep: Duration,
+        deadline: std::time::Instant,
+    ) -> Result<Swapped<u64>, BoxError> {
+        self.record(deadline);
+        self.0.swap(key, version, text, keep, deadline).await
+    }
+
+    async fn check(&self, deadline: std::time::Instant) -> Result<(), BoxError> {
+        self.record(deadline);
+        self.0.check(deadline).await
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn deadline_of_the_store_is_shortly_before_the_timeout() {
+    let store = Deadlines::default();
+    let storage = Cas::new(store.clone()).timeout(Duration::from_millis(160));
+    let limiter = RateLimiter::with_storage(policy("5/day"), storage.clone());
+    assert!(limiter.hit(&key()).await.unwrap().is_admitted());
+    assert!(limiter.peek(&key()).await.unwrap().is_admitted());
+    storage.check().await.unwrap();
+    // The load and the swap of the hit, the load of the peek, and the check.
+    assert_eq!(*store.1.lock().unwrap(), [Duration::from_millis(150); 4]);
 }
 
 #[tokio::test(start_paused = true)]

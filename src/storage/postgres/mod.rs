@@ -351,9 +351,7 @@ fn read(parts: &Parts<'_>, wrong: &Wrong<'_>) -> Result<(Link, CasOptions), Conf
     };
     let tls = tls_from_options(&mut options, wrong)?;
     // `tokio-postgres` parses the other options: host, options, target_session_attrs and so on.
-    let rest = options.into_rest();
-    let rest: Vec<String> = rest.into_iter().map(|(name, value)| format!("{name}={value}")).collect();
-    let config = Config::from_str(&format!("postgres://{authority}{path}?{}", rest.join("&")));
+    let config = Config::from_str(&format!("postgres://{authority}{path}?{}", options.into_rest()));
     // The error names an option or a part of the URL. It does not quote a password.
     let mut config = config.map_err(|error| wrong(format!("{}: {EXAMPLES}", self::error::Cause(error))))?;
     #[cfg(unix)]

@@ -67,11 +67,18 @@ impl<'a> Options<'a> {
         Some(self.left.swap_remove(at).1)
     }
 
-    /// Returns the option `prefix`, or its default.
+    /// Returns the option `prefix`, or its default. Braces are not allowed, because they would change
+    /// the hash slot of a key in a Redis cluster.
     pub(in crate::storage) fn prefix(&mut self) -> Result<Box<str>, ConfigError> {
         let prefix = self.take("prefix").unwrap_or_else(|| PREFIX.to_owned());
-        checked_prefix(&prefix).map_err(|error| (self.wrong)(error.to_string()))?;
-        Ok(prefix.into())
+        let allowed = |c: char| c.is_ascii_graphic() && c != '{' && c != '}';
+        if (1..=64).contains(&prefix.len()) && prefix.chars().all(allowed) {
+            return Ok(prefix.into());
+        }
+        Err((self.wrong)(format!(
+            "invalid prefix {prefix:?}; write 1 to 64 ASCII characters without white space, {{ and }}, \
+             for example \"rl\""
+        )))
     }
 
     /// Returns the option `timeout`, or its default.
@@ -120,11 +127,12 @@ impl<'a> Options<'a> {
         })
     }
 
-    /// Returns the options that were not taken, for the client of a server to parse. The values are
-    /// percent-encoded again.
+    /// Returns the query of the options that were not taken, for the client of a server to parse. The
+    /// values are percent-encoded again.
     #[cfg(feature = "postgres")]
-    pub(in crate::storage) fn into_rest(self) -> Vec<(String, String)> {
-        self.left.iter().map(|(name, value)| ((*name).to_owned(), encoded(value))).collect()
+    pub(in crate::storage) fn into_rest(self) -> String {
+        let rest: Vec<String> = self.left.iter().map(|(name, value)| format!("{name}={}", encoded(value))).collect();
+        rest.join("&")
     }
 
     /// Returns an error if an option has not been taken.
@@ -133,19 +141,6 @@ impl<'a> Options<'a> {
         let known = self.known.join(", ");
         Err((self.wrong)(format!("unknown option {name:?}; write one of {known}, for example timeout=100ms")))
     }
-}
-
-/// Returns an error unless `prefix` is 1 to 64 printable ASCII characters without braces. Braces
-/// would change the hash slot of a key in a Redis cluster.
-pub(in crate::storage) fn checked_prefix(prefix: &str) -> Result<(), ConfigError> {
-    let allowed = |c: char| c.is_ascii_graphic() && c != '{' && c != '}';
-    if (1..=64).contains(&prefix.len()) && prefix.chars().all(allowed) {
-        return Ok(());
-    }
-    Err(ConfigError::new(format!(
-        "invalid prefix {prefix:?}; write 1 to 64 ASCII characters without white space, {{ and }}, \
-         for example \"rl\""
-    )))
 }
 
 /// Parses a duration such as `100ms` or `1.5s`, and every other one that `Duration` prints.
