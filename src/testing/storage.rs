@@ -183,7 +183,9 @@ impl<'a, St: Storage> StorageLaws<'a, St> {
         let policies = self.supported(EVERY_STRATEGY.map(parsed));
         let several = self.supported(A_FEW_LIMITS.map(parsed));
         let inputs = Inputs { policies, several, scripts: self.scripts, runtime: &runtime, make };
-        LAWS.into_iter().for_each(|law| inputs.check(law));
+        for law in LAWS {
+            inputs.check(law);
+        }
         self.concurrent_requests();
         many_keys_are_independent(&runtime, self.scripts, &self.empty(&runtime));
         policies_of_one_name_in(self.scripts, make);

@@ -36,7 +36,7 @@ use std::time::Duration;
 use tokio::time::{Instant, timeout_at};
 
 pub(crate) use self::place::{Place, Queues};
-pub(crate) use self::queue::Refusal;
+pub(crate) use self::queue::{Refusal, later};
 pub(crate) use self::room::{Pause, Stage, Turn, WaitBounds, WaitingRoom};
 use crate::background::run_or_spawn;
 use crate::decision::Decision;
@@ -52,9 +52,6 @@ const MAX_JITTER: Duration = Duration::from_secs(1);
 /// just at the deadline, timers are up to a millisecond late, and the hits ahead need their
 /// decisions first.
 const GRACE: Duration = Duration::from_millis(10);
-
-/// The maximum wait. An `Instant` in a more distant future can overflow on some systems.
-const LONGEST_WAIT: Duration = Duration::from_secs(30 * 365 * 86_400);
 
 /// A hit that is repeated until it is admitted, or cannot be admitted before its deadline.
 pub(crate) struct Waiter {
@@ -186,11 +183,6 @@ fn past(end: Instant, deadline: Instant) -> Instant {
 fn random_up_to(longest: Duration) -> Duration {
     let micros = u64::try_from(longest.as_micros()).unwrap_or(u64::MAX - 1);
     Duration::from_micros(RandomState::new().hash_one(micros) % (micros + 1))
-}
-
-/// Returns the instant that is `wait` later, but at most [`LONGEST_WAIT`] later.
-pub(crate) fn later(instant: Instant, wait: Duration) -> Instant {
-    instant.checked_add(wait.min(LONGEST_WAIT)).unwrap_or(instant)
 }
 
 /// The policy and the key of a hit that may have to be refunded.

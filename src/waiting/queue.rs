@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use super::{Attempted, later};
+use super::Attempted;
 use crate::decision::Decision;
 use crate::policy::Policy;
 use crate::sync::unpoisoned;
@@ -265,4 +265,12 @@ impl Refusal {
         }
         Attempted { policy: self.policy, decided: Ok(decision) }
     }
+}
+
+/// The maximum wait. An `Instant` in a more distant future can overflow on some systems.
+const LONGEST_WAIT: Duration = Duration::from_secs(30 * 365 * 86_400);
+
+/// Returns the instant that is `wait` later, but at most [`LONGEST_WAIT`] later.
+pub(crate) fn later(instant: Instant, wait: Duration) -> Instant {
+    instant.checked_add(wait.min(LONGEST_WAIT)).unwrap_or(instant)
 }

@@ -7,7 +7,8 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use super::{Attempted, Place, Queues, Refusal, Waiter, later};
+use super::queue::later;
+use super::{Attempted, Place, Queues, Refusal, Waiter};
 use crate::decision::Decision;
 use crate::policy::Policy;
 use crate::storage::StorageFuture;

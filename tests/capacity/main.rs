@@ -77,9 +77,17 @@ async fn on_memory(policy: &Policy) -> u64 {
     storage.stats().bytes as u64 / CLIENTS
 }
 
-/// Returns `MEMORY USAGE` of all keys of a client, the growth of the server's memory per client, and
-/// the bytes that the server receives and sends for each decision.
-async fn on_redis(policy: &Policy) -> [u64; 4] {
+/// Bytes on a Redis server.
+struct OnRedis {
+    /// `MEMORY USAGE` of all keys of a client.
+    usage: u64,
+    /// The growth of the server's memory per client.
+    growth: u64,
+    received_per_decision: u64,
+    sent_per_decision: u64,
+}
+
+async fn on_redis(policy: &Policy) -> OnRedis {
     let server = Server::start(&[]);
     let info = |name: &str| {
         let info = server.ask(&["INFO", "all"]).to_string();
@@ -96,12 +104,12 @@ async fn on_redis(policy: &Policy) -> [u64; 4] {
     let [growth, received, sent] = [0, 1, 2].map(|index| info(names[index]).saturating_sub(before[index]));
     let Reply::List(keys) = server.ask(&["KEYS", "*|n:4321}*"]) else { panic!("no list") };
     let usage = |key: &Reply| server.ask(&["MEMORY", "USAGE", &key.to_string()]).to_string().parse::<u64>().unwrap();
-    [
-        keys.iter().map(usage).sum(),
-        growth / CLIENTS,
-        received / CLIENTS / u64::from(HITS),
-        sent / CLIENTS / u64::from(HITS),
-    ]
+    OnRedis {
+        usage: keys.iter().map(usage).sum(),
+        growth: growth / CLIENTS,
+        received_per_decision: received / CLIENTS / u64::from(HITS),
+        sent_per_decision: sent / CLIENTS / u64::from(HITS),
+    }
 }
 
 /// Returns the bytes of the items per client, including the header of each item.
@@ -159,9 +167,10 @@ async fn main() {
     let (mut wrong, mut network) = (Vec::new(), String::new());
     for text in POLICIES {
         let policy = policy(text).with_name("free");
-        let [usage, growth, received, sent] = on_redis(&policy).await;
-        writeln!(network, "| `{text}` | {received} | {sent} |").unwrap();
-        let found = [on_memory(&policy).await, usage, growth, on_memcached(&policy).await, on_etcd(&policy).await];
+        let redis = on_redis(&policy).await;
+        writeln!(network, "| `{text}` | {} | {} |", redis.received_per_decision, redis.sent_per_decision).unwrap();
+        let found =
+            [on_memory(&policy).await, redis.usage, redis.growth, on_memcached(&policy).await, on_etcd(&policy).await];
         println!("| `{text}` | {} |", found.map(|bytes| bytes.to_string()).join(" | "));
         let documented = documented(text);
         // The pages of etcd's database are filled differently in each run.

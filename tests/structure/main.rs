@@ -1,13 +1,17 @@
-//! The structure of the sources: modules import lower modules only, and files stay small.
+//! The structure of the sources: modules import lower modules only, no files call each other in a
+//! circle, and files and types stay in one piece.
 
+mod calls;
 mod imports;
 mod left_out;
 mod readme;
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::fmt::Write;
 use std::fs;
 use std::path::{Path, PathBuf};
 
+use self::calls::{Sources, circles};
 use self::imports::{Import, imports};
 
 /// The root of the repository.
@@ -93,6 +97,27 @@ fn deciding_modules_use_no_http_and_no_runtime() {
         for (name, _) in SERVERS.iter().filter(|(_, modules)| !modules.contains(&&*module)) {
             assert!(!mentions(&code, name), "{} names {name}", file.display());
         }
+    }
+}
+
+/// To understand one file of a circle, a reader would have to know all of them.
+#[test]
+fn files_call_each_other_in_no_circle() {
+    let calls = Sources::of_library().calls();
+    assert!(calls.len() > 100, "the calls were found");
+    let mut problems = String::new();
+    for (from, to) in circles(&calls) {
+        let sites = &calls[&(from.to_owned(), to.to_owned())];
+        let sites: Vec<&str> = sites.iter().take(5).map(String::as_str).collect();
+        writeln!(problems, "{from}, {}, of {to}", sites.join(", ")).unwrap();
+    }
+    assert!(problems.is_empty(), "files call each other in a circle:\n{problems}");
+}
+
+#[test]
+fn methods_of_a_type_are_in_at_most_three_files() {
+    for (of, files) in Sources::of_library().files_of_types() {
+        assert!(files.len() <= 3, "{} has methods in {files:?}", of.name);
     }
 }
 

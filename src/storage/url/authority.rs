@@ -2,7 +2,8 @@
 
 use std::net::Ipv6Addr;
 
-use super::{Host, Login, Wrong, decoded};
+use super::options::decoded;
+use super::{Host, Login, Wrong};
 use crate::error::ConfigError;
 
 /// The login and the hosts of a URL.

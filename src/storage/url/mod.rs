@@ -14,9 +14,9 @@ pub(super) use self::authority::Authority;
 use self::authority::may_be_login;
 #[cfg(any(feature = "memcached", feature = "etcd", feature = "postgres"))]
 pub(super) use self::options::CasOptions;
-pub(super) use self::options::Options;
 #[cfg(feature = "sqlite")]
 pub(super) use self::options::PREFIX;
+pub(super) use self::options::{Options, decoded};
 use crate::error::ConfigError;
 
 /// The address of one server.
@@ -101,26 +101,6 @@ impl<'a> Parts<'a> {
     pub(super) fn decoded_path(&self, wrong: &Wrong<'_>) -> Result<String, ConfigError> {
         decoded(self.path).map_err(|why| wrong(format!("invalid path {:?}: {why}", self.path)))
     }
-}
-
-/// Percent-decodes a text.
-pub(super) fn decoded(text: &str) -> Result<String, &'static str> {
-    let mut bytes = Vec::with_capacity(text.len());
-    let mut rest = text.as_bytes();
-    while let Some((&byte, after)) = rest.split_first() {
-        rest = after;
-        if byte != b'%' {
-            bytes.push(byte);
-            continue;
-        }
-        let digit = |at: usize| after.get(at).and_then(|&byte| char::from(byte).to_digit(16));
-        let (Some(high), Some(low)) = (digit(0), digit(1)) else {
-            return Err("% must be followed by two digits from 0 to F; write % itself as %25");
-        };
-        bytes.push(u8::try_from(high * 16 + low).unwrap_or_default());
-        rest = &after[2..];
-    }
-    String::from_utf8(bytes).map_err(|_| "the percent-encoded text is not UTF-8; write %XX for each byte of UTF-8")
 }
 
 /// Returns the URL for an error message, without user, password and options.

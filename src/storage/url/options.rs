@@ -4,7 +4,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::{Wrong, decoded};
+use super::Wrong;
 use crate::error::ConfigError;
 #[cfg(feature = "postgres")]
 use crate::storage::names::encoded;
@@ -161,6 +161,26 @@ fn duration(text: &str) -> Option<Duration> {
     let parts = 10_u64.pow(u32::try_from(fraction.len()).ok()?);
     let fraction = if fraction.is_empty() { 0 } else { fraction.parse::<u64>().ok()? * nanos / parts };
     Some(Duration::from_nanos(whole.parse::<u64>().ok()?.checked_mul(nanos)?.checked_add(fraction)?))
+}
+
+/// Percent-decodes a text.
+pub(in crate::storage) fn decoded(text: &str) -> Result<String, &'static str> {
+    let mut bytes = Vec::with_capacity(text.len());
+    let mut rest = text.as_bytes();
+    while let Some((&byte, after)) = rest.split_first() {
+        rest = after;
+        if byte != b'%' {
+            bytes.push(byte);
+            continue;
+        }
+        let digit = |at: usize| after.get(at).and_then(|&byte| char::from(byte).to_digit(16));
+        let (Some(high), Some(low)) = (digit(0), digit(1)) else {
+            return Err("% must be followed by two digits from 0 to F; write % itself as %25");
+        };
+        bytes.push(u8::try_from(high * 16 + low).unwrap_or_default());
+        rest = &after[2..];
+    }
+    String::from_utf8(bytes).map_err(|_| "the percent-encoded text is not UTF-8; write %XX for each byte of UTF-8")
 }
 
 #[cfg(test)]

@@ -1,0 +1,138 @@
+//! Events: what a layer has decided, and what has failed.
+
+use std::error::Error;
+
+use crate::decision::Decision;
+use crate::extract::KeyError;
+use crate::key::Key;
+use crate::policy::Policy;
+use crate::storage::StorageError;
+
+/// The kind of an [`Event`].
+#[derive(Clone, Copy, Debug)]
+#[non_exhaustive]
+pub enum EventKind<'a> {
+    /// The storage decided a hit, or a peek for a request that costs 0.
+    Decided(&'a Decision),
+    /// The storage, or the lookup of the policy, failed.
+    Failed {
+        /// The error: a [`StorageError`], or the `LookupError` of the lookup.
+        error: &'a (dyn Error + Send + Sync + 'static),
+        /// `true` if the request was forwarded.
+        admitted: bool,
+    },
+    /// The key extractor, the closure of [`cost`](crate::RateLimitLayer::cost) or the lookup of
+    /// the policy returned an error.
+    KeyError(&'a KeyError),
+    /// The cost of a hit was corrected for one of these reasons:
+    ///
+    /// - The head of the response, or a [`Reservation`](crate::Reservation), has set the actual cost.
+    /// - The request was dropped after its hit was admitted, while it was delayed or waited for the
+    ///   inner service. The actual cost is then 0.
+    Settled {
+        /// The decision on the hit, with its estimated cost.
+        decision: &'a Decision,
+        /// The actual cost in units, which differs from the estimated one.
+        actual: u32,
+        /// `true` if the actual cost is smaller, but the hit had expired in all limits before it
+        /// was settled. Then its units were free again already, and nothing was refunded.
+        expired: bool,
+    },
+    /// The cost of a hit could not be corrected, because the storage failed, or because it is
+    /// asynchronous and was called outside of a tokio runtime. The hit keeps its estimated cost,
+    /// unless the storage settled the hit before it failed.
+    NotSettled {
+        /// The decision on the hit, with its estimated cost.
+        decision: &'a Decision,
+        /// The actual cost in units.
+        actual: u32,
+        /// The reason of the failure.
+        error: &'a StorageError,
+    },
+    /// A [`Reservation`](crate::Reservation) was dropped and not settled. The hit keeps its
+    /// estimated cost.
+    Unsettled(&'a Decision),
+}
+
+/// An event in a layer, for example a decision on a request. An
+/// [observer](crate::RateLimitLayer::observer) receives it.
+#[derive(Clone, Copy, Debug)]
+#[non_exhaustive]
+pub struct Event<'a> {
+    /// The kind of the event.
+    pub kind: EventKind<'a>,
+    /// The policy of the request. For an event of a [shadow limit](Policy#shadow-limits), this is
+    /// the limit's own policy from [`Policy::shadows`]. If a `PolicyLookup` fails or returns a
+    /// [`KeyError`], this is a placeholder with the name `unknown`.
+    pub policy: &'a Policy,
+    /// The key. `None` for [`EventKind::KeyError`], and if a `PolicyLookup` failed. A key may be a
+    /// secret or personal data, so be careful where you write it.
+    pub key: Option<&'a Key>,
+    /// `true` if the decision is not enforced: in a [shadow](crate::RateLimitLayer::shadow) layer,
+    /// and for a shadow limit.
+    pub shadow: bool,
+}
+
+impl Event<'_> {
+    /// Returns the outcome as one word, for example as a label of a metric.
+    ///
+    /// | outcome | event |
+    /// |---|---|
+    /// | `admitted` | the hit was admitted without a delay |
+    /// | `delayed` | the hit was admitted with a [delay](Decision::delay) |
+    /// | `refused` | a limit refused the hit |
+    /// | `storage_full` | the [full storage](Decision::is_storage_full) refused the hit |
+    /// | `contended` | the [contended](Decision::is_contended) storage refused the hit |
+    /// | `failed_open` | [`EventKind::Failed`], and the request was forwarded |
+    /// | `failed_closed` | [`EventKind::Failed`], and the request was refused |
+    /// | `missing` | [`EventKind::KeyError`] |
+    /// | `refunded` | [`EventKind::Settled`] with a smaller cost |
+    /// | `expired` | [`EventKind::Settled`] with a smaller cost, after the hit had expired |
+    /// | `charged` | [`EventKind::Settled`] with a greater cost |
+    /// | `not_settled` | [`EventKind::NotSettled`] |
+    /// | `unsettled` | [`EventKind::Unsettled`] |
+    pub fn outcome(&self) -> &'static str {
+        match self.kind {
+            EventKind::Decided(decision) if decision.is_storage_full() => "storage_full",
+            EventKind::Decided(decision) if decision.is_contended() => "contended",
+            EventKind::Decided(decision) if decision.is_refused() => "refused",
+            EventKind::Decided(decision) if decision.is_at_once() => "admitted",
+            EventKind::Decided(_) => "delayed",
+            EventKind::Failed { admitted: true, .. } => "failed_open",
+            EventKind::Failed { admitted: false, .. } => "failed_closed",
+            EventKind::KeyError(_) => "missing",
+            EventKind::Settled { expired: true, .. } => "expired",
+            EventKind::Settled { decision, actual, .. } if actual < decision.cost() => "refunded",
+            EventKind::Settled { .. } => "charged",
+            EventKind::NotSettled { .. } => "not_settled",
+            EventKind::Unsettled(_) => "unsettled",
+        }
+    }
+
+    /// Returns the difference between the estimated and the actual cost of a hit in units.
+    ///
+    /// | kind of the event | result |
+    /// |---|---|
+    /// | [`Settled`](EventKind::Settled), [`NotSettled`](EventKind::NotSettled) | the difference, without a sign |
+    /// | [`Settled`](EventKind::Settled) after the hit had expired | 0 |
+    /// | [`Unsettled`](EventKind::Unsettled) | 0 |
+    /// | all others | `None` |
+    ///
+    /// A storage does not report how many units it has changed. So the result can be too large in
+    /// these cases:
+    ///
+    /// - A part of the hit had expired: a token bucket had refilled some of its units, or one of
+    ///   several limits had refilled all of them.
+    /// - A limit had nothing to refund: later hits were in the queue of a leaky bucket, or the key
+    ///   was cleared or evicted.
+    /// - The difference was not charged, because a full memory storage did not contain the key.
+    pub fn settled_units(&self) -> Option<u32> {
+        match self.kind {
+            EventKind::Settled { expired: true, .. } | EventKind::Unsettled(_) => Some(0),
+            EventKind::Settled { decision, actual, .. } | EventKind::NotSettled { decision, actual, .. } => {
+                Some(actual.abs_diff(decision.cost()))
+            }
+            _ => None,
+        }
+    }
+}
