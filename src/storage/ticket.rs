@@ -15,7 +15,8 @@ pub(super) struct Ticket<A> {
     answer: oneshot::Sender<A>,
 }
 
-/// The caller's side of a call. The call is executed even if this is dropped.
+/// The caller's side of a call. If it is dropped, the executing side decides if it still executes the
+/// call. Groups of Redis hits skip one that has not begun, and all other storages execute it.
 #[derive(Debug)]
 pub(super) struct Caller<A> {
     stage: Arc<Mutex<Stage>>,

@@ -111,7 +111,7 @@ impl CasStorage for Client {
 impl ServerStore for Client {
     const LABEL: &'static str = "memcached";
 
-    /// Does not encode the prefix, because keys cannot be listed.
+    /// Leaves the prefix as it is, because [`item_key`] encodes it with the rest of the key.
     fn encoded_prefix(prefix: &str) -> Arc<str> {
         prefix.into()
     }
