@@ -61,8 +61,7 @@ impl CasStorage for PostgresStore {
     }
 
     async fn load(&self, key: &str, deadline: Instant) -> Result<Loaded<String>, StorageError> {
-        let reply = self.query(Query::new(Statement::Load, [key.into()]), deadline).await;
-        let Some(Reply { text, now, .. }) = reply.map_err(StorageError::uncounted)? else {
+        let Some(Reply { text, now, .. }) = self.read(key, deadline).await? else {
             let message = format!("{} rolled back a read because of other transactions", self.link.server());
             return Err(StorageError::refused(self.link.server(), message));
         };
@@ -127,6 +126,11 @@ impl ServerStore for PostgresStore {
         is_busy.then(error).or_else(|| self.link.overload())
     }
 
+    /// A read that the server has rolled back is a reply, too.
+    async fn ping(&self, prefix: &str, deadline: Instant) -> Result<(), StorageError> {
+        self.read(prefix, deadline).await.map(drop)
+    }
+
     async fn delete_all(&self, prefix: &str, deadline: Instant) -> Result<u64, StorageError> {
         // The collation "C" orders keys by their bytes.
         let query = Query::new(Statement::DeleteAll, [prefix.into(), (&*names::after(prefix)).into()]);
@@ -147,6 +151,12 @@ impl fmt::Debug for PostgresStore {
 }
 
 impl PostgresStore {
+    /// Reads the row of a key. Returns `None` if the read was rolled back because of another
+    /// transaction.
+    async fn read(&self, key: &str, deadline: Instant) -> Result<Option<Reply>, StorageError> {
+        self.query(Query::new(Statement::Load, [key.into()]), deadline).await.map_err(StorageError::uncounted)
+    }
+
     /// Executes a statement, and records the server's time. Returns `None` if the statement was
     /// rolled back because of another transaction.
     async fn query(&self, query: Query, deadline: Instant) -> Result<Option<Reply>, StorageError> {
