@@ -27,6 +27,7 @@
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 
 use redis::Value;
@@ -34,7 +35,7 @@ use tokio::runtime::{self, Handle};
 use tokio::task::yield_now;
 use tokio::time::Instant;
 
-use super::error::is_script_missing;
+use super::error::{is_cross_slot, is_script_missing};
 use super::link::{Link, Node};
 use super::script::{Call, Combined, Kin};
 use super::url::Combine;
@@ -59,6 +60,9 @@ pub(super) struct Combiner {
     /// The prefix of all keys.
     prefix: Arc<str>,
     in_flight: Gauge,
+    /// `true` if the server has refused a group because its keys are in several slots. It would
+    /// refuse nearly every other group, too.
+    is_refused: AtomicBool,
     /// The groups that hits can join. The task of a group closes it, and then sends it.
     open: Mutex<HashMap<GroupKey, Arc<Group>>>,
 }
@@ -96,7 +100,17 @@ struct Sending {
 
 impl Combiner {
     pub(super) fn new(mode: Combine, prefix: Arc<str>) -> Arc<Self> {
-        Arc::new(Self { mode, prefix, in_flight: Gauge::default(), open: Mutex::default() })
+        let (in_flight, is_refused, open) = (Gauge::default(), AtomicBool::new(false), Mutex::default());
+        Arc::new(Self { mode, prefix, in_flight, is_refused, open })
+    }
+
+    /// Waits for the proof that hits can be combined, unless it is not needed.
+    pub(super) async fn prepare(&self, link: &Link, deadline: Instant) {
+        if self.mode == Combine::OnSingleServer
+            && let Some(node) = link.single()
+        {
+            node.prove(&self.prefix, deadline).await;
+        }
     }
 
     /// Returns `true` if hits can be combined on this connection now.
@@ -104,7 +118,7 @@ impl Combiner {
         match self.mode {
             Combine::Never => false,
             Combine::OnSingleServer => node.is_single_server(&self.prefix),
-            Combine::Always => true,
+            Combine::Always => !self.is_refused.load(Ordering::Relaxed),
         }
     }
 
@@ -241,6 +255,9 @@ impl Sending {
             // The server refused the call, so it executed nothing. The key of one hit may be the
             // cause, so the other hits can succeed in calls of their own.
             Err(error) if error.kind() == StorageErrorKind::Refused => {
+                if is_cross_slot(&error) {
+                    self.combiner.is_refused.store(true, Ordering::Relaxed);
+                }
                 hits.into_iter().for_each(Hit::send_alone);
             }
             Err(error) => hits.into_iter().for_each(|hit| hit.ticket.answer(Some(Err(error.clone())))),

@@ -42,6 +42,11 @@ pub(super) fn is_script_missing(error: &StorageError) -> bool {
     is_server_error(error, ServerErrorKind::NoScript)
 }
 
+/// Returns `true` if the server belongs to a cluster and the keys of the command are in several slots.
+pub(super) fn is_cross_slot(error: &StorageError) -> bool {
+    is_server_error(error, ServerErrorKind::CrossSlot)
+}
+
 /// Returns `true` if the user has no right to run the command.
 pub(super) fn is_permission_denied(error: &StorageError) -> bool {
     is_server_error(error, ServerErrorKind::NoPerm)

@@ -145,7 +145,8 @@ impl RedisStorage {
     /// Waits until the server is ready. In a cluster, waits for every node that holds keys.
     ///
     /// Call this method before the program accepts traffic. It repeats a check until the check
-    /// succeeds, or until `timeout` has passed. One check takes at most a second.
+    /// succeeds, or until `timeout` has passed. One check takes at most a second. Then it waits up to a
+    /// second for the proof that hits can [share calls](Self#shared-calls).
     ///
     /// The check runs every command of the scripts on a temporary key under the
     /// [prefix](Self#options). So it detects a missing
@@ -159,7 +160,11 @@ impl RedisStorage {
     /// checks timed out, returns that timeout. If the user has no right to run a command, the error
     /// names the command.
     pub async fn ready(&self, timeout: Duration) -> Result<(), StorageError> {
-        until_ready(Instant::now() + timeout.min(LONGEST_WAIT), |deadline| self.probe(deadline)).await
+        let deadline = Instant::now() + timeout.min(LONGEST_WAIT);
+        until_ready(deadline, |deadline| self.probe(deadline)).await?;
+        // A health check does not wait for this, because its timeout is short.
+        self.combiner.prepare(&self.link, deadline).await;
+        Ok(())
     }
 }
 

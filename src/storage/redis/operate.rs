@@ -5,7 +5,6 @@ use tokio::time::Instant;
 
 use super::link::Node;
 use super::script::Scripts;
-use super::url::Combine;
 use super::{RedisStorage, record};
 use crate::key::Key;
 use crate::policy::Policy;
@@ -25,9 +24,6 @@ impl RedisStorage {
             for (command, script) in [("EVAL", SCRIPT), ("EVALSHA", &*hash)] {
                 self.link.run(cmd(command).arg(script).arg(1).arg(&key), deadline).await?;
             }
-        }
-        if self.combiner.mode == Combine::OnSingleServer {
-            self.link.prove_single_server(&self.prefix, deadline).await;
         }
         Ok(())
     }

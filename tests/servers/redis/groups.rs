@@ -220,25 +220,41 @@ async fn one_server_is_proved_once_per_connection() {
 }
 
 #[tokio::test]
-async fn server_of_a_cluster_fails_the_proof_once() {
+async fn check_makes_no_proof() {
+    let server = Server::start(&[]);
+    let storage = storage(&server.url());
+    for checks in 1..=3 {
+        storage.check().await.unwrap();
+        assert_eq!(server.calls("eval"), checks);
+    }
+    ready(&storage).await;
+    assert!(server.calls("eval") > 64);
+    assert_eq!(server.ask(&["DBSIZE"]).to_string(), "0", "the token is deleted");
+}
+
+#[tokio::test]
+async fn server_of_a_cluster_ends_combining() {
     let server = Server::start(&["--cluster-enabled", "yes"]);
     let slots: Vec<String> = (0..16_384).map(|slot| slot.to_string()).collect();
     let all = ["CLUSTER", "ADDSLOTS"].into_iter().chain(slots.iter().map(|slot| &**slot)).collect::<Vec<_>>();
     server.ask(&all);
-    let (storage, policy) = (storage(&server.url()), policy("10/day"));
-    ready(&storage).await;
+    let policy = policy("10/day");
     let refused = || {
         let Reply::Text(stats) = server.ask(&["INFO", "errorstats"]) else { panic!("no text") };
         let count = stats.lines().find_map(|line| line.strip_prefix("errorstat_CROSSSLOT:count=").map(str::to_owned));
         count.map_or(0, |count| count.parse::<u64>().unwrap())
     };
-    let mut before = 0;
-    for round in 1..=3 {
-        for result in join_all((0..CLIENTS).map(|client| hit(&storage, &policy, client))).await {
-            assert_eq!(result.unwrap().remaining(), 10 - round);
+    for query in ["?prefix=proved", "?prefix=unproved&combine=always"] {
+        let mut before = refused();
+        let storage = storage(&(server.url() + query));
+        ready(&storage).await;
+        for round in 1..=3 {
+            for result in join_all((0..CLIENTS).map(|client| hit(&storage, &policy, client))).await {
+                assert_eq!(result.unwrap().remaining(), 10 - round);
+            }
+            let now = refused();
+            assert!(if round == 1 { now > before } else { now == before }, "{query}, {round}: {before}, {now}");
+            before = now;
         }
-        let now = refused();
-        assert!(if round == 1 { now > 0 } else { now == before }, "round {round}: {before}, {now}");
-        before = now;
     }
 }

@@ -124,14 +124,6 @@ impl Link {
         }
     }
 
-    /// Waits for the proof that all keys under `prefix` are on one server, before calls are combined.
-    /// In a cluster, calls are never combined.
-    pub(super) async fn prove_single_server(&self, prefix: &str, deadline: Instant) {
-        if let Some(node) = self.single() {
-            node.prove(prefix, deadline).await;
-        }
-    }
-
     /// Checks that the server replies. In a cluster, checks every node that holds keys.
     pub(super) async fn ping(&self, deadline: Instant) -> Result<(), StorageError> {
         match &self.0 {

@@ -5,13 +5,13 @@ use std::future::ready;
 use std::pin::Pin;
 use std::sync::Arc;
 
-use redis::{Cmd, ErrorKind, RedisError, Value};
+use redis::{Cmd, RedisError, Value};
 use tokio::time::{Instant, timeout, timeout_at};
 
 use super::super::error::{from_redis, is_permission_denied, needs_new_connection};
 use super::super::url::Access;
 use super::connect::RedisConnection;
-use super::proof::{Commands, Proof};
+use super::proof::{Commands, Proof, is_refusal_of_a_slot};
 use crate::storage::net::{CONNECT_WITHIN, Call, Calls, Connected, Reconnecting, Usable};
 use crate::storage::url::Address;
 use crate::storage::{StorageError, StorageErrorKind};
@@ -74,25 +74,24 @@ pub(super) struct OpenConnection {
 
 impl OpenConnection {
     fn new(connection: RedisConnection, address: Address) -> Self {
-        Self { connection, address, calls: Calls::default(), proof: Proof::default() }
+        Self { connection, address, calls: Calls::default(), proof: Proof::new() }
     }
 
-    /// Proves that all keys under `prefix` are on one server, unless the proof was begun before.
+    /// Proves that all keys under `prefix` are on one server, if a proof can begin now.
     async fn prove(&self, prefix: &str) {
         let Some(proving) = self.proof.begin() else { return };
         let (mut connection, commands) = (self.connection.commands(), Commands::new(prefix));
-        let replies = async {
-            connection.send_packed_command(&commands.store).await?;
-            let replies = connection.send_packed_commands(&commands.read, 0, Commands::READS).await;
+        let result = async {
+            let stored = connection.send_packed_command(&commands.store).await?;
+            if stored != Value::Okay {
+                return Ok(is_refusal_of_a_slot(&stored).then_some(false));
+            }
+            let replies = connection.send_packed_commands(&commands.read, 0, Commands::READS).await?;
             connection.send_packed_command(&commands.delete).await?;
-            replies
+            Ok::<_, RedisError>(commands.result(&replies))
         };
-        match timeout(CONNECT_WITHIN, replies).await {
-            Ok(Ok(replies)) => proving.end(commands.is_proof(&replies)),
-            // A lost connection or a timeout proves nothing, so the proof can be tried again. A
-            // server that refuses a command would refuse it again.
-            Ok(Err(error)) if matches!(error.kind(), ErrorKind::Server(_) | ErrorKind::Extension) => proving.end(false),
-            Ok(Err(_)) | Err(_) => drop(proving),
+        if let Ok(Ok(Some(is_single_server))) = timeout(CONNECT_WITHIN, result).await {
+            proving.end(is_single_server);
         }
     }
 }
@@ -161,20 +160,19 @@ impl Node {
     }
 
     /// Returns `true` if the open connection has proved that all keys under `prefix` are on one
-    /// server. Otherwise begins the proof in the background, once per connection.
+    /// server. Otherwise begins a proof in the background, if one can begin now.
     pub(in super::super) fn is_single_server(&self, prefix: &Arc<str>) -> bool {
         let Some(open) = self.0.connection.value() else { return false };
         let is_single_server = open.proof.is_single_server();
-        if !is_single_server && !open.proof.is_begun() {
+        if !is_single_server && open.proof.is_due() {
             let prefix = Arc::clone(prefix);
             tokio::spawn(async move { open.prove(&prefix).await });
         }
         is_single_server
     }
 
-    /// Waits for the proof that all keys under `prefix` are on one server, if the connection has
-    /// not begun it before.
-    pub(super) async fn prove(&self, prefix: &str, deadline: Instant) {
+    /// Waits for the proof that all keys under `prefix` are on one server, if one can begin now.
+    pub(in super::super) async fn prove(&self, prefix: &str, deadline: Instant) {
         if let Ok(open) = self.open(deadline).await {
             let _ = timeout_at(deadline, open.prove(prefix)).await;
         }

@@ -9,45 +9,77 @@
 //! by 64 scripts, whose first keys are other random keys. A script that runs on another server does
 //! not find the token. If a proxy sends a share of the keys elsewhere, all scripts find the token only
 //! with the probability `(1 - share) ^ 64`: 10^-19 for two equal servers, and 0.1 % for a server with
-//! a tenth of the keys. Each connection uses other keys.
+//! a tenth of the keys. Each proof uses other keys.
+//!
+//! A proof without a result is made again later, because its cause can end: the server was out of
+//! memory, was loading its data, or has evicted the token. A token that a script finds after
+//! another script has not found it is a result, because an evicted token does not return. Behind a
+//! proxy, hardly any proof is without a result. So in both examples above, all proofs of a
+//! connection together raise the probability by less than a hundredth of itself.
 
 use std::hash::{BuildHasher, RandomState};
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Mutex, MutexGuard};
+use std::time::Duration;
 
-use redis::{Cmd, Pipeline, Value, cmd};
+use redis::{Cmd, Pipeline, ServerErrorKind, Value, cmd};
+use tokio::time::Instant;
+
+use crate::sync::unpoisoned;
 
 /// The time to live of the token, in milliseconds. It is deleted before, unless the proof is dropped.
 const TOKEN_MILLIS: u32 = 10_000;
 
+/// The delay after a proof without a result.
+const RETRY_AFTER: Duration = Duration::from_secs(10);
+
 /// Reads the second key. The first one selects the server.
-const SCRIPT: &str = "return redis.call('GET', KEYS[2])";
+const READ: &str = "return redis.call('GET', KEYS[2])";
+
+/// Deletes the token. Some proxies close the connection of a client that sends them the command
+/// `UNLINK`.
+const DELETE: &str = "return redis.call('UNLINK', KEYS[1])";
 
 /// The state of the proof of one connection.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct Proof {
     is_single_server: AtomicBool,
-    /// `true` while the proof is running, and after it has ended with a result.
-    is_begun: AtomicBool,
+    /// The earliest time of the next try. `None` while a proof is running, and after a result.
+    next: Mutex<Option<Instant>>,
 }
 
-/// A running proof. If it is dropped without a result, the next caller begins another one.
+/// A running proof. If it is dropped without a result, another one can begin after a delay.
 pub(super) struct Proving<'a>(Option<&'a Proof>);
 
 impl Proof {
+    /// Creates the state of a new connection, whose proof can begin immediately.
+    pub(super) fn new() -> Self {
+        Self { is_single_server: AtomicBool::new(false), next: Mutex::new(Some(Instant::now())) }
+    }
+
     /// Returns `true` if the connection has proved to be a single server.
     pub(super) fn is_single_server(&self) -> bool {
         self.is_single_server.load(Ordering::Relaxed)
     }
 
-    /// Returns `true` if the proof is running, or has ended with a result.
-    pub(super) fn is_begun(&self) -> bool {
-        self.is_begun.load(Ordering::Relaxed)
+    /// Returns `true` if a proof can begin.
+    pub(super) fn is_due(&self) -> bool {
+        self.next().is_some_and(is_past)
     }
 
-    /// Begins the proof. Returns `None` if it was begun before.
+    /// Begins a proof. Returns `None` if one is running, has had a result, or has ended without a
+    /// result a short time ago.
     pub(super) fn begin(&self) -> Option<Proving<'_>> {
-        (!self.is_begun.swap(true, Ordering::Relaxed)).then(|| Proving(Some(self)))
+        self.next().take_if(|next| is_past(*next)).map(|_| Proving(Some(self)))
     }
+
+    fn next(&self) -> MutexGuard<'_, Option<Instant>> {
+        unpoisoned(self.next.lock())
+    }
+}
+
+fn is_past(next: Instant) -> bool {
+    next <= Instant::now()
 }
 
 impl Proving<'_> {
@@ -62,7 +94,7 @@ impl Proving<'_> {
 impl Drop for Proving<'_> {
     fn drop(&mut self) {
         if let Some(proof) = self.0 {
-            proof.is_begun.store(false, Ordering::Relaxed);
+            *proof.next() = Some(Instant::now() + RETRY_AFTER);
         }
     }
 }
@@ -89,16 +121,74 @@ impl Commands {
         store.arg(&home).arg(&token).arg("PX").arg(TOKEN_MILLIS);
         let mut read = Pipeline::with_capacity(Self::READS);
         for number in 1..=Self::READS {
-            read.cmd("EVAL").arg(SCRIPT).arg(2).arg(key(number)).arg(&home);
+            read.cmd("EVAL").arg(READ).arg(2).arg(key(number)).arg(&home);
         }
-        let mut delete = cmd("UNLINK");
-        delete.arg(&home);
+        let mut delete = cmd("EVAL");
+        delete.arg(DELETE).arg(1).arg(&home);
         Self { store, read, delete, token }
     }
 
-    /// Returns `true` if the replies prove that all keys are on one server.
-    pub(super) fn is_proof(&self, replies: &[Value]) -> bool {
+    /// Returns `true` if the replies to `read` prove that all keys are on one server, `false` if
+    /// they prove the opposite, and `None` if they prove nothing.
+    pub(super) fn result(&self, replies: &[Value]) -> Option<bool> {
         let found = |reply: &Value| matches!(reply, Value::BulkString(bytes) if *bytes == self.token);
-        replies.len() == Self::READS && replies.iter().all(found)
+        let Some(missed) = replies.iter().position(|reply| !found(reply)) else {
+            return (replies.len() == Self::READS).then_some(true);
+        };
+        let is_refuted = replies[missed..].iter().any(|reply| found(reply) || is_refusal_of_a_slot(reply));
+        is_refuted.then_some(false)
+    }
+}
+
+/// Returns `true` if a server of a cluster refused the slots of the keys.
+pub(super) fn is_refusal_of_a_slot(reply: &Value) -> bool {
+    let kind = if let Value::ServerError(error) = reply { error.kind() } else { None };
+    matches!(kind, Some(ServerErrorKind::Moved | ServerErrorKind::CrossSlot))
+}
+
+#[cfg(test)]
+mod tests {
+    use redis::parse_redis_value;
+
+    use super::*;
+
+    #[test]
+    fn only_replies_of_several_servers_refute_a_proof() {
+        let commands = Commands::new("rl");
+        let found = || Value::BulkString(commands.token.clone());
+        let error = |text: &str| parse_redis_value(format!("-{text} text\r\n").as_bytes()).unwrap();
+        let replies = |first: usize, others: Value, last: usize| {
+            let middle = vec![others; Commands::READS - first - last];
+            commands.result(&[vec![found(); first], middle, vec![found(); last]].concat())
+        };
+        assert_eq!(replies(0, found(), 0), Some(true));
+        assert_eq!(commands.result(&vec![found(); Commands::READS - 1]), None);
+        for reply in [Value::Nil, Value::BulkString(b"other".to_vec()), error("OOM"), error("NOPERM")] {
+            for first in [0, 10] {
+                assert_eq!(replies(first, reply.clone(), 0), None, "{reply:?}");
+            }
+            assert_eq!(replies(10, reply.clone(), 1), Some(false), "{reply:?}");
+            assert_eq!(replies(0, reply, 1), Some(false));
+        }
+        for code in ["MOVED", "CROSSSLOT"] {
+            assert_eq!(replies(10, error(code), 0), Some(false), "{code}");
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn proof_without_a_result_is_retried_after_a_delay() {
+        let proof = Proof::new();
+        for _ in 0..3 {
+            let proving = proof.begin().unwrap();
+            assert!(!proof.is_due() && proof.begin().is_none(), "a proof is running");
+            drop(proving);
+            tokio::time::advance(RETRY_AFTER - Duration::from_millis(1)).await;
+            assert!(!proof.is_due() && proof.begin().is_none());
+            tokio::time::advance(Duration::from_millis(1)).await;
+            assert!(proof.is_due());
+        }
+        proof.begin().unwrap().end(true);
+        tokio::time::advance(100 * RETRY_AFTER).await;
+        assert!(proof.is_single_server() && !proof.is_due(), "a result is final");
     }
 }
