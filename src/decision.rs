@@ -122,7 +122,7 @@ impl Decision {
         self.verdict.is(Verdict::ADMITTED)
     }
 
-    /// Returns `true` if the hit is refused. A refused hit has spent nothing.
+    /// Returns `true` if the hit is refused. A refusal by a limit spends nothing.
     #[inline]
     pub fn is_refused(&self) -> bool {
         !self.is_admitted()

@@ -327,7 +327,7 @@ impl<R> RateLimitLayer<R> {
     /// Inserts the [`Decision`](crate::Decision) into the extensions of each admitted request, for
     /// handlers. With the feature `axum`, `Decision` is an extractor. Defaults to off.
     ///
-    /// A request has no decision in these cases, so handlers should take an `Option<Decision>`:
+    /// The layer inserts no decision in these cases, so handlers should take an `Option<Decision>`:
     ///
     /// - It is not limited.
     /// - The storage or the lookup of the policy failed, and the request was forwarded without a
@@ -336,7 +336,7 @@ impl<R> RateLimitLayer<R> {
     ///   cost is 0, or the storage did not decide immediately.
     ///
     /// With stacked layers that have this option, the handler gets the decision of the innermost
-    /// one.
+    /// layer that inserted one.
     pub fn share_decision(self) -> Self {
         self.with_config(|config| config.shares_decision = true)
     }
@@ -390,9 +390,10 @@ impl<R> RateLimitLayer<R> {
     /// Adds the keys of clients to log events (feature `tracing`). Defaults to off, because keys
     /// can be addresses or secrets.
     ///
-    /// A key is written with the byte of its kind, such as `talice` for the text `alice`. Quotes,
-    /// backslashes and bytes that are not printable ASCII are escaped. A key is cut off after 256
-    /// bytes.
+    /// A key is written as its [bytes](crate::Key::as_bytes): one byte for its kind, then its
+    /// content. The text `alice` is written as `talice`, and the address 127.0.0.1 as
+    /// `4\x7f\x00\x00\x01`. Quotes, backslashes and bytes that are not printable ASCII are escaped.
+    /// A key is cut off after 256 bytes.
     pub fn log_keys(self) -> Self {
         self.with_config(|config| config.reporter.logs_keys = true)
     }

@@ -61,9 +61,9 @@ impl fmt::Display for LookupError {
         match &*self.0 {
             Cause::Failed(_) => Ok(()),
             Cause::TimedOut(timeout) => write!(f, ": no result within {timeout:?}"),
-            Cause::Panicked => f.write_str(": the look-up panicked, or its runtime has ended"),
+            Cause::Panicked => f.write_str(": the lookup panicked, or its runtime has ended"),
             Cause::NoRuntime => f.write_str(": there is no tokio runtime with time enabled"),
-            Cause::TooMany(in_flight) => write!(f, ": {in_flight} look-ups are in flight or wait already"),
+            Cause::TooMany(in_flight) => write!(f, ": {in_flight} lookups are in flight or wait already"),
         }
     }
 }

@@ -94,13 +94,13 @@ use crate::policy::{IntoPolicy, SharedPolicy};
 /// its result is cached.
 ///
 /// A request waits for its lookup without a ready inner service, so it occupies no permit of a
-/// `ConcurrencyLimit` and no slot of a `Buffer`. After the lookup, it polls a clone of the inner
-/// service ready, and is then decided like a new request.
+/// `ConcurrencyLimit` and no slot of a `Buffer`. After the lookup, the layer waits until a
+/// clone of the inner service is ready, and then decides the request like a new one.
 ///
 /// Requests in different runtimes share a lookup, for example in a server with a runtime for each
 /// thread. Each request has a timer of its own runtime. If the runtime of a lookup ends, or does
 /// not run until the [timeout](Self::timeout), another runtime starts a new lookup.
-#[must_use = "a look-up does nothing until a layer uses it"]
+#[must_use = "a lookup does nothing until a layer uses it"]
 pub struct PolicyLookup<I> {
     id: Arc<IdFn<I>>,
     look_up: Arc<LookUpFn<I>>,

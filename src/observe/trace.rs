@@ -84,7 +84,7 @@ impl Log {
             EventKind::Failed { error, .. } if error.is::<LookupError>() => {
                 if let Some(failed) = self.lookup_failures.due() {
                     let error = chain(error);
-                    tracing::warn!(outcome, shadow, failed, error, "look-up of a rate limit policy failed");
+                    tracing::warn!(outcome, shadow, failed, error, "lookup of a rate limit policy failed");
                 }
             }
             EventKind::Failed { error, .. } => {

@@ -117,8 +117,9 @@ impl Default for Summary {
 /// builds of a program. A storage that outlives the process must therefore store those three
 /// instead of the digest.
 ///
-/// A [`StorageFuture`] owns the values that it needs. The limiter and the layer share one storage
-/// in an [`Arc`]. `testing::StorageLaws` (feature `testing`) tests an implementation.
+/// A [`StorageFuture`] owns the values that it needs. A limiter or a layer keeps its storage in an
+/// [`Arc`], which its clones share, so an implementation does not have to be `Clone`.
+/// `testing::StorageLaws` (feature `testing`) tests an implementation.
 ///
 /// # Examples
 ///

@@ -147,8 +147,8 @@ impl StorageError {
     /// hit, refunded the units, or cleared the key.
     ///
     /// This is the case if a call that changes states was sent, and its outcome is unknown. The
-    /// storages of this crate do not retry such a hit or refund, because the retry could count
-    /// twice.
+    /// storages of this crate do not retry such a hit, charge or refund, because the retry could
+    /// count twice.
     pub fn may_have_counted(&self) -> bool {
         self.0.may_have_counted
     }

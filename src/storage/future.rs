@@ -44,7 +44,7 @@ impl<T> StorageFuture<T> {
         Self(Stage::Ready(Some(result)))
     }
 
-    /// Boxes `future`. It is not polled before the returned future is.
+    /// Boxes `future`. It does not run until the returned future is polled.
     pub fn new(future: impl Future<Output = Result<T, StorageError>> + Send + 'static) -> Self {
         Self(Stage::Pending(Box::pin(future)))
     }

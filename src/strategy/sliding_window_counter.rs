@@ -65,8 +65,9 @@ struct Buckets {
 }
 
 impl SlidingWindowCounter {
-    /// Creates a counter whose first bucket starts with the first admitted hit of a key, or with
-    /// the first one after both buckets have expired.
+    /// Creates a counter whose buckets are not aligned. The first admitted hit of a key starts its
+    /// first bucket. After the current and the previous bucket have expired, the next admitted hit
+    /// starts a first bucket again.
     pub const fn new() -> Self {
         Self { aligned: false }
     }

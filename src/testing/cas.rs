@@ -52,11 +52,11 @@ impl<S: CasStorage, M: Fn() -> S> CasLaws<S, M> {
         Self { make, second_handle: None }
     }
 
-    /// Checks the law of concurrency with several handles to the same texts, as in several processes. Without this,
-    /// the handles are clones.
+    /// Sets the function that returns another handle to the texts of a store, as another process
+    /// has. The laws of comparing, of lost swaps and of concurrency use it. Defaults to `clone`.
     ///
-    /// `second_handle` returns a new handle to the texts of the given store. Use it for stores
-    /// whose clones share more than the texts, such as a connection or a lock.
+    /// Call this method for stores whose clones share more than the texts, such as a connection or
+    /// a lock.
     pub fn second_handle(self, second_handle: impl Fn(&S) -> S + 'static) -> Self {
         Self { second_handle: Some(Box::new(second_handle)), ..self }
     }

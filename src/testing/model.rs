@@ -32,8 +32,8 @@ impl Model {
         self.with_states(policy, key, |states| policy.decide(states, now, op, cost))
     }
 
-    /// Corrects the cost of the hit that returned `decision` to `actual` units at the time `now`,
-    /// like [`Policy::settle`].
+    /// Corrects the cost of a hit to `actual` units, like [`Policy::settle`]. `decision` is the
+    /// decision on that hit, and `now` is the time of the correction.
     pub fn settle(&mut self, policy: &Policy, key: &Key, decision: &Decision, actual: u32, now: Timestamp) {
         self.with_states(policy, key, |states| policy.settle(states, now, decision, actual));
     }

@@ -227,7 +227,7 @@ fn failed_look_up_is_logged_once_per_second_and_not_as_a_failure_of_the_storage(
     let warnings: Vec<_> = lines.iter().filter(|line| line.starts_with("WARN")).collect();
     assert_eq!(warnings.len(), 2, "{lines:#?}");
     for line in warnings {
-        assert!(line.contains("look-up of a rate limit policy failed") && line.contains("no database"), "{line}");
+        assert!(line.contains("lookup of a rate limit policy failed") && line.contains("no database"), "{line}");
     }
 }
 

@@ -92,7 +92,7 @@ impl Database {
             Behavior::Works => {}
             Behavior::Fails => return Err("the database is down"),
             Behavior::Hangs => pending().await,
-            Behavior::Panics => panic!("a bug in the look-up"),
+            Behavior::Panics => panic!("a bug in the lookup"),
         }
         let plans = self.0.plans.lock().unwrap();
         Ok(plans.get(tenant.to_str().unwrap()).map(|plan| policy(plan).with_name(tenant.to_str().unwrap())))
@@ -228,7 +228,7 @@ async fn on_error_applies_if_nothing_is_cached() {
             let (text, is_timeout, source) = match behavior {
                 Behavior::Hangs => ("cannot look up the policy: no result within 1s", true, None),
                 Behavior::Panics => {
-                    ("cannot look up the policy: the look-up panicked, or its runtime has ended", false, None)
+                    ("cannot look up the policy: the lookup panicked, or its runtime has ended", false, None)
                 }
                 _ => ("cannot look up the policy", false, Some("the database is down")),
             };
@@ -378,7 +378,7 @@ where
         pending.push((service, request));
     }
     for left in ["3", "2", "1", "0"] {
-        let response = timeout(GENEROUS, ask(&service, from("a"))).await.expect("a look-up holds no ready service");
+        let response = timeout(GENEROUS, ask(&service, from("a"))).await.expect("a lookup holds no ready service");
         assert_eq!(response.headers()["x-ratelimit-remaining"], left);
     }
     for _ in 0..10 {
@@ -546,7 +546,7 @@ async fn look_ups_that_wait_are_bounded() {
     }
     // Two lookups run, and 16 times as many wait.
     assert_eq!((pending.len(), refused), (2 * 34, 2 * 66));
-    let text = "cannot look up the policy: 34 look-ups are in flight or wait already";
+    let text = "cannot look up the policy: 34 lookups are in flight or wait already";
     assert_eq!(*errors.lock().unwrap(), vec![(text.to_owned(), false); 132]);
     assert_eq!(limit(&ask(&service, from("a")).await), Some("5"), "the last good result is used");
     drop(pending);

@@ -37,8 +37,8 @@ use crate::time::Timestamp;
 ///
 /// [`load`](Self::load), [`swap`](Self::swap) and [`check`](Self::check) get a deadline. [`Cas`]
 /// drops their futures shortly afterwards, when the [timeout](Cas::timeout) of the call has passed.
-/// A store that gives up at the deadline can return an error that names the server. Any other store
-/// can ignore it.
+/// A store can return an error that names the server when the deadline has passed. A store that has
+/// no such error can ignore the deadline.
 ///
 /// # Examples
 ///

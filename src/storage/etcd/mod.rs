@@ -172,7 +172,7 @@ impl EtcdStorage {
         Self(self.0.with_store(EtcdStore::new(members)))
     }
 
-    /// Decides by `clock` instead of this machine's clock. Use it in tests (feature `testing`).
+    /// Sets the clock for decisions, for tests (feature `testing`). Defaults to this machine's clock.
     #[cfg(feature = "testing")]
     #[must_use]
     pub fn clock(self, clock: impl Clock) -> Self {

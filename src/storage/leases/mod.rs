@@ -99,8 +99,9 @@ const MAX_KEYS: usize = 10_000;
 impl Leases {
     /// Wraps `storage`. `slice` is the number of units that one request takes from it.
     ///
-    /// A request takes less if that would be more than a sixteenth of the remaining units, and more
-    /// if the hits that wait for it need more.
+    /// A request takes at most a sixteenth of the remaining units, or of the capacity if the
+    /// remaining units are not known yet. If the hits that wait for the request need more than this
+    /// or more than `slice`, the request takes as many units as they need.
     ///
     /// # Panics
     ///

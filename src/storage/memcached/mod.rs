@@ -90,7 +90,7 @@ impl MemcachedStorage {
         Ok(Self(ServerCas::new(Client::new(servers, &machine), &options)))
     }
 
-    /// Decides by `clock` instead of the servers' time. Use it in tests (feature `testing`).
+    /// Sets the clock for decisions, for tests (feature `testing`). Defaults to the servers' time.
     #[cfg(feature = "testing")]
     #[must_use]
     pub fn clock(self, clock: impl Clock) -> Self {
@@ -114,7 +114,8 @@ impl MemcachedStorage {
     ///
     /// # Errors
     ///
-    /// Returns the last error of the first server that does not reply within `timeout`.
+    /// Returns an error if a server has not replied when `timeout` has passed. This is the last
+    /// error that is not a timeout. If all checks timed out, it is the timeout.
     pub async fn ready(&self, timeout: Duration) -> Result<(), StorageError> {
         self.0.ready(timeout).await
     }

@@ -293,7 +293,7 @@ impl PostgresStorage {
         Ok(Self(self.0.with_store(store)))
     }
 
-    /// Decides by `clock` instead of the server's clock. Use it in tests (feature `testing`).
+    /// Sets the clock for decisions, for tests (feature `testing`). Defaults to the server's clock.
     #[cfg(feature = "testing")]
     #[must_use]
     pub fn clock(self, clock: impl Clock) -> Self {

@@ -105,8 +105,7 @@ pub struct RedisStorage {
 }
 
 impl RedisStorage {
-    /// Creates a storage for the servers in `url`. The guide lists the
-    /// [forms of the URL](Self#urls).
+    /// Creates a storage for the servers in `url`, which has one of [these forms](Self#urls).
     ///
     /// This does not connect. With TLS, it loads the certificates and the private key.
     ///

@@ -90,7 +90,7 @@ impl RedisStorage {
     ///   limit that is not in `policy` is written as its digest in hexadecimal.
     /// - The first number is the instant at which the state expires, in microseconds of Unix time.
     ///   The state may have expired already.
-    /// - The [guide] describes the other numbers.
+    /// - The section [Keys](Self#keys) describes the other numbers.
     ///
     /// The result is empty if the server has no states of the key. If a strategy of `policy` has no
     /// [script](crate::strategy::Strategy::script), the states are stored under another key, and
@@ -100,8 +100,6 @@ impl RedisStorage {
     ///
     /// Returns an error if the server is unreachable, refuses `GET`, or does not reply within the
     /// [timeout](Self#options).
-    ///
-    /// [guide]: Self#keys
     pub async fn stored_states(&self, policy: &Policy, key: &Key) -> Result<Vec<String>, StorageError> {
         let mut command = cmd("GET");
         command.arg(record::states_key(&self.prefix, policy, key));

@@ -207,7 +207,7 @@ impl SqliteStorage {
         Self { shared: Arc::new(shared), prefix: names::prefix(prefix), timeout, clock: None }
     }
 
-    /// Decides by `clock` instead of this machine's clock. Use it in tests (feature `testing`).
+    /// Sets the clock for decisions, for tests (feature `testing`). Defaults to this machine's clock.
     #[cfg(feature = "testing")]
     #[must_use]
     pub fn clock(self, clock: impl Clock) -> Self {
