@@ -25,7 +25,8 @@ where
         drop(runtime.spawn(async move { then(call.await) }));
     } else {
         let message = "the storage is asynchronous, and the call was made outside of a tokio runtime";
-        then(Err(StorageError::new(StorageErrorKind::Cancelled, message).with_may_have_counted(false)));
+        // The storage may have sent the call at an earlier poll.
+        then(Err(StorageError::new(StorageErrorKind::Cancelled, message).with_may_have_counted(true)));
     }
 }
 

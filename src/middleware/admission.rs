@@ -3,6 +3,8 @@
 #[cfg(feature = "lookup")]
 use std::sync::LazyLock;
 
+use tokio::time::Instant;
+
 use crate::decision::Decision;
 use crate::key::Key;
 #[cfg(feature = "lookup")]
@@ -19,7 +21,7 @@ use crate::observe::EventKind;
 use crate::policy::{Op, Policy, SharedPolicy};
 #[cfg(feature = "lookup")]
 use crate::quota::Quota;
-use crate::reservation::{Hits, ShadowCheck};
+use crate::reservation::{Hits, ObservedAccount, ShadowCheck};
 use crate::storage::{Storage, StorageError, StorageRequest, Summary};
 use crate::waiting::{Pause, Stage, Turn};
 
@@ -190,7 +192,7 @@ impl LayerState {
             return self.refuse_or_wait(decision, storage_request, exchange);
         }
         self.report(EventKind::Decided(decision), storage_request.policy, Some(storage_request.key));
-        Step::Forward(self.admitted_after(decision, decision, storage_request, exchange))
+        Step::Forward(self.admitted_after(decision, decision, None, storage_request, exchange))
     }
 
     /// Applies the decision of a request that has waited for its turn. An admitted request waits
@@ -212,12 +214,14 @@ impl LayerState {
     }
 
     /// Returns the plan for the response of an admitted request. `now` is the decision that the
-    /// header fields report: `decision` itself, or a peek after its delay.
+    /// header fields report: `decision` itself, or a peek after its delay. `since` is the time of the
+    /// decision, if the request has waited since.
     #[inline]
     pub(crate) fn admitted_after(
         &self,
         decision: &Decision,
         now: &Decision,
+        since: Option<Instant>,
         storage_request: StorageRequest<'_>,
         exchange: &mut dyn Exchange,
     ) -> ResponsePlan {
@@ -235,8 +239,12 @@ impl LayerState {
             return ResponsePlan::only(numbers);
         }
         let begin = |shadow| ShadowCheck::begin(self.account(shadow, key, true), cost);
+        let account = || {
+            let account = self.account(policy, key, false);
+            ObservedAccount { since: since.unwrap_or(account.since), ..account }
+        };
         let hits = Hits {
-            spent: settling.filter(|_| cost > 0).map(|_| (self.account(policy, key, false), decision.clone())),
+            spent: settling.filter(|_| cost > 0).map(|_| (account(), decision.clone())),
             shadow_checks: shadows.iter().map(begin).collect(),
         };
         let after = PostResponse {
@@ -258,7 +266,8 @@ impl LayerState {
     pub(crate) fn admitted_after_wait(&self, hit: &mut HeldHit, exchange: &mut dyn Exchange) -> ResponsePlan {
         let decision = hit.delayed.take().expect("an admitted request has a decision");
         let now = if decision.is_at_once() { None } else { hit.peek_now() };
-        self.admitted_after(&decision, now.as_ref().unwrap_or(&decision), hit.storage_request(), exchange)
+        let now = now.as_ref().unwrap_or(&decision);
+        self.admitted_after(&decision, now, Some(hit.since()), hit.storage_request(), exchange)
     }
 
     /// Decides the request in shadow mode, in which every request is forwarded.

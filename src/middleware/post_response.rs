@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::task::Context;
 
 use http::{Extensions, Response};
+use tokio::time::Instant;
 
 use super::options::{ResponseHead, SettleFn, Settling};
 use crate::decision::Decision;
@@ -119,6 +120,7 @@ impl HeldHit {
             Pause::Turn(turn) => Stage::Turn(turn),
             Pause::Delay(decision) => {
                 let decision = self.delayed.insert(decision);
+                self.account.since = Instant::now();
                 self.account.report(EventKind::Decided(decision));
                 Stage::Delay
             }
@@ -128,6 +130,11 @@ impl HeldHit {
     pub(crate) fn storage_request(&self) -> StorageRequest<'_> {
         let op = if self.cost == 0 { Op::Peek } else { Op::Hit };
         self.account.account.request(op, self.cost)
+    }
+
+    /// Returns the time of the decision, or a little later.
+    pub(crate) fn since(&self) -> Instant {
+        self.account.since
     }
 
     /// Peeks at the key after the delay. Returns `None` if the storage fails or is not immediately

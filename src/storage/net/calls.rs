@@ -173,7 +173,7 @@ impl Calls {
         // Read before writing: a write would invalidate the cache line of all other threads.
         if self.is_silent.load(Ordering::Relaxed) {
             let mut silence = unpoisoned(self.silence.lock());
-            (silence.total, silence.until) = (Duration::ZERO, None);
+            (silence.total, silence.until, silence.timeout) = (Duration::ZERO, None, Duration::ZERO);
             self.is_silent.store(false, Ordering::Relaxed);
         }
     }

@@ -105,7 +105,8 @@ impl Link {
         }
     }
 
-    /// Executes a statement once, without retries, and cancels it shortly before the deadline. The
+    /// Executes a statement at most once, and cancels it shortly before the deadline. A statement that
+    /// a late cancel request for an earlier one has cancelled is sent again. The
     /// future can be dropped at any time. The statement is then cancelled at the same time, unless
     /// the server has executed it by then.
     pub(super) async fn query(&self, query: Query, deadline: Instant) -> Result<Outcome, StorageError> {
