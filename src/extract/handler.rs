@@ -54,6 +54,7 @@ rejection_without! {
     /// Its extensions contain this value, whose text names the cause.
     NoReservation:
     "the request has no reservation to settle: call settle_later() on the layer, \
+     take the reservation only once, \
      or extract Option<Reservation> if requests may be unlimited"
 }
 

@@ -112,8 +112,8 @@ impl<R> RateLimitLayer<R> {
     ///   [`Reservations::take_policy`](crate::Reservations::take_policy) returns those of the
     ///   others.
     /// - In a [shadow](Self::shadow) layer, each limited request has a reservation, even if it would
-    ///   have been refused, or if the storage failed. Its decision is then the verdict on a client
-    ///   that has spent nothing.
+    ///   have been refused. If the storage failed or did not decide immediately, the decision is the
+    ///   verdict on a client that has spent nothing.
     ///
     /// ```
     /// use axum::Router;

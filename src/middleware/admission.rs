@@ -21,7 +21,7 @@ use crate::observe::EventKind;
 use crate::policy::{Op, Policy, SharedPolicy};
 #[cfg(feature = "lookup")]
 use crate::quota::Quota;
-use crate::reservation::{Hits, ObservedAccount, ShadowCheck};
+use crate::reservation::{Hits, ObservedAccount, Reservations, ShadowCheck};
 use crate::storage::{Storage, StorageError, StorageRequest, Summary};
 use crate::waiting::{Pause, Stage, Turn};
 
@@ -45,7 +45,11 @@ impl LayerState {
     /// Like [`admit`](Self::admit), for a layer that is not plain (see `LayerConfig::plain`).
     #[inline(never)]
     fn admit_by_options(&self, exchange: &mut dyn Exchange) -> Step {
-        let (config, head) = (&self.config, exchange.head());
+        let config = &self.config;
+        if matches!(config.settling, Some(Settling::Later)) {
+            Reservations::begin(exchange.extensions_mut());
+        }
+        let head = exchange.head();
         if config.skips(&head) {
             return Step::Forward(ResponsePlan::NOTHING);
         }

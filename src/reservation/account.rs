@@ -47,7 +47,7 @@ impl Account {
             return Settling::done(StorageFuture::ok(()));
         }
         let call = self.correct(&hit, actual);
-        if call.as_ready().is_some() {
+        if matches!(call.as_ready(), Some(Ok(()))) {
             return Settling::done(call);
         }
         Settling::pending(call, ReportWhen::Dropped, move |done| {

@@ -6,6 +6,7 @@ use std::sync::{Arc, Mutex};
 use http::Extensions;
 
 use super::Reservation;
+use crate::policy::Policy;
 use crate::sync::unpoisoned;
 
 /// The reservations of a request, in its extensions: one of each layer with
@@ -28,6 +29,8 @@ use crate::sync::unpoisoned;
 /// ```
 #[derive(Clone, Debug)]
 pub struct Reservations {
+    /// The policy of the layer. `None` if the layer has made no reservation.
+    policy: Option<Policy>,
     /// `None` after it was taken.
     own: Arc<Mutex<Option<Reservation>>>,
     /// Those of the outer layers.
@@ -35,26 +38,33 @@ pub struct Reservations {
 }
 
 impl Reservations {
-    /// Adds the reservation of a layer to those of the layers outside of it.
-    pub(crate) fn insert(reservation: Reservation, extensions: &mut Extensions) {
-        let outer = extensions.remove().map(Arc::new);
-        extensions.insert(Self { own: Arc::new(Mutex::new(Some(reservation))), outer });
+    /// Adds a layer without a reservation, so that the handler does not take that of an outer layer
+    /// instead.
+    pub(crate) fn begin(extensions: &mut Extensions) {
+        if let Some(outer) = extensions.remove().map(Arc::new) {
+            extensions.insert(Self { policy: None, own: Arc::default(), outer: Some(outer) });
+        }
     }
 
-    /// Takes the reservation of the innermost layer. Returns `None` if it was taken before.
+    /// Sets the reservation of the layer that has [begun](Self::begin).
+    pub(crate) fn insert(reservation: Reservation, extensions: &mut Extensions) {
+        let outer = extensions.remove().and_then(|begun: Self| begun.outer);
+        let policy = Some(reservation.policy().clone());
+        extensions.insert(Self { policy, own: Arc::new(Mutex::new(Some(reservation))), outer });
+    }
+
+    /// Takes the reservation of the innermost layer. Returns `None` if this layer has made none, for
+    /// example because its storage failed, or if it was taken before.
     pub fn take(&self) -> Option<Reservation> {
-        self.take_if(|_| true)
+        unpoisoned(self.own.lock()).take()
     }
 
     /// Takes the reservation of the policy with this [identity](crate::Policy::identity): its name,
-    /// or its text if it has no name. Returns `None` if there is none, or if it was taken before.
+    /// or its text if it has no name. Returns `None` if there is none, or if it was taken before. Of
+    /// several layers whose policies have the same identity, the innermost one counts.
     pub fn take_policy(&self, identity: &str) -> Option<Reservation> {
-        let layers = successors(Some(self), |layer| layer.outer.as_deref());
-        layers.into_iter().find_map(|layer| layer.take_if(|own| own.policy().identity() == identity))
-    }
-
-    fn take_if(&self, is_wanted: impl FnOnce(&Reservation) -> bool) -> Option<Reservation> {
-        unpoisoned(self.own.lock()).take_if(|own| is_wanted(own))
+        let has_identity = |layer: &&Self| layer.policy.as_ref().is_some_and(|own| own.identity() == identity);
+        successors(Some(self), |layer| layer.outer.as_deref()).find(has_identity)?.take()
     }
 }
 

@@ -47,7 +47,8 @@ impl Hits {
         for shadow_check in self.shadow_checks {
             shadow_check.settle(actual);
         }
-        let ((account, decision), actual) = self.spent.zip(actual)?;
+        let ((account, decision), actual) =
+            self.spent.zip(actual).filter(|((_, hit), actual)| *actual != hit.cost())?;
         let (cost, settling) = (decision.cost(), account.settle(&decision, actual));
         let is_complete = settling.is_done();
         Some((SettledHit { account, cost, is_refunded: actual < cost, is_complete }, settling))

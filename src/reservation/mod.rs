@@ -15,6 +15,9 @@ pub use self::extension::Reservations;
 pub(crate) use self::hits::{Hits, HitsOfResponse, ReservedHits};
 pub use self::settling::Settling;
 pub(crate) use self::shadow_check::ShadowCheck;
+use tokio::runtime::Handle;
+
+use crate::background::in_runtime;
 use crate::decision::Decision;
 use crate::policy::Policy;
 use crate::storage::StorageFuture;
@@ -63,19 +66,27 @@ use crate::storage::StorageFuture;
 /// hit.settle(300);
 /// hit.refund();
 /// ```
+#[must_use = "a reservation may be a refusal"]
 pub struct Reservation {
     decision: Decision,
     hit: Hit,
 }
 
 enum Hit {
-    OfLimiter(Box<Account>),
+    OfLimiter(Box<LimiterHit>),
     OfLayer(Arc<ReservedHits>),
+}
+
+struct LimiterHit {
+    account: Account,
+    /// The runtime of the hit. The reservation may be settled in a thread outside of it.
+    runtime: Option<Handle>,
 }
 
 impl Reservation {
     pub(crate) fn of_limiter(decision: Decision, account: Account) -> Self {
-        Self { decision, hit: Hit::OfLimiter(Box::new(account)) }
+        let runtime = Handle::try_current().ok();
+        Self { decision, hit: Hit::OfLimiter(Box::new(LimiterHit { account, runtime })) }
     }
 
     pub(crate) fn of_layer(decision: Decision, hits: Arc<ReservedHits>) -> Self {
@@ -85,7 +96,7 @@ impl Reservation {
     /// Returns the policy that decided the hit.
     pub fn policy(&self) -> &Policy {
         match &self.hit {
-            Hit::OfLimiter(account) => &account.policy,
+            Hit::OfLimiter(hit) => &hit.account.policy,
             Hit::OfLayer(hits) => hits.policy(),
         }
     }
@@ -133,7 +144,10 @@ impl Reservation {
     /// ```
     pub fn settle(self, actual: u32) -> Settling {
         match self.hit {
-            Hit::OfLimiter(account) => account.settle(self.decision, actual),
+            Hit::OfLimiter(hit) => {
+                let LimiterHit { account, runtime } = *hit;
+                in_runtime(runtime.as_ref(), || account.settle(self.decision, actual)).in_runtime(runtime.as_ref())
+            }
             Hit::OfLayer(hits) => hits.settle(actual),
         }
     }

@@ -33,7 +33,7 @@ pub mod vectors;
 pub use self::errors::{message, panic_message};
 pub use self::fake_storage::{Behavior, FAILURE, FakeStorage, failing, slow};
 pub use self::laws::{assert_breaks, assert_each_breaks};
-pub use self::poll::{now, poll};
+pub use self::poll::{now, outside_of_a_runtime, poll};
 pub use self::requests::{AnswersWithStatus, Inner, admitted_at_once, ask, get, status, with};
 pub use self::responses::{numbers, remaining, retry_after};
 pub use self::storages::{T0, counted, decide, hit, memory, memory_with_manual_clock, settle, spend, start_hit};

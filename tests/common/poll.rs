@@ -15,3 +15,13 @@ pub fn poll<F: Future + Unpin>(future: &mut F) -> Poll<F::Output> {
 pub fn now<T>(answer: StorageFuture<T>) -> T {
     answer.now_or_never().expect("a storage that is ready").unwrap()
 }
+
+/// Polls a future until it is ready, without a runtime.
+pub fn outside_of_a_runtime<F: Future>(future: F) -> F::Output {
+    let mut future = std::pin::pin!(future);
+    loop {
+        if let Poll::Ready(output) = future.as_mut().poll(&mut Context::from_waker(Waker::noop())) {
+            return output;
+        }
+    }
+}

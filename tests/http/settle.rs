@@ -11,8 +11,8 @@ use axum::body::Body;
 use axum::extract::Request as AxumRequest;
 use axum::routing::get as on_get;
 use common::{
-    AnswersWithStatus, Behavior, FakeStorage, Inner, ask, failing, get, memory_with_manual_clock, numbers, policy,
-    poll, remaining, retry_after, slow, status,
+    AnswersWithStatus, Behavior, FAILURE, FakeStorage, Inner, ask, failing, get, memory_with_manual_clock, numbers,
+    outside_of_a_runtime, policy, poll, remaining, retry_after, slow, status,
 };
 use futures_util::stream::unfold;
 use http::{Request, Response};
@@ -574,14 +574,70 @@ async fn counter_settles_when_the_client_hangs_up() {
 }
 
 #[test]
-fn counter_of_a_limiter_outside_of_a_runtime_logs_one_line() {
-    let runtime = Builder::new_current_thread().build().unwrap();
+fn settlement_of_a_limiter_that_fails_unseen_logs_one_line() {
     let fake = slow(memory_with_manual_clock().0);
-    let limiter = RateLimiter::with_storage(policy(POLICY).with_name("tokens"), fake);
-    let reserve = || runtime.block_on(limiter.reserve(&Key::global(), 20)).unwrap();
-    let lines = log_of(|| drop(reserve().counter()));
-    assert_eq!(lines.len(), 1, "{lines:?}");
-    assert!(lines[0].starts_with("WARN") && lines[0].contains("settlement failed"), "{lines:?}");
-    assert!(lines[0].contains("outside of a tokio runtime") && lines[0].contains("policy=\"tokens\""), "{lines:?}");
+    let limiter = RateLimiter::with_storage(policy("1000000/day").with_name("tokens"), fake.clone());
+    let reserve = || outside_of_a_runtime(limiter.reserve(&Key::global(), 20)).unwrap();
+    for cause in ["outside of a tokio runtime", FAILURE] {
+        // At most one line is logged per second.
+        let lines = loop {
+            let counter = reserve().counter();
+            if cause == FAILURE {
+                // The storage is immediately ready with an error.
+                fake.set_changes(Behavior::Fails);
+            }
+            let lines = log_of(|| drop(counter));
+            if !lines.is_empty() {
+                break lines;
+            }
+            thread::sleep(Duration::from_millis(20));
+        };
+        assert_eq!(lines.len(), 1, "{cause}: {lines:?}");
+        assert!(lines[0].starts_with("WARN") && lines[0].contains("settlement failed"), "{lines:?}");
+        assert!(lines[0].contains(cause) && lines[0].contains("policy=\"tokens\""), "{lines:?}");
+    }
     assert!(log_of(|| drop(reserve())).is_empty(), "a reservation of a limiter may be dropped");
+}
+
+/// A handler that expects the reservation of the inner layer must not settle that of the outer one.
+#[tokio::test]
+async fn layer_without_a_reservation_hides_those_of_outer_layers() {
+    let (storage, _clock) = memory_with_manual_clock();
+    let named = |name: &str| {
+        RateLimitLayer::new(policy(POLICY).with_name(name), Global)
+            .storage(storage.clone(), OnError::Refuse)
+            .settle_later()
+    };
+    let taken = Arc::new(Mutex::new(None));
+    let slot = Arc::clone(&taken);
+    let inner = service_fn(move |request: Request<()>| {
+        *slot.lock().unwrap() = request.extensions().get::<Reservations>().cloned();
+        ready(Ok::<_, Infallible>(Response::new(String::new())))
+    });
+    let skips = named("tokens").skip(|_| true);
+    let fails = named("tokens").storage(failing(), OnError::Admit);
+    for layer in [skips, fails] {
+        let service = named("requests").layer(layer.layer(inner.clone()));
+        ask(&service, get("/")).await;
+        let reservations: Reservations = taken.lock().unwrap().take().unwrap();
+        assert!(reservations.take().is_none() && reservations.take_policy("tokens").is_none());
+        assert!(reservations.take_policy("requests").is_some());
+    }
+}
+
+#[tokio::test]
+async fn policies_of_one_identity_share_no_reservation() {
+    let (storage, _clock) = memory_with_manual_clock();
+    let taken = Arc::new(Mutex::new(None));
+    let slot = Arc::clone(&taken);
+    let inner = service_fn(move |request: Request<()>| {
+        *slot.lock().unwrap() = request.extensions().get::<Reservations>().cloned();
+        ready(Ok::<_, Infallible>(Response::new(String::new())))
+    });
+    let same = || layer(POLICY, storage.clone()).settle_later();
+    let service = same().layer(same().layer(inner));
+    ask(&service, get("/1")).await;
+    let reservations: Reservations = taken.lock().unwrap().take().unwrap();
+    assert!(reservations.take_policy("tokens").is_some());
+    assert!(reservations.take_policy("tokens").is_none(), "the outer layer limits another key");
 }

@@ -1,6 +1,11 @@
 //! Hits whose receipt corrects their cost.
 
-use common::{Behavior, FAILURE, FakeStorage, counted, failing, memory_with_manual_clock, message, now, policy, slow};
+use std::time::Duration;
+
+use common::{
+    Behavior, FAILURE, FakeStorage, counted, failing, memory_with_manual_clock, message, now, outside_of_a_runtime,
+    policy, slow,
+};
 use tokio::task::yield_now;
 use tower_ratelimit::storage::{Breaker, Cas};
 use tower_ratelimit::{Key, LocalLimiter, RateLimiter, Reservation, Storage};
@@ -140,18 +145,36 @@ async fn counter_settles_if_its_task_panics_or_is_aborted() {
     }
 }
 
+/// The timer of [`Behavior::WorksAfter`] panics outside of a runtime.
 #[test]
-fn counter_outside_of_a_runtime_settles_only_in_a_storage_that_is_ready() {
-    let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+fn counter_that_another_thread_drops_settles_in_the_runtime_of_its_hit() {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
+    for behavior in [Behavior::Works, Behavior::WorksAfterPolls(2), Behavior::WorksAfter(Duration::from_millis(1))] {
+        let fake = FakeStorage::around(memory_with_manual_clock().0);
+        fake.set(behavior);
+        let limiter = limiter(fake.clone());
+        let mut counter = runtime.block_on(reserve(&limiter, 20)).counter();
+        counter.add(3);
+        let dropped = std::thread::spawn(move || drop(counter)).join();
+        assert!(dropped.is_ok(), "{behavior:?}");
+        runtime.block_on(async {
+            while left(&limiter).await != 97 {
+                yield_now().await;
+            }
+        });
+    }
+}
+
+#[test]
+fn counter_without_a_runtime_settles_only_in_a_storage_that_is_ready() {
     for (is_slow, expected) in [(false, 97), (true, 80)] {
         let fake = FakeStorage::around(memory_with_manual_clock().0);
         fake.set(if is_slow { Behavior::WorksAfterPolls(2) } else { Behavior::Works });
         let limiter = limiter(fake);
-        let mut counter = runtime.block_on(reserve(&limiter, 20)).counter();
+        let mut counter = outside_of_a_runtime(reserve(&limiter, 20)).counter();
         counter.add(3);
         drop(counter);
-        runtime.block_on(yields());
-        assert_eq!(runtime.block_on(left(&limiter)), expected, "slow: {is_slow}");
+        assert_eq!(outside_of_a_runtime(left(&limiter)), expected, "slow: {is_slow}");
     }
 }
 
@@ -189,7 +212,7 @@ async fn breaker_settles_a_reservation_in_the_storage_that_decided() {
 async fn call_that_waited_returns_a_reservation() {
     let limiter = RateLimiter::new(policy("leaky-bucket 1/second queue 4"));
     let _ = now(limiter.hit(&Key::global()));
-    let hit = limiter.acquire(&Key::global(), std::time::Duration::from_secs(5)).await.unwrap();
+    let hit = limiter.acquire(&Key::global(), Duration::from_secs(5)).await.unwrap();
     assert!(hit.is_admitted() && !hit.delay().is_zero());
     hit.refund().await.unwrap();
     assert_eq!(left(&limiter).await, 4);
