@@ -149,7 +149,8 @@ async fn reservation_is_settled_after_the_response() {
     assert_eq!((left(POLICY, &storage), take(&outcomes)), (95, vec!["admitted".to_owned(), "refunded 15".to_owned()]));
 
     ask(&service, get("/20")).await;
-    taken.lock().unwrap().take().unwrap().settle(395).await.unwrap();
+    let reservation = taken.lock().unwrap().take().unwrap();
+    reservation.settle(395).await.unwrap();
     assert_eq!((left(POLICY, &storage), take(&outcomes)), (0, vec!["admitted".to_owned(), "charged 375".to_owned()]));
     assert_eq!(retry_after(&ask(&service, get("/1")).await), Some(301));
     clock.advance(Duration::from_secs(301));
@@ -172,7 +173,8 @@ async fn reservation_is_taken_once() {
         ready(Ok::<_, Infallible>(Response::new(String::new())))
     }));
     ask(&service, get("/20")).await;
-    taken.lock().unwrap().take().unwrap().settle(30).await.unwrap();
+    let reservation = taken.lock().unwrap().take().unwrap();
+    reservation.settle(30).await.unwrap();
     assert_eq!(left(POLICY, &storage), 70);
     assert_eq!(take(&outcomes), ["admitted", "charged 10"], "no event of a dropped reservation");
 }
@@ -533,7 +535,8 @@ async fn reservation_of_a_delayed_request_is_inserted_after_the_delay() {
     for _ in 0..2 {
         ask(&service, get("/1")).await;
         // The client then owes three places of the queue.
-        taken.lock().unwrap().take().unwrap().settle(4).await.unwrap();
+        let reservation = taken.lock().unwrap().take().unwrap();
+        reservation.settle(4).await.unwrap();
     }
     let before = tokio::time::Instant::now();
     ask(&service, get("/1")).await;
