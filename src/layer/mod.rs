@@ -282,10 +282,10 @@ impl<R> RateLimitLayer<R> {
     /// - An admitted request waits until a clone of the inner service is ready, and then calls the
     ///   clone. While a request waits, it holds no permit of the inner service. The delay of a
     ///   [`LeakyBucket`](crate::LeakyBucket) follows after the wait, and is not part of `max_wait`.
-    /// - A request is refused as soon as a hit of its own shows that it cannot be admitted in time.
-    ///   If requests ahead of it still wait, it is refused after `max_wait`. The header fields show
-    ///   the latest refusal of the same key and cost, with times counted from now. If there is
-    ///   none, they show the result of a peek.
+    /// - A request is refused as soon as its own hit, or that of an equal request ahead of it, shows
+    ///   that it cannot be admitted in time. If requests ahead of it still wait, it is refused after
+    ///   `max_wait`. The header fields show the latest refusal of the same key and cost, with times
+    ///   counted from now. If there is none, they show the result of a peek.
     /// - If the client disconnects before the inner service is called, a hit that was already
     ///   admitted is refunded. If it disconnects during its first hit, before it waits, the units
     ///   can stay spent.

@@ -95,10 +95,10 @@ impl ObservedAccount {
     /// The peek itself is about one unit. A refused peek would report the limit with the longest
     /// wait instead of the one with the fewest remaining units.
     pub(crate) fn peek_now(&self, cost: u32) -> Option<Decision> {
-        match poll_once(&mut self.account.decide(Op::Peek, 1)) {
-            Poll::Ready(decided) => decided.ok().map(|now| now.of_cost(cost)),
-            Poll::Pending => None,
-        }
+        // A future that is not ready would have to be polled, which sends a call for nothing.
+        let peek = self.account.decide(Op::Peek, 1);
+        let now = peek.as_ready()?.ok()?;
+        Some(now.clone().of_cost(cost))
     }
 
     /// Reports the result of a settlement. `now` is the time of the storage's clock if it is known.

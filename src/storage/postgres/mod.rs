@@ -6,7 +6,7 @@
 //!   the same state, so a swap that succeeds on it is correct.
 //! - A key that is not in `recent` is assumed to be missing. If it exists, the lost insert returns
 //!   its text, so this costs no more than a load.
-//! - Serialization failures and deadlocks count as lost swaps, because each statement is a
+//! - Serialization failures and deadlocks of a swap count as lost swaps, because each statement is a
 //!   transaction.
 //! - A `SET statement_timeout` would cancel the statements of other programs behind a pooler, and
 //!   `SET LOCAL` costs each hit a transaction of four statements. So the client cancels.
