@@ -1,13 +1,11 @@
 //! The storage calls for the hits of one key, and their events.
 
 use std::sync::LazyLock;
-use std::task::Poll;
 use std::time::Duration;
 
 use tokio::time::Instant;
 
 use super::settling::{ReportWhen, Settling};
-use crate::background::poll_once;
 use crate::decision::Decision;
 use crate::key::Key;
 use crate::observe::{Event, EventKind, Reporter};
