@@ -13,7 +13,7 @@ impl<R> RateLimitLayer<R> {
     ///
     /// | result | effect |
     /// |---|---|
-    /// | 0 | the request passes and spends nothing, and its header fields report the state of the limits |
+    /// | 0 | the request passes and spends nothing, and the header fields of the response report the state of the limits |
     /// | at most the [capacity](crate::Limit::capacity) of each limit | the request spends all of these units, or is refused |
     /// | more than the capacity of a limit | the request is always refused, without `Retry-After` |
     /// | a [`KeyError`](crate::extract::KeyError) | the layer responds with the status of the error |

@@ -79,8 +79,8 @@ impl GrpcRejection {
     /// Sets the longest `grpc-retry-pushback-ms`. Defaults to 60 seconds.
     ///
     /// If a refused request has to wait longer, the field is -1, and clients with a retry policy
-    /// return the error immediately. Otherwise they would sleep until the deadline of the call. The
-    /// `RetryInfo` and `Retry-After` still contain the time, for clients that read them.
+    /// return the error immediately. Without this bound, they would sleep until the deadline of the
+    /// call. The `RetryInfo` and `Retry-After` still contain the time, for clients that read them.
     ///
     /// ```
     /// use std::time::Duration;

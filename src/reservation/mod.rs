@@ -204,12 +204,12 @@ impl fmt::Debug for Reservation {
 /// Counts the actual cost of a hit while it is spent, for example the tokens of a streamed answer.
 ///
 /// [`finish`](Self::finish) settles the hit. So does a drop: at the end of a stream that owns the
-/// counter, when the client disconnects, and when the task panics. Nothing is counted before the
-/// first [`add`](Self::add), so a counter that is dropped before it refunds the hit.
+/// counter, when the client disconnects, and when the task panics. The count starts at 0, so a drop
+/// before the first [`add`](Self::add) refunds the hit.
 ///
-/// If the storage is not immediately ready, a task of the tokio runtime continues the settlement.
-/// Outside of a runtime, the hit then keeps its estimated cost, and a line is logged (feature
-/// `tracing`).
+/// If the storage is not immediately ready, a task of the current tokio runtime continues the
+/// settlement, or else a task of the runtime in which the hit was made. If there is neither, the
+/// hit keeps its estimated cost, and a line is logged (feature `tracing`).
 ///
 /// ```
 /// use axum::Router;

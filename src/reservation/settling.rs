@@ -13,9 +13,10 @@ use crate::storage::{StorageError, StorageFuture};
 /// A settlement: the future of [`Reservation::settle`](crate::Reservation::settle).
 ///
 /// The storage was called when the settlement was created. Await the settlement to get the result.
-/// If it is dropped while the storage is not ready, a task of the tokio runtime continues it.
-/// Outside of a runtime, the hit then keeps its estimated cost, and a line is logged (feature
-/// `tracing`).
+///
+/// If the settlement is dropped while the storage is not ready, a task of the current tokio runtime
+/// continues it, or else a task of the runtime in which the hit was made. If there is neither, the
+/// hit keeps its estimated cost, and a line is logged (feature `tracing`).
 ///
 /// # Errors
 ///

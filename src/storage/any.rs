@@ -239,8 +239,8 @@ impl StorageUrl {
         self.0.parse()
     }
 
-    /// Returns this URL with another option, whose value is percent-encoded. A [`Duration`](std::time::Duration)
-    /// is written as `Debug` prints it.
+    /// Returns this URL with another option, whose value is percent-encoded. Pass a
+    /// [`Duration`](std::time::Duration) as `format_args!("{timeout:?}")`.
     ///
     /// ```
     /// # #[cfg(feature = "etcd")] {

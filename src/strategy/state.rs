@@ -76,7 +76,8 @@ pub enum Outcome {
 }
 
 impl Outcome {
-    /// Creates the outcome of an admitted hit. `more` is `true` if at least one unit remains.
+    /// Creates the outcome of an admitted hit. `delay` is in microseconds. `more` is `true` if at
+    /// least one unit remains.
     #[inline]
     pub const fn spent(delay: u64, more: bool) -> Self {
         if more { Self::Spent { delay } } else { Self::SpentLast { delay } }

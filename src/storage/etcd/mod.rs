@@ -57,9 +57,9 @@ const HTTP2: Option<&'static [u8]> = Some(b"h2");
 ///
 /// A policy that can keep more than 1,000 log entries per key is rejected when the limiter or layer
 /// is built, unless [long logs](crate::guide::several_processes#long-logs) are allowed. Each
-/// admitted hit loads and stores the whole log, and etcd keeps old versions until it compacts them:
-/// in a test, `moving-window 5000/day` wrote 41 kB per hit and filled 256 MB in 11,400 hits. A policy
-/// that can keep more than 1.5 MB per key, about 75,000 entries, is always rejected.
+/// admitted hit loads and stores the whole log, and etcd keeps old versions until it compacts them.
+/// In a test, `moving-window 5000/day` filled 256 MB in 11,400 hits. A policy that can keep more
+/// than 1.5 MB per key, about 75,000 entries, is always rejected.
 ///
 /// [`clear_all`](crate::Storage::clear_all) deletes all keys with the prefix in one call. If that
 /// times out, the keys may have been deleted.

@@ -271,8 +271,8 @@ impl PostgresStorage {
         Self(ServerCas::new(PostgresStore::new(link), options))
     }
 
-    /// Sets the certificates for [TLS](Self#tls). Replaces the options `ca`, `cert` and `key` of
-    /// the URL, including those that `config` does not set.
+    /// Sets the certificates and the private key for [TLS](Self#tls). Overrides the options `ca`,
+    /// `cert` and `key` of the URL. Those that `config` does not set return to their defaults.
     ///
     /// Call this method before the first decision, because the returned storage opens new
     /// connections.

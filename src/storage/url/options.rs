@@ -47,6 +47,12 @@ impl<'a> Options<'a> {
                 };
                 wrong(format!("{name} has no value; write {write}, for example timeout=100ms"))
             })?;
+            // Most likely an option that was appended to a URL with options. Its text would become a
+            // part of the value before it.
+            if part.contains('?') {
+                let text = "the options contain a second ?; write & between options, and ? in a value as %3F";
+                return Err(wrong(text.to_owned()));
+            }
             if name.contains('%') {
                 return Err(wrong(format!("invalid option name {name:?}; write it without %")));
             }

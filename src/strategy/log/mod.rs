@@ -20,8 +20,8 @@ use crate::time::Timestamp;
 /// A log of admitted units, the state of a [`MovingWindow`](super::MovingWindow). It has one entry
 /// for each instant at which units were admitted, with the running total.
 ///
-/// A decision is a binary search over the running totals. It takes little longer on ten thousand
-/// entries than on ten.
+/// A decision finds the oldest entry that is not expired by a binary search, and subtracts running
+/// totals. It takes little longer on ten thousand entries than on ten.
 ///
 /// A log of up to 128 entries is a ring, with 16 bytes per entry. In a longer log, only the oldest
 /// entries are in the ring. The others are encoded in chunks, as differences, which take about four
@@ -68,7 +68,7 @@ impl Log {
         self.until
     }
 
-    /// Returns the bytes of the log, including its allocations.
+    /// Returns the size of the log in bytes, including its allocations.
     #[inline]
     pub fn bytes(&self) -> usize {
         mem::size_of::<Self>() + self.entries.bytes()

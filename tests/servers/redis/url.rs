@@ -43,6 +43,7 @@ fn invalid_url_is_rejected_with_a_correction() {
         ("redis://host?ca=x", &["\"ca\""]),
         ("redis://host?timeout", &["\"timeout\"", "timeout=100ms"]),
         ("redis://host?timeout=1s&prefix", &["an option has no value", "%26"]),
+        ("redis://host?prefix=shop?timeout=50ms", &["a second ?", "&", "%3F"]),
         ("redis://host?timeout=100", &["\"100\"", "100ms"]),
         ("redis://host?timeout=0s", &["\"0s\"", "at least 1ms"]),
         ("redis://host?timeout=2h", &["\"2h\"", "100ms or 2s"]),
