@@ -1,4 +1,4 @@
-//! Events: what a layer has decided, and what has failed.
+//! Events: the decisions, failures and settlements of a layer.
 
 use std::error::Error;
 

@@ -5,7 +5,7 @@ use std::convert::Infallible;
 use std::fmt::Debug;
 use std::future::{pending, ready};
 use std::rc::Rc;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::task::Poll;
 use std::time::Duration;
@@ -16,8 +16,11 @@ use tower::buffer::Buffer;
 use tower::limit::ConcurrencyLimit;
 use tower::{Layer, Service, ServiceExt, service_fn};
 use tower_ratelimit::extract::{Head, KeyError};
-use tower_ratelimit::storage::TokioClock;
-use tower_ratelimit::{Event, Global, Key, MemoryStorage, OnError, RateLimitLayer, RateLimiter, RejectReason, Storage};
+use tower_ratelimit::storage::{StorageFuture, StorageRequest, TokioClock};
+use tower_ratelimit::{
+    Decision, Event, Global, Key, MemoryStorage, OnError, Op, Policy, RateLimitLayer, RateLimiter, RejectReason,
+    Storage,
+};
 
 use crate::probe::Probe;
 
@@ -179,6 +182,45 @@ async fn request_is_charged_inside_call_and_stays_charged_if_its_future_is_dropp
     }
     check(memory_with_manual_clock().0).await;
     check(slow(memory_with_manual_clock().0)).await;
+}
+
+/// A storage that is not ready at once, and counts the peeks that it executes.
+#[derive(Debug)]
+struct CountsPeeks(MemoryStorage, Arc<AtomicU64>);
+
+impl Storage for CountsPeeks {
+    fn decide(&self, request: StorageRequest<'_>) -> StorageFuture<Decision> {
+        let (decided, peeks) = (self.0.decide(request), Arc::clone(&self.1));
+        let is_peek = request.op == Op::Peek;
+        StorageFuture::new(async move {
+            peeks.fetch_add(u64::from(is_peek), Ordering::SeqCst);
+            tokio::task::yield_now().await;
+            decided.await
+        })
+    }
+
+    fn clear(&self, policy: &Policy, key: &Key) -> StorageFuture<()> {
+        self.0.clear(policy, key)
+    }
+
+    fn settle(&self, policy: &Policy, key: &Key, decision: &Decision, actual: u32) -> StorageFuture<()> {
+        self.0.settle(policy, key, decision, actual)
+    }
+}
+
+/// A delayed response does not wait for a peek, so a peek would be sent to a server for nothing.
+#[tokio::test(start_paused = true)]
+async fn delayed_request_sends_no_peek_to_a_storage_that_is_not_ready() {
+    let peeks = Arc::new(AtomicU64::new(0));
+    let memory = MemoryStorage::builder().clock(TokioClock::new()).build().unwrap();
+    let inner = service_fn(|_: Request<()>| ready(Ok::<_, Infallible>(Response::new(String::new()))));
+    let service = layer(QUEUE, CountsPeeks(memory, Arc::clone(&peeks))).layer(inner);
+    let begin = tokio::time::Instant::now();
+    for _ in 0..2 {
+        assert_eq!(ask(&service, get("/")).await.status(), 200);
+    }
+    assert!(begin.elapsed() >= Duration::from_secs(10), "the second request is delayed");
+    assert_eq!(peeks.load(Ordering::SeqCst), 0);
 }
 
 /// One request per 10 s. Two may wait.
