@@ -2,21 +2,102 @@
 
 use std::fmt::{self, Write};
 
+use strsim::damerau_levenshtein;
+
 use crate::error::ConfigError;
 
+/// The most corrections in one suggestion.
+const MAX_CORRECTIONS: u32 = 8;
+
+/// Reads the whole text with `read`. The error suggests the text that was probably meant, if `read`
+/// accepts it.
+pub(crate) fn parse<T>(text: &str, read: impl Fn(&mut Scanner<'_>) -> Result<T, Unreadable>) -> Result<T, ConfigError> {
+    let (message, mut meant) = match read(&mut Scanner::new(text)) {
+        Ok(value) => return Ok(value),
+        Err(Unreadable::Value(error)) => return Err(error),
+        Err(Unreadable::Token { message, meant }) => (message, meant),
+    };
+    for _ in 0..MAX_CORRECTIONS {
+        let Some(text) = meant else { break };
+        match read(&mut Scanner::new(&text)) {
+            Ok(_) => return Err(ConfigError::new(format!("{message}; did you mean {}?", Suggested(&text)))),
+            Err(Unreadable::Value(_)) => break,
+            Err(Unreadable::Token { meant: next, .. }) => meant = next,
+        }
+    }
+    Err(ConfigError::new(format!("{message}, for example \"10/minute\"")))
+}
+
+/// The error of a [`Scanner`].
+pub(crate) enum Unreadable {
+    /// A token is invalid.
+    Token {
+        message: String,
+        /// The whole text as it was probably meant. It may contain further mistakes.
+        meant: Option<String>,
+    },
+    /// The tokens are valid, but their values are not.
+    Value(ConfigError),
+}
+
+impl From<ConfigError> for Unreadable {
+    fn from(error: ConfigError) -> Self {
+        Self::Value(error)
+    }
+}
+
+impl Unreadable {
+    /// Sets the whole text as it was probably meant.
+    pub(crate) fn meant(self, text: impl Into<Option<String>>) -> Self {
+        match self {
+            Self::Token { message, .. } => Self::Token { message, meant: text.into() },
+            Self::Value(error) => Self::Value(error),
+        }
+    }
+}
+
+/// Writes a text between quotes that it does not contain, so that it can be copied.
+pub(crate) struct Suggested<'a>(pub(crate) &'a str);
+
+impl fmt::Display for Suggested<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self(text) = self;
+        if text.contains('"') { write!(f, "'{text}'") } else { write!(f, "{text:?}") }
+    }
+}
+
 /// Reads tokens from the start of a text. Skips white space before each token.
+#[derive(Clone, Copy)]
 pub(crate) struct Scanner<'a> {
     text: &'a str,
     rest: &'a str,
 }
 
 impl<'a> Scanner<'a> {
-    pub(crate) fn new(text: &'a str) -> Self {
-        Self { text, rest: text.trim() }
+    fn new(text: &'a str) -> Self {
+        let text = text.trim();
+        Self { text, rest: text }
     }
 
     pub(crate) fn is_at_end(&self) -> bool {
         self.rest.is_empty()
+    }
+
+    /// Returns the text that has not been read.
+    pub(crate) fn rest(&self) -> &'a str {
+        self.rest
+    }
+
+    /// Returns the text between `start` and this position.
+    pub(crate) fn read_since(&self, start: &Self) -> &'a str {
+        start.rest[..start.rest.len() - self.rest.len()].trim_end()
+    }
+
+    /// Returns the whole text, with the part between `start` and this position replaced by `token`.
+    pub(crate) fn replaced(&self, start: &Self, token: &str) -> String {
+        let (before, _) = self.text.split_at(self.text.len() - start.rest.len());
+        let after = &start.rest[self.read_since(start).len()..];
+        [before, token, after].concat()
     }
 
     /// Reads and returns the next character if it is one of `these`.
@@ -26,17 +107,24 @@ impl<'a> Scanner<'a> {
         Some(found)
     }
 
-    /// Reads the next run of letters and hyphens, which may be empty.
-    pub(crate) fn word(&mut self) -> &'a str {
-        let end = self.rest.find(|c: char| !c.is_ascii_alphabetic() && c != '-').unwrap_or(self.rest.len());
-        let word = &self.rest[..end];
+    /// Reads the next run of characters that are part of a token, which may be empty.
+    pub(crate) fn take_while(&mut self, is_part: impl Fn(char) -> bool) -> &'a str {
+        let end = self.rest.find(|c| !is_part(c)).unwrap_or(self.rest.len());
+        let token = &self.rest[..end];
         self.advance(end);
-        word
+        token
+    }
+
+    /// Reads the next run of letters, hyphens and underscores, which begins with a letter. It may be
+    /// empty.
+    pub(crate) fn word(&mut self) -> &'a str {
+        let begins = self.rest.starts_with(|c: char| c.is_ascii_alphabetic());
+        self.take_while(|c| begins && (c.is_ascii_alphabetic() || matches!(c, '-' | '_')))
     }
 
     /// Skips `word` if it is the next whole word, ignoring case. Returns `true` if it is.
     pub(crate) fn keyword(&mut self, word: &str) -> bool {
-        let mut ahead = Self { ..*self };
+        let mut ahead = *self;
         let found = ahead.word().eq_ignore_ascii_case(word);
         if found {
             *self = ahead;
@@ -54,9 +142,14 @@ impl<'a> Scanner<'a> {
         found
     }
 
+    /// Reads the next run of digits, which may be empty.
+    pub(crate) fn digits(&mut self) -> &'a str {
+        self.take_while(|c| c.is_ascii_digit())
+    }
+
     /// Reads the next number, from 1 to 2^32 - 1. Returns `None` if the next character is not a
     /// digit.
-    pub(crate) fn number(&mut self, what: &str) -> Result<Option<u32>, ConfigError> {
+    pub(crate) fn number(&mut self, what: &str) -> Result<Option<u32>, Unreadable> {
         match self.number_or_zero(what)? {
             Some(0) => Err(self.unreadable(what, "0", "it must be at least 1")),
             other => Ok(other),
@@ -65,20 +158,25 @@ impl<'a> Scanner<'a> {
 
     /// Reads the next number, from 0 to 2^32 - 1. Returns `None` if the next character is not a
     /// digit.
-    pub(crate) fn number_or_zero(&mut self, what: &str) -> Result<Option<u32>, ConfigError> {
-        let end = self.rest.find(|c: char| !c.is_ascii_digit()).unwrap_or(self.rest.len());
-        let digits = &self.rest[..end];
-        if digits.is_empty() {
-            return Ok(None);
+    pub(crate) fn number_or_zero(&mut self, what: &str) -> Result<Option<u32>, Unreadable> {
+        let start = *self;
+        if let Some(sign) = self.symbol(&['-', '+']) {
+            let digits = self.digits();
+            let error = self.unreadable(what, &format!("{sign}{digits}"), "a number has no sign");
+            return Err(error.meant(self.replaced(&start, digits)));
         }
-        let number = digits.parse().map_err(|_| self.unreadable(what, digits, "it must be at most 4294967295"))?;
-        self.advance(end);
-        Ok(Some(number))
+        match self.digits() {
+            "" => Ok(None),
+            digits => match digits.parse() {
+                Ok(number) => Ok(Some(number)),
+                Err(_) => Err(self.unreadable(what, digits, "it must be at most 4294967295")),
+            },
+        }
     }
 
     /// Reads the next double-quoted text, in which `\"` and `\\` are escapes. Returns `None` if the
     /// next character is not a quote.
-    pub(crate) fn quoted(&mut self) -> Result<Option<String>, ConfigError> {
+    pub(crate) fn quoted(&mut self) -> Result<Option<String>, Unreadable> {
         let Some(inside) = self.rest.strip_prefix('"') else { return Ok(None) };
         let mut name = String::new();
         let mut chars = inside.char_indices();
@@ -96,27 +194,17 @@ impl<'a> Scanner<'a> {
     }
 
     /// Returns the error for a text that ends or continues with something other than `expected`.
-    pub(crate) fn expected(&self, expected: &str) -> ConfigError {
+    pub(crate) fn expected(&self, expected: &str) -> Unreadable {
         self.unreadable("", self.rest, &format!("expected {expected}"))
     }
 
     /// Returns the error for an invalid token `found`. `what` names its kind, and `why` is the
     /// reason.
-    pub(crate) fn unreadable(&self, what: &str, found: &str, why: &str) -> ConfigError {
+    pub(crate) fn unreadable(&self, what: &str, found: &str, why: &str) -> Unreadable {
         let text = self.text;
         let what = if what.is_empty() { String::new() } else { format!("{what} ") };
         let found = if found.is_empty() { "the end".to_owned() } else { format!("{what}{found:?}") };
-        ConfigError::new(format!("cannot read {found} in {text:?}: {why}, for example \"10/minute\""))
-    }
-
-    /// Returns the error for a word `found` that is not one of the `known` words. The message
-    /// suggests the nearest of them, if one is near, and contains `expected`.
-    pub(crate) fn unknown(&self, what: &str, found: &str, known: &[&str], expected: &str) -> ConfigError {
-        let why = match nearest(found, known) {
-            Some(near) => format!("did you mean {:?}? Expected {expected}", self.text.replacen(found, near, 1)),
-            None => format!("expected {expected}"),
-        };
-        self.unreadable(what, found, &why)
+        Unreadable::Token { message: format!("cannot read {found} in {text:?}: {why}"), meant: None }
     }
 
     fn advance(&mut self, bytes: usize) {
@@ -124,17 +212,12 @@ impl<'a> Scanner<'a> {
     }
 }
 
-/// Returns the known word that `word` most likely means. `word` is a prefix of it with at least
-/// three letters, or the two differ by at most two letters. Hyphens and case are ignored.
-fn nearest<'a>(word: &str, known: &[&'a str]) -> Option<&'a str> {
-    let letters = |word: &str| word.replace('-', "").to_ascii_lowercase();
-    let word = letters(word);
-    let distance = |known: &str| {
-        let known = letters(known);
-        if word.len() >= 3 && known.starts_with(&word) { 1 } else { strsim::osa_distance(&word, &known) }
-    };
-    let (distance, near) = known.iter().map(|known| (distance(known), *known)).min_by_key(|(distance, _)| *distance)?;
-    (distance <= 2 && distance < word.len()).then_some(near)
+/// Returns the number of edits between two words, if there are at most two. An edit inserts, deletes
+/// or replaces a letter, or swaps two.
+pub(crate) fn edits(word: &str, known: &str) -> Option<usize> {
+    // Most words are too far apart to be compared.
+    let is_near = word.len().abs_diff(known.len()) <= 2;
+    is_near.then(|| damerau_levenshtein(word, known)).filter(|edits| *edits <= 2)
 }
 
 /// Appends `text` to `json` as a JSON string (RFC 8259, section 7).
@@ -149,24 +232,4 @@ pub(crate) fn write_json_string(text: &str, json: &mut String) -> fmt::Result {
     }
     json.push('"');
     Ok(())
-}
-
-#[cfg(test)]
-mod tests {
-    use super::nearest;
-
-    #[test]
-    fn nearest_word_is_suggested_only_when_it_is_near() {
-        let known = ["fixed-window", "token-bucket", "minute", "month"];
-        for (word, near) in [
-            ("TokenBucket", Some("token-bucket")),
-            ("token-buckt", Some("token-bucket")),
-            ("fixed", Some("fixed-window")),
-            ("minuet", Some("minute")),
-            ("fortnight", None),
-            ("xy", None),
-        ] {
-            assert_eq!(nearest(word, &known), near, "{word}");
-        }
-    }
 }

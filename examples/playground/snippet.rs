@@ -115,7 +115,7 @@ const SAMPLES: [&str; 13] = [
     "leaky-bucket 10/second queue 0",
     "fixed-window 3/250ms; moving-window 7/1500ms; shadow elastic-window 9/week",
     "\"free\": 10/second; \"daily\" moving-window 10000/day",
-    "\"first\" 10/second; 20/minute",
+    "limit \"first\" 10/second; 20/minute",
 ];
 
 /// Returns the code of all samples as the module `snippets`, whose test compares them with their

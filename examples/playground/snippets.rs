@@ -158,7 +158,7 @@ mod sample_11 {
 mod sample_12 {
     use tower_ratelimit::{Limit, PeerIp, Policy, Quota, RateLimitLayer, SlidingWindowCounter};
 
-    /// For each client address: "first" sliding-window-counter 10/second; sliding-window-counter 20/minute
+    /// For each client address: limit "first" sliding-window-counter 10/second; sliding-window-counter 20/minute
     pub fn rate_limit() -> RateLimitLayer {
         let policy = Policy::from(Limit::new(SlidingWindowCounter::new(), Quota::per_second(10)).named("first"))
             .limit(SlidingWindowCounter::new(), Quota::per_minute(20));
@@ -183,7 +183,7 @@ fn code_builds_the_policy_of_its_text() {
         (sample_9::rate_limit(), "leaky-bucket 10/second queue 0"),
         (sample_10::rate_limit(), "fixed-window 3/250ms; moving-window 7/1500ms; shadow elastic-window 9/week"),
         (sample_11::rate_limit(), "\"free\": 10/second; \"daily\" moving-window 10000/day"),
-        (sample_12::rate_limit(), "\"first\" 10/second; 20/minute"),
+        (sample_12::rate_limit(), "limit \"first\" 10/second; 20/minute"),
     ] {
         let limiter = layer.limiter().expect("the policy is fixed");
         assert_eq!(limiter.policy(), text.parse::<tower_ratelimit::Policy>().unwrap());

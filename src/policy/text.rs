@@ -8,21 +8,26 @@ use super::{Limit, Policy, text_of};
 use crate::error::ConfigError;
 use crate::quota::Quota;
 use crate::strategy::{LeakyBucket, NAMES, Strategy, by_name};
-use crate::text::Scanner;
+use crate::text::{Scanner, Suggested, Unreadable, edits, parse};
 
 /// The keyword before a shadow limit.
 const SHADOW: &str = "shadow";
+
+/// The keyword before a limit. It distinguishes the name of the first limit from that of the policy.
+const LIMIT: &str = "limit";
 
 /// Parses `["name":] limit; limit; ..`, for example
 /// `"free": fixed-window 10/second; "daily" moving-window 10000/day`.
 ///
 /// - The name of the policy is optional. It is in double quotes, with `:` after it.
 /// - The limits are separated by `;`, `,` or `|`. Each is
-///   `[shadow] ["name"] [strategy] quota [queue n]`.
+///   `[shadow] [limit] ["name"] [strategy] quota [queue n]`.
 /// - `shadow` marks a [shadow limit](Policy#shadow-limits). The first limit cannot have it.
 /// - The name of a limit is in double quotes. In names, `\"` and `\\` are escapes.
-/// - The strategy is a name such as `token-bucket`. Without it, a quota with a burst uses
-///   [`TokenBucket`](crate::TokenBucket), and any other quota uses
+/// - A text cannot begin with the name of a limit, which could be meant as that of the policy. Write
+///   `limit` before it, as in `limit "short" 10/second; "daily" 10000/day`.
+/// - The strategy is a name such as `token-bucket`, in which `_` counts as `-`. Without it, a quota
+///   with a burst uses [`TokenBucket`](crate::TokenBucket), and any other quota uses
 ///   [`SlidingWindowCounter`](crate::SlidingWindowCounter).
 /// - The quota is a text such as `10/second burst 20`, see [`Quota`].
 /// - `queue n` sets the length of the queue of a leaky bucket.
@@ -32,54 +37,95 @@ impl FromStr for Policy {
     type Err = ConfigError;
 
     fn from_str(text: &str) -> Result<Self, ConfigError> {
-        let mut scanner = Scanner::new(text);
-        let mut policy_name = None;
-        let mut limit_name = scanner.quoted()?;
-        if limit_name.is_some() && scanner.symbol(&[':']).is_some() {
-            policy_name = limit_name.take();
-            limit_name = scanner.quoted()?;
-        }
-        if scanner.keyword(SHADOW) {
-            let why = "the first limit must be enforced: put an enforced limit first, or use RateLimitLayer::shadow";
-            return Err(scanner.unreadable("", SHADOW, why));
-        }
-        let (mut limits, mut shadow) = (Vec::new(), Vec::new());
-        let mut into = &mut limits;
-        loop {
-            let limit = scan_limit(&mut scanner)?;
-            into.push(match limit_name.take() {
-                Some(name) => limit.try_named(name)?,
-                None => limit,
-            });
-            if scanner.is_at_end() {
-                break;
-            }
-            if scanner.symbol(&[';', ',', '|']).is_none() {
-                return Err(scanner.expected("\";\" between limits"));
-            }
-            into = if scanner.keyword(SHADOW) { &mut shadow } else { &mut limits };
-            limit_name = scanner.quoted()?;
-        }
-        if let Some(duplicate) = limits.iter().enumerate().find_map(|(i, limit)| {
-            limit.name().filter(|name| limits[..i].iter().any(|other| other.name() == Some(name)))
-        }) {
-            return Err(scanner.unreadable("the name", duplicate, "another limit has the same name"));
-        }
-        let policy = Self::of(None, limits, shadow);
-        match policy_name {
-            Some(name) => policy.try_with_name(name),
-            None => policy.with_distinct_names(),
-        }
+        parse(text, scan_policy)
     }
 }
 
-fn scan_limit(scanner: &mut Scanner<'_>) -> Result<Limit, ConfigError> {
-    let strategy_name = scanner.word();
-    let strategy = match strategy_name {
+fn scan_policy(scanner: &mut Scanner<'_>) -> Result<Policy, Unreadable> {
+    let start = *scanner;
+    check_quotes(start)?;
+    let mut policy_name = None;
+    let is_marked = scanner.keyword(LIMIT);
+    let mut limit_name = scanner.quoted()?;
+    let after_name = *scanner;
+    if limit_name.is_some() && !is_marked && scanner.symbol(&[':']).is_some() {
+        policy_name = limit_name.take();
+        limit_name = scan_limit_name(scanner)?;
+    }
+    let is_ambiguous = limit_name.is_some() && !is_marked && policy_name.is_none();
+    if scanner.keyword(SHADOW) {
+        let why = "the first limit must be enforced: put an enforced limit first, or use RateLimitLayer::shadow";
+        return Err(scanner.unreadable("", SHADOW, why));
+    }
+    let (mut limits, mut shadow) = (Vec::new(), Vec::new());
+    let mut into = &mut limits;
+    loop {
+        let limit = scan_limit(scanner)?;
+        into.push(match limit_name.take() {
+            Some(name) => limit.try_named(name)?,
+            None => limit,
+        });
+        if scanner.is_at_end() {
+            break;
+        }
+        if scanner.symbol(&[';', ',', '|']).is_none() {
+            return Err(scanner.expected("\";\" between limits"));
+        }
+        into = if scanner.keyword(SHADOW) { &mut shadow } else { &mut limits };
+        limit_name = scan_limit_name(scanner)?;
+    }
+    if let Some(duplicate) = limits
+        .iter()
+        .enumerate()
+        .find_map(|(i, limit)| limit.name().filter(|name| limits[..i].iter().any(|other| other.name() == Some(name))))
+    {
+        return Err(scanner.unreadable("the name", duplicate, "another limit has the same name"));
+    }
+    if is_ambiguous {
+        return Err(ambiguous(start, after_name).into());
+    }
+    let policy = Policy::of(None, limits, shadow);
+    Ok(match policy_name {
+        Some(name) => policy.try_with_name(name),
+        None => policy.with_distinct_names(),
+    }?)
+}
+
+/// Checks that the text does not begin with a name of the policy without quotes.
+fn check_quotes(start: Scanner<'_>) -> Result<(), Unreadable> {
+    let text = start.rest();
+    let name = text.split([':', '"', ';', ',', '|']).next().unwrap_or_default();
+    let colon = &text[name.len()..];
+    if !colon.starts_with(':') || !name.starts_with(|c: char| c.is_ascii_alphabetic()) {
+        return Ok(());
+    }
+    let name = name.trim_end();
+    let error = start.unreadable("the name", name, "names are in double quotes");
+    Err(error.meant(format!("{}{colon}", Quoted(name))))
+}
+
+/// Scans `[limit] ["name"]`.
+fn scan_limit_name(scanner: &mut Scanner<'_>) -> Result<Option<String>, Unreadable> {
+    scanner.keyword(LIMIT);
+    scanner.quoted()
+}
+
+/// Returns the error for a text that begins with a name without a colon.
+fn ambiguous(start: Scanner<'_>, after_name: Scanner<'_>) -> ConfigError {
+    let (name, limits, text) = (after_name.read_since(&start), after_name.rest(), start.rest());
+    let (of_policy, of_limit) = (format!("{name}: {limits}"), format!("{LIMIT} {text}"));
+    let (text, of_policy, of_limit) = (Suggested(text), Suggested(&of_policy), Suggested(&of_limit));
+    ConfigError::new(format!(
+        "cannot read the name {name} in {text}: it could name the policy or its first limit; \
+         write {of_policy} for the policy, or {of_limit} for the limit"
+    ))
+}
+
+fn scan_limit(scanner: &mut Scanner<'_>) -> Result<Limit, Unreadable> {
+    let start = *scanner;
+    let strategy = match scanner.word() {
         "" => None,
-        name => Some(by_name(name).ok_or_else(|| {
-            scanner.unknown("the strategy", name, &NAMES, &format!("{}, or an amount and a period", NAMES.join(", ")))
-        })?),
+        name => Some(by_name(name).ok_or_else(|| not_a_strategy(start, *scanner, name))?),
     };
     let quota = Quota::scan(scanner)?;
     if scanner.keyword("queue") {
@@ -87,12 +133,36 @@ fn scan_limit(scanner: &mut Scanner<'_>) -> Result<Limit, ConfigError> {
         let slots = slots.ok_or_else(|| scanner.expected("a number after \"queue\""))?;
         return match strategy {
             Some(strategy) if strategy.name() == LeakyBucket::new().name() => {
-                Limit::try_new(LeakyBucket::new().queue(slots), quota)
+                Ok(Limit::try_new(LeakyBucket::new().queue(slots), quota)?)
             }
             _ => Err(scanner.unreadable("", "queue", "only a leaky bucket has a queue, write \"leaky-bucket\" first")),
         };
     }
-    strategy.map_or(Ok(quota.into()), |strategy| Limit::of(strategy, quota))
+    Ok(strategy.map_or(Ok(quota.into()), |strategy| Limit::of(strategy, quota))?)
+}
+
+/// Returns the error for a limit that begins with a `word` that is not a strategy. `start` is the
+/// position before the word, and `after` the one after it.
+fn not_a_strategy(start: Scanner<'_>, after: Scanner<'_>, word: &str) -> Unreadable {
+    let expected = format!("expected {}, or an amount and a period", NAMES.join(", "));
+    let meant = meant_strategy(word).map(|name| after.replaced(&start, name));
+    after.unreadable("the strategy", word, &expected).meant(meant)
+}
+
+/// Returns the strategy that `word` probably means. `word` is a prefix of it with at least three
+/// letters, or differs from it by at most two edits. Hyphens and case are ignored.
+fn meant_strategy(word: &str) -> Option<&'static str> {
+    let letters = |word: &str| word.replace(['-', '_'], "").to_ascii_lowercase();
+    let word = letters(word);
+    let distance = |name: &str| {
+        let name = letters(name);
+        if word.len() >= 3 && name.starts_with(&word) { Some(1) } else { edits(&word, &name) }
+    };
+    NAMES
+        .into_iter()
+        .filter_map(|name| Some((distance(name)?, name)))
+        .min_by_key(|(edits, _)| *edits)
+        .map(|(_, name)| name)
 }
 
 /// Writes a text that parses to an equal policy.
@@ -103,6 +173,9 @@ impl fmt::Display for Policy {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if let Some(name) = self.name() {
             write!(f, "{}: ", Quoted(name))?;
+        }
+        if self.name().is_none() && self.limits()[0].name().is_some() {
+            write!(f, "{LIMIT} ")?;
         }
         f.write_str(&text_of(self.limits()))?;
         let mut shadow = self.shadows().iter().flat_map(Self::limits);

@@ -1,11 +1,12 @@
 //! Parsing quotas, and writing them as text.
 
+use std::cmp::Reverse;
 use std::fmt;
 use std::str::FromStr;
 
 use super::{DAY, HOUR, MILLISECOND, MINUTE, Quota, SECOND};
 use crate::error::ConfigError;
-use crate::text::Scanner;
+use crate::text::{Scanner, Unreadable, edits, parse};
 
 /// The units of time in strings: the microseconds, the canonical name, and its aliases. Case is
 /// ignored.
@@ -20,46 +21,138 @@ const UNITS: [(u64, &str, &[&str]); 8] = [
     (MILLISECOND, "ms", &[]),
 ];
 
+/// Abbreviations that are not units, but are nearer to a shorter unit than to the one that they
+/// mean.
+const ABBREVIATIONS: [(&str, &str); 5] =
+    [("mo", "month"), ("mos", "month"), ("y", "year"), ("yr", "year"), ("yrs", "year")];
+
+/// Words for the unit of an amount, as in nginx's `10r/s`.
+const REQUESTS: [&str; 5] = ["r", "req", "reqs", "request", "requests"];
+
+/// Separators of thousands.
+const SEPARATORS: [char; 4] = [',', '_', '\'', ' '];
+
 impl Quota {
     /// Scans `amount/[multiple] unit [burst n]`.
-    pub(crate) fn scan(scanner: &mut Scanner<'_>) -> Result<Self, ConfigError> {
-        let amount = scanner.number("the amount")?.ok_or_else(|| scanner.expected("an amount and a period"))?;
-        if scanner.symbol(&['/']).is_none() && !scanner.prefix("per") {
-            return Err(scanner.expected("\"/\" or \"per\" after the amount"));
+    pub(crate) fn scan(scanner: &mut Scanner<'_>) -> Result<Self, Unreadable> {
+        let start = *scanner;
+        let amount = scanner.number_or_zero("the amount")?.ok_or_else(|| scanner.expected("an amount and a period"))?;
+        let Some(period) = scan_period(scanner)? else { return Err(not_an_amount(start, *scanner)) };
+        if amount == 0 {
+            return Err(scanner.unreadable("the amount", "0", "it must be at least 1"));
         }
-        let multiple = scanner.number("the multiple of the period")?.unwrap_or(1);
-        let period = scan_unit(scanner)?.saturating_mul(u64::from(multiple));
         let quota = Self::try_of(amount, period)?;
         if !scanner.keyword("burst") {
             return Ok(quota);
         }
         let burst = scanner.number("the burst")?.ok_or_else(|| scanner.expected("a number after \"burst\""))?;
-        quota.try_burst(burst)
+        Ok(quota.try_burst(burst)?)
     }
 }
 
-fn scan_unit(scanner: &mut Scanner<'_>) -> Result<u64, ConfigError> {
+/// Scans `/[multiple] unit`, and returns the microseconds. Returns `None` without a `/` or a `per`.
+fn scan_period(scanner: &mut Scanner<'_>) -> Result<Option<u64>, Unreadable> {
+    if scanner.symbol(&['/']).is_none() && !scanner.prefix("per") {
+        return Ok(None);
+    }
+    let multiple = scanner.number("the multiple of the period")?.unwrap_or(1);
+    Ok(Some(scan_unit(scanner)?.saturating_mul(u64::from(multiple))))
+}
+
+fn scan_unit(scanner: &mut Scanner<'_>) -> Result<u64, Unreadable> {
+    let start = *scanner;
     let word = scanner.word();
     if word.is_empty() {
         return Err(scanner.expected("a unit"));
     }
-    UNITS
-        .iter()
-        .find(|(_, name, others)| [name].into_iter().chain(*others).any(|known| known.eq_ignore_ascii_case(word)))
-        .map(|&(micros, ..)| micros)
-        .ok_or_else(|| {
-            let names = UNITS.map(|(_, name, _)| name);
-            scanner.unknown("the unit", word, &names, "s, min, h, d, week, month, year or ms")
-        })
+    if let Some((micros, _)) = spellings().find(|(_, known)| known.eq_ignore_ascii_case(word)) {
+        return Ok(micros);
+    }
+    let error = scanner.unreadable("the unit", word, "expected s, min, h, d, week, month, year or ms");
+    Err(error.meant(meant_unit(word).map(|unit| scanner.replaced(&start, unit))))
+}
+
+/// Returns all names and aliases of the units, each with its microseconds.
+fn spellings() -> impl Iterator<Item = (u64, &'static str)> {
+    UNITS.iter().flat_map(|(micros, name, aliases)| [name].into_iter().chain(*aliases).map(|name| (*micros, *name)))
+}
+
+/// Returns the unit that `word` probably means: the nearest one within two edits, if it has the same
+/// first letter.
+///
+/// A suggestion must not loosen a limit. So returns `None` if the word is also within two edits of a
+/// longer unit.
+fn meant_unit(word: &str) -> Option<&'static str> {
+    let word = word.to_ascii_lowercase();
+    if let Some((_, unit)) = ABBREVIATIONS.iter().find(|(abbreviation, _)| *abbreviation == word) {
+        return Some(unit);
+    }
+    let near = || spellings().filter_map(|(micros, name)| Some((edits(&word, name)?, Reverse(micros), name)));
+    let (distance, Reverse(micros), nearest) = near().min()?;
+    let is_longest = near().all(|(_, Reverse(other), _)| other <= micros);
+    (is_longest && distance < word.len() && nearest[..1] == word[..1]).then_some(nearest)
+}
+
+/// Returns the error for an amount that is not followed by a period. `start` is the position before
+/// the amount, and `scanner` the one after it.
+fn not_an_amount(start: Scanner<'_>, mut scanner: Scanner<'_>) -> Unreadable {
+    let expected = scanner.expected("\"/\" or \"per\" after the amount");
+    let amount = scanner.read_since(&start);
+    // 10r/s
+    let mut after = scanner;
+    let word = after.word();
+    if REQUESTS.iter().any(|known| known.eq_ignore_ascii_case(word)) {
+        let error = scanner.unreadable("", word, "an amount has no unit");
+        return error.meant(after.replaced(&start, amount));
+    }
+    // 1,000/day and 1.5/second
+    scanner.take_while(|c| c.is_ascii_digit() || c == '.' || SEPARATORS.contains(&c));
+    let written = scanner.read_since(&start);
+    if written == amount {
+        return expected;
+    }
+    let error = scanner.unreadable("the amount", written, "an amount is a whole number without separators");
+    let meant = whole(written, &mut scanner);
+    error.meant(meant.map(|quota| scanner.replaced(&start, &quota.to_string())))
+}
+
+/// Returns the quota of a whole amount that equals an amount with decimals or separators, such as
+/// `3/2 seconds` for `1.5/second`. Scans the period.
+fn whole(written: &str, scanner: &mut Scanner<'_>) -> Option<Quota> {
+    let (units, decimals) = written.split_once('.').unwrap_or((written, ""));
+    if !units.split(SEPARATORS).skip(1).all(|group| group.len() == 3) {
+        return None;
+    }
+    let numerator: u64 = [&units.replace(SEPARATORS, ""), decimals].concat().parse().ok()?;
+    let denominator = 10_u64.checked_pow(u32::try_from(decimals.len()).ok()?)?;
+    // The greatest common divisor.
+    let (mut divisor, mut rest) = (denominator, numerator);
+    while rest > 0 {
+        (divisor, rest) = (rest, divisor % rest);
+    }
+    let period = scan_period(scanner).ok()??;
+    let amount = u32::try_from(numerator / divisor).ok()?;
+    Quota::try_of(amount, period.saturating_mul(denominator / divisor)).ok()
 }
 
 impl FromStr for Quota {
     type Err = ConfigError;
 
     fn from_str(text: &str) -> Result<Self, ConfigError> {
-        let mut scanner = Scanner::new(text);
-        let quota = Self::scan(&mut scanner)?;
-        if scanner.is_at_end() { Ok(quota) } else { Err(scanner.expected("nothing more after one quota")) }
+        parse(text, |scanner| {
+            let text = scanner.rest();
+            let amount = text.find(|c: char| c.is_ascii_digit()).unwrap_or(text.len());
+            if amount > 0 && text.starts_with(|c: char| c.is_ascii_alphabetic() || c == '"') {
+                let why = "a quota begins with its amount, a `Policy` also reads a name and a strategy";
+                let error = scanner.unreadable("", text[..amount].trim_end(), why);
+                return Err(error.meant(text[amount..].to_owned()));
+            }
+            let quota = Self::scan(scanner)?;
+            if scanner.is_at_end() {
+                return Ok(quota);
+            }
+            Err(scanner.expected("the end of the quota, because only a `Policy` has several limits"))
+        })
     }
 }
 

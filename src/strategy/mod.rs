@@ -64,10 +64,10 @@ pub use self::sliding_window_counter::SlidingWindowCounter;
 pub use self::state::{Hit, Outcome, State, Status};
 pub use self::token_bucket::TokenBucket;
 
-/// Returns the strategy with this name or alias. Upper and lower case are equivalent. The test
-/// vectors use the same names.
+/// Returns the strategy with this name or alias. Upper and lower case are equivalent, and `_` counts
+/// as `-`. The test vectors use the same names.
 pub(crate) fn by_name(name: &str) -> Option<Arc<dyn StrategyDyn>> {
-    Some(match &*name.to_ascii_lowercase() {
+    Some(match &*name.to_ascii_lowercase().replace('_', "-") {
         "fixed-window" | "interval-token-bucket" => Arc::new(FixedWindow::new()),
         "fixed-window-aligned" => Arc::new(FixedWindow::aligned()),
         "elastic-window" => Arc::new(ElasticWindow::new()),

@@ -420,7 +420,7 @@ fn invalid_flags_are_rejected_with_one_clear_line() {
         (&["--route", "/a=1/s", "--route", "/a=2/s"], "/a is set twice"),
         (&["--route", "/login=1/x"], "\"x\""),
         (&["--route", "/a/{b}=1/s"], "without parameters"),
-        (&["--policy", "\"a\" 1/s; \"a\" 2/s"], "another limit has the same name"),
+        (&["--policy", "limit \"a\" 1/s; \"a\" 2/s"], "another limit has the same name"),
         (&["--trust", "10.0.0.0/40"], "10.0.0.0/40"),
         (&["--trust", "proxy"], "10.0.0.0/8"),
         (&["--client-ip-header", "x-real-ip"], "--trust 10.0.0.0/8"),

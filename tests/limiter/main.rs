@@ -16,5 +16,6 @@ mod refund;
 mod reservation;
 mod serde;
 mod settle;
+mod text;
 mod values;
 mod vectors;
