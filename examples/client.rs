@@ -120,7 +120,7 @@ fn retry_after(headers: &HeaderMap, now: SystemTime) -> Option<Duration> {
 /// Serves until the listener fails.
 async fn server(listener: TcpListener) -> std::io::Result<()> {
     let policy = Policy::from(Quota::per_second(3)).with_name("server");
-    let app = Router::new().route("/", get(|| async { "hello" })).layer(RateLimitLayer::new(policy, Global));
+    let app = Router::new().route("/", get(|| async { "hello" })).layer(RateLimitLayer::new(policy, Global::new()));
     axum::serve(listener, app).await
 }
 

@@ -24,7 +24,7 @@ impl KeyExtractor for Tenant {
 }
 
 fn app() -> Router {
-    let by_tenant_and_route = Tenant { domain: "example.com" }.and(MatchedPath);
+    let by_tenant_and_route = Tenant { domain: "example.com" }.and(MatchedPath::new());
     Router::new()
         .route("/reports/{id}", get(|| async { "a report" }))
         .route("/", get(|| async { "hello" }))

@@ -20,7 +20,7 @@ async fn grpc(listener: TcpListener, limiter: &LocalLimiter) -> io::Result<()> {
 
 /// Serves HTTP until the listener fails. A refused request gets a 429 with a problem in JSON.
 async fn http(listener: TcpListener, limiter: &LocalLimiter) -> io::Result<()> {
-    let limit = RateLimitLayer::from_limiter(limiter, PeerIp::new()).rejection(ProblemRejection);
+    let limit = RateLimitLayer::from_limiter(limiter, PeerIp::new()).rejection(ProblemRejection::new());
     let app = Router::new().route("/", get(|| async { "hello\n" })).layer(limit);
     axum::serve(listener, app.into_make_service_with_connect_info::<SocketAddr>()).await
 }

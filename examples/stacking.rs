@@ -12,7 +12,7 @@ fn app() -> Result<Router, ConfigError> {
         .route("/login", post(|| async { "welcome" }).layer(RateLimitLayer::new(login, PeerIp::new())))
         .route("/", get(|| async { "hello" }))
         // The outer layer decides first. It limits all clients together, on all routes.
-        .layer(RateLimitLayer::new(Quota::per_second(1_000), Global)))
+        .layer(RateLimitLayer::new(Quota::per_second(1_000), Global::new())))
 }
 
 #[tokio::main]

@@ -268,9 +268,9 @@ impl Options {
                 Some(client) => Box::new(client),
                 None => Box::new(PeerIp::new()),
             },
-            None if part == "global" => Box::new(Global),
-            None if part == "path" => Box::new(Path),
-            None if part == "method" => Box::new(Method),
+            None if part == "global" => Box::new(Global::new()),
+            None if part == "path" => Box::new(Path::new()),
+            None if part == "method" => Box::new(Method::new()),
             _ => {
                 return Err(format!(
                     "unknown key {part:?}: write peer-ip, global, path, method or header:NAME, joined by +"
@@ -351,9 +351,9 @@ impl Kind {
 
     pub(crate) fn rejection(self) -> Box<dyn Rejection<Body>> {
         match self {
-            Self::Text => Box::new(TextRejection),
-            Self::Json => Box::new(ProblemRejection),
-            Self::Empty => Box::new(EmptyRejection),
+            Self::Text => Box::new(TextRejection::new()),
+            Self::Json => Box::new(ProblemRejection::new()),
+            Self::Empty => Box::new(EmptyRejection::new()),
             Self::Grpc => Box::new(GrpcRejection::new()),
         }
     }

@@ -72,7 +72,7 @@ rejection_without! {
 ///
 /// let app: Router = Router::new()
 ///     .route("/", get(|decision: Decision| async move { format!("{} to go\n", decision.remaining()) }))
-///     .layer(RateLimitLayer::new(Quota::per_minute(60), Global).share_decision());
+///     .layer(RateLimitLayer::new(Quota::per_minute(60), Global::new()).share_decision());
 /// ```
 impl<S: Sync> FromRequestParts<S> for Decision {
     type Rejection = NoDecision;

@@ -258,6 +258,13 @@ impl fmt::Debug for Header {
 #[expect(clippy::exhaustive_structs, reason = "callers write its name as a value")]
 pub struct Global;
 
+impl Global {
+    /// Creates the extractor.
+    pub const fn new() -> Self {
+        Self
+    }
+}
+
 impl KeyExtractor for Global {
     fn extract(&self, _: &Head<'_>) -> Result<Option<Key>, KeyError> {
         Ok(Some(Key::global()))
@@ -278,6 +285,13 @@ impl KeyExtractor for Global {
 #[expect(clippy::exhaustive_structs, reason = "callers write its name as a value")]
 pub struct Path;
 
+impl Path {
+    /// Creates the extractor.
+    pub const fn new() -> Self {
+        Self
+    }
+}
+
 impl KeyExtractor for Path {
     fn extract(&self, head: &Head<'_>) -> Result<Option<Key>, KeyError> {
         Ok(Some(Key::from(head.uri().path())))
@@ -288,6 +302,13 @@ impl KeyExtractor for Path {
 #[derive(Clone, Copy, Debug, Default)]
 #[expect(clippy::exhaustive_structs, reason = "callers write its name as a value")]
 pub struct Method;
+
+impl Method {
+    /// Creates the extractor.
+    pub const fn new() -> Self {
+        Self
+    }
+}
 
 impl KeyExtractor for Method {
     fn extract(&self, head: &Head<'_>) -> Result<Option<Key>, KeyError> {
@@ -305,6 +326,14 @@ impl KeyExtractor for Method {
 #[derive(Clone, Copy, Debug, Default)]
 #[expect(clippy::exhaustive_structs, reason = "callers write its name as a value")]
 pub struct MatchedPath;
+
+#[cfg(feature = "axum")]
+impl MatchedPath {
+    /// Creates the extractor.
+    pub const fn new() -> Self {
+        Self
+    }
+}
 
 #[cfg(feature = "axum")]
 impl KeyExtractor for MatchedPath {

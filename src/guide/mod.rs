@@ -67,7 +67,7 @@
 //! ```
 //! use tower_ratelimit::{Decision, Global, Quota, RateLimitLayer, ResponseHead};
 //!
-//! let outer = RateLimitLayer::new(Quota::per_hour(1_000), Global)
+//! let outer = RateLimitLayer::new(Quota::per_hour(1_000), Global::new())
 //!     .charge_when(|response| response.extensions.get().is_none_or(Decision::is_admitted));
 //! ```
 //!

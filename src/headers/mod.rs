@@ -28,7 +28,7 @@ use crate::time::{Timestamp, seconds_up};
 /// ```
 /// use tower_ratelimit::{Global, Headers, Quota, RateLimitLayer};
 ///
-/// let layer = RateLimitLayer::new(Quota::per_second(10), Global)
+/// let layer = RateLimitLayer::new(Quota::per_second(10), Global::new())
 ///     .headers(Headers::x_rate_limit().reset_in_seconds());
 /// ```
 ///

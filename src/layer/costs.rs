@@ -121,7 +121,7 @@ impl<R> RateLimitLayer<R> {
     /// use tower_ratelimit::{Global, Policy, RateLimitLayer, Reservation};
     ///
     /// let tokens: Policy = "token-bucket 10000/minute burst 20000".parse()?;
-    /// let limit = RateLimitLayer::new(tokens, Global).cost(|_| 500).settle_later();
+    /// let limit = RateLimitLayer::new(tokens, Global::new()).cost(|_| 500).settle_later();
     /// let complete = |reservation: Reservation, prompt: String| async move {
     ///     let used = prompt.len().try_into().unwrap_or(u32::MAX);
     ///     reservation.settle(used);

@@ -56,7 +56,7 @@ impl<R> RateLimitLayer<R> {
     ///
     /// # #[tokio::main(flavor = "current_thread")]
     /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
-    /// let layer = RateLimitLayer::new(Quota::per_minute(60), Global);
+    /// let layer = RateLimitLayer::new(Quota::per_minute(60), Global::new());
     /// let usage = layer.usage(&Request::new(())).await?.expect("every request is limited");
     /// assert_eq!(usage.decision().remaining(), 60);
     /// # Ok(())

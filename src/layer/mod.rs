@@ -104,7 +104,7 @@ impl RateLimitLayer {
     }
 
     fn with(policies: PolicySource, key: impl KeyExtractor, storage: AnyStorage) -> Self {
-        Self { shared: Shared::new(LayerConfig::new(policies, Arc::new(key)), storage, Arc::new(TextRejection)) }
+        Self { shared: Shared::new(LayerConfig::new(policies, Arc::new(key)), storage, Arc::new(TextRejection::new())) }
     }
 }
 
@@ -166,7 +166,7 @@ impl<R> RateLimitLayer<R> {
     /// use http::Response;
     /// use tower_ratelimit::{Global, Quota, RateLimitLayer};
     ///
-    /// let layer = RateLimitLayer::new(Quota::per_second(10), Global).rejection_by(|refused, head| {
+    /// let layer = RateLimitLayer::new(Quota::per_second(10), Global::new()).rejection_by(|refused, head| {
     ///     let mut response = Response::new(format!("not now: {}", head.uri().path()));
     ///     *response.status_mut() = refused.status();
     ///     response

@@ -24,6 +24,13 @@ use crate::time::seconds_up;
 #[expect(clippy::exhaustive_structs, reason = "callers write its name as a value")]
 pub struct TextRejection;
 
+impl TextRejection {
+    /// Creates the rejection.
+    pub const fn new() -> Self {
+        Self
+    }
+}
+
 #[diagnostic::do_not_recommend]
 impl<B: From<String>> Rejection<B> for TextRejection {
     fn reject(&self, refused: RejectReason<'_>, _: &Head<'_>) -> Response<B> {
@@ -83,7 +90,7 @@ impl RejectReason<'_> {
 /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
 /// # let hello = service_fn(|_: Request<()>| async { Ok::<_, std::convert::Infallible>(Response::new(String::new())) });
 /// let free = "fixed-window 1/minute".parse::<Policy>()?.with_name("free");
-/// let service = RateLimitLayer::new(free, Global).rejection(ProblemRejection).layer(hello);
+/// let service = RateLimitLayer::new(free, Global::new()).rejection(ProblemRejection::new()).layer(hello);
 ///
 /// service.clone().oneshot(Request::new(())).await?;
 /// let refused = service.oneshot(Request::new(())).await?;
@@ -97,6 +104,13 @@ impl RejectReason<'_> {
 #[derive(Clone, Copy, Debug, Default)]
 #[expect(clippy::exhaustive_structs, reason = "callers write its name as a value")]
 pub struct ProblemRejection;
+
+impl ProblemRejection {
+    /// Creates the rejection.
+    pub const fn new() -> Self {
+        Self
+    }
+}
 
 impl<B: From<String>> Rejection<B> for ProblemRejection {
     fn reject(&self, refused: RejectReason<'_>, _: &Head<'_>) -> Response<B> {

@@ -87,7 +87,7 @@ impl GrpcRejection {
     /// use tower_ratelimit::{Global, GrpcRejection, Quota, RateLimitLayer};
     ///
     /// let rejection = GrpcRejection::new().max_pushback(Duration::from_secs(5));
-    /// let layer = RateLimitLayer::new(Quota::per_second(100), Global).rejection(rejection);
+    /// let layer = RateLimitLayer::new(Quota::per_second(100), Global::new()).rejection(rejection);
     /// # let _ = layer;
     /// ```
     #[must_use]

@@ -73,9 +73,9 @@ impl RejectReason<'_> {
 /// type AnyRejection = Box<dyn Rejection<Body>>;
 ///
 /// let wants_json = std::env::var("ERRORS").is_ok_and(|format| format == "json");
-/// let rejection: AnyRejection = if wants_json { Box::new(ProblemRejection) } else { Box::new(TextRejection) };
+/// let rejection: AnyRejection = if wants_json { Box::new(ProblemRejection::new()) } else { Box::new(TextRejection::new()) };
 /// let layer: RateLimitLayer<AnyRejection> =
-///     RateLimitLayer::new(Quota::per_second(10), Global).rejection(rejection);
+///     RateLimitLayer::new(Quota::per_second(10), Global::new()).rejection(rejection);
 /// ```
 #[diagnostic::on_unimplemented(
     message = "`{Self}` cannot build a response with the body `{B}`",
@@ -84,8 +84,8 @@ impl RejectReason<'_> {
             `MapResponseBodyLayer::new(Body::new)` of tower-http (feature `map-response-body`) between the two, or add \
             each by a `Router::layer` of its own",
     note = "`TextRejection`, the default, needs `{B}: From<String>`",
-    note = "`.rejection(ProblemRejection)` needs `{B}: From<String>` too",
-    note = "`.rejection(EmptyRejection)` needs `{B}: Default`",
+    note = "`.rejection(ProblemRejection::new())` needs `{B}: From<String>` too",
+    note = "`.rejection(EmptyRejection::new())` needs `{B}: Default`",
     note = "`.rejection(GrpcRejection::new())` needs `{B}: Default` and is for gRPC, tonic's servers for example",
     note = "`.rejection_by(|refused, head| ..)` builds any response"
 )]
@@ -99,6 +99,13 @@ pub trait Rejection<B>: Send + Sync + 'static {
 #[derive(Clone, Copy, Debug, Default)]
 #[expect(clippy::exhaustive_structs, reason = "callers write its name as a value")]
 pub struct EmptyRejection;
+
+impl EmptyRejection {
+    /// Creates the rejection.
+    pub const fn new() -> Self {
+        Self
+    }
+}
 
 impl<B: Default> Rejection<B> for EmptyRejection {
     fn reject(&self, refused: RejectReason<'_>, _: &Head<'_>) -> Response<B> {
@@ -141,7 +148,7 @@ impl<B: 'static> Rejection<B> for Box<dyn Rejection<B>> {
 /// use tower_ratelimit::{Global, Policy, RateLimitLayer, RejectReason};
 ///
 /// let policy = "10/second; 1000/day".parse::<Policy>()?.with_name("free");
-/// let layer = RateLimitLayer::new(policy, Global).rejection_by(|refused, _| {
+/// let layer = RateLimitLayer::new(policy, Global::new()).rejection_by(|refused, _| {
 ///     let text = match refused {
 ///         // "limit free-2 is exceeded, at most 1000"
 ///         RejectReason::Limit(refusal) => {

@@ -219,7 +219,7 @@ impl fmt::Debug for Reservation {
 /// use tower_ratelimit::{Global, Policy, Reservation, RateLimitLayer};
 ///
 /// let tokens: Policy = "token-bucket 10000/minute burst 20000".parse()?;
-/// let limit = RateLimitLayer::new(tokens, Global).cost(|_| 500).settle_later();
+/// let limit = RateLimitLayer::new(tokens, Global::new()).cost(|_| 500).settle_later();
 /// let complete = |reservation: Reservation, prompt: String| async move {
 ///     let mut tokens = reservation.counter();
 ///     let words: Vec<String> = prompt.split(' ').map(str::to_owned).collect();

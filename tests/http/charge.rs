@@ -21,7 +21,7 @@ fn failures(response: &ResponseHead<'_>) -> bool {
 
 /// Charges failures only.
 fn layer(text: &str, storage: impl Storage) -> RateLimitLayer {
-    RateLimitLayer::new(policy(text).with_name("logins"), Global)
+    RateLimitLayer::new(policy(text).with_name("logins"), Global::new())
         .storage(storage, OnError::Refuse)
         .charge_when(failures)
 }
@@ -180,7 +180,8 @@ async fn queue_slot_is_refunded_after_the_response() {
 #[tokio::test]
 async fn refusal_of_an_inner_layer_can_be_excluded_from_the_charge() {
     let (storage, _clock) = memory_with_manual_clock();
-    let inner = RateLimitLayer::new(policy("fixed-window 1/minute"), Global).storage(storage.clone(), OnError::Refuse);
+    let inner =
+        RateLimitLayer::new(policy("fixed-window 1/minute"), Global::new()).storage(storage.clone(), OnError::Refuse);
     let service = layer("fixed-window 9/minute", storage.clone())
         .charge_when(|response| response.status != 429)
         .layer(inner.layer(AnswersWithStatus));
@@ -212,7 +213,7 @@ async fn free_and_unlimited_requests_refund_nothing() {
 #[tokio::test]
 async fn free_request_passes_while_the_storage_fails() {
     for (cost, expected) in [(0, 200), (1, 503)] {
-        let layer = RateLimitLayer::new(policy("1/day"), Global).storage(common::failing(), OnError::Refuse);
+        let layer = RateLimitLayer::new(policy("1/day"), Global::new()).storage(common::failing(), OnError::Refuse);
         let service = layer.cost(move |_: &tower_ratelimit::extract::Head<'_>| cost).layer(AnswersWithStatus);
         assert_eq!(status(&service, get("/200")).await, expected);
     }

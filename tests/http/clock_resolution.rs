@@ -86,7 +86,8 @@ async fn client_that_waits_for_retry_after_or_pushback_is_admitted() {
     for text in POLICIES {
         for headers in [Headers::x_rate_limit(), Headers::ietf(), Headers::none()] {
             let (storage, exact) = storage();
-            let layer = RateLimitLayer::new(policy(text), Global).storage(storage, OnError::Refuse).headers(headers);
+            let layer =
+                RateLimitLayer::new(policy(text), Global::new()).storage(storage, OnError::Refuse).headers(headers);
             let service = layer.layer(Inner::default());
             let seconds = |response: &_| retry_after(response).map(Duration::from_secs);
             let what = format!("{text}, {headers:?}");
@@ -104,7 +105,7 @@ async fn client_that_waits_for_retry_after_or_pushback_is_admitted() {
 async fn every_reported_wait_is_longer_by_the_resolution() {
     for text in POLICIES {
         let (storage, exact) = storage();
-        let layer = RateLimitLayer::new(policy(text), Global).storage(storage, OnError::Refuse);
+        let layer = RateLimitLayer::new(policy(text), Global::new()).storage(storage, OnError::Refuse);
         let limiter = layer.limiter().unwrap();
         let service = layer.layer(Inner::default());
         let mut numbers = Numbers(11);
@@ -130,7 +131,8 @@ async fn every_reported_wait_is_longer_by_the_resolution() {
 async fn refused_hits_of_the_limiter_are_admitted_after_retry_after() {
     for text in POLICIES {
         let (storage, exact) = storage();
-        let limiter = RateLimitLayer::new(policy(text), Global).storage(storage, OnError::Refuse).limiter().unwrap();
+        let limiter =
+            RateLimitLayer::new(policy(text), Global::new()).storage(storage, OnError::Refuse).limiter().unwrap();
         let (key, mut numbers, mut refusals) = (Key::global(), Numbers(5), 0);
         for _ in 0..600 {
             exact.advance(Duration::from_micros(numbers.below(2) * numbers.below(700_000)));

@@ -209,7 +209,7 @@ async fn peer_ip_reads_the_address_of_mock_connect_info() {
 #[tokio::test]
 async fn layers_in_nested_routers_see_the_whole_path() {
     let limited = || {
-        let layer = RateLimitLayer::new(policy("fixed-window 10/day"), Path);
+        let layer = RateLimitLayer::new(policy("fixed-window 10/day"), Path::new());
         layer
             .cost(|head| if head.uri().path() == "/a/dear" { 7 } else { 1 })
             .skip(|head| head.uri().path() == "/b/free" && head.routed_uri().path() == "/free")
@@ -255,7 +255,7 @@ async fn missing_extension_is_rejected_with_500() {
     }
     let missing = by_user().extract(&Head::of(&get("/"))).unwrap_err();
     assert!(missing.reason().contains("User: add the layer that inserts it outside"), "{missing}");
-    assert_eq!(status(&once(by_user().or(Global)), get("/")).await, 200);
+    assert_eq!(status(&once(by_user().or(Global::new())), get("/")).await, 200);
 }
 
 #[tokio::test]
@@ -288,11 +288,11 @@ fn header_value_is_used_unchanged() {
 #[test]
 fn global_is_one_key_and_each_path_and_method_has_its_own_key() {
     let post = Request::post("/a?x=1").body(()).unwrap();
-    assert_eq!(key(&Global, &post), key(&Global, &get("/b")));
-    assert_eq!(key(&Path, &post), key(&Path, &get("/a?x=2")), "the path does not include the query");
-    assert_ne!(key(&Path, &get("/users/7")), key(&Path, &get("/users/8")));
-    assert_ne!(key(&Method, &post), key(&Method, &get("/a")));
-    assert_eq!(key(&Method, &get("/a")), key(&Method, &get("/b")));
+    assert_eq!(key(&Global::new(), &post), key(&Global::new(), &get("/b")));
+    assert_eq!(key(&Path::new(), &post), key(&Path::new(), &get("/a?x=2")), "the path does not include the query");
+    assert_ne!(key(&Path::new(), &get("/users/7")), key(&Path::new(), &get("/users/8")));
+    assert_ne!(key(&Method::new(), &post), key(&Method::new(), &get("/a")));
+    assert_eq!(key(&Method::new(), &get("/a")), key(&Method::new(), &get("/b")));
 }
 
 #[tokio::test]
@@ -302,7 +302,7 @@ async fn route_is_one_key_and_unrouted_requests_share_another() {
         .route("/users/{id}", on_get(|| async { "user" }))
         .nest("/api", Router::new().route("/users/{id}", on_get(|| async { "api" })))
         .fallback(|| async { "nothing here" })
-        .layer(RateLimitLayer::new(policy("2/day"), MatchedPath));
+        .layer(RateLimitLayer::new(policy("2/day"), MatchedPath::new()));
     for (path, expected) in [
         ("/users/7", Some(1)),
         ("/users/8", Some(0)),
@@ -404,7 +404,7 @@ fn parts([a, b, c]: [&str; 3]) -> Request<()> {
 
 #[tokio::test]
 async fn composite_key_counts_each_pair_separately() {
-    let service = once(Header::new("x-client").and(Path));
+    let service = once(Header::new("x-client").and(Path::new()));
     let request = |client: &str, path: &str| Request::get(path).header("x-client", client).body(()).unwrap();
     for (client, path, expected) in
         [("a", "/b", 200), ("a", "/c", 200), ("b", "/b", 200), ("a", "/b", 429), ("/b", "/a", 200), ("/a", "/b", 200)]
@@ -412,18 +412,18 @@ async fn composite_key_counts_each_pair_separately() {
         assert_eq!(status(&service, request(client, path)).await, expected, "{client} {path}");
     }
     assert_ne!(
-        key(&Header::new("x-client").and(Path), &request("/a", "/b")),
-        key(&Path.and(Header::new("x-client")), &request("/a", "/b"))
+        key(&Header::new("x-client").and(Path::new()), &request("/a", "/b")),
+        key(&Path::new().and(Header::new("x-client")), &request("/a", "/b"))
     );
 }
 
 #[tokio::test]
 async fn extractor_may_be_chosen_at_run_time() {
-    for (boxed, expected) in [(Box::new(Global) as Box<dyn KeyExtractor>, 429), (Box::new(Path), 200)] {
+    for (boxed, expected) in [(Box::new(Global::new()) as Box<dyn KeyExtractor>, 429), (Box::new(Path::new()), 200)] {
         let service = once(boxed);
         assert_eq!([status(&service, get("/a")).await, status(&service, get("/b")).await], [200, expected]);
     }
-    let shared: Arc<dyn KeyExtractor> = Arc::new(Path);
+    let shared: Arc<dyn KeyExtractor> = Arc::new(Path::new());
     let inner =
         service_fn(|_: Request<()>| async { Ok::<_, std::convert::Infallible>(http::Response::new(String::new())) });
     let service = RateLimitLayer::new(policy("1/day"), shared).layer(inner);

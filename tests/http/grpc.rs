@@ -39,7 +39,7 @@ fn number(status: &Status, name: &str) -> Option<u64> {
 #[tokio::test]
 async fn calls_beyond_the_limit_are_resource_exhausted_until_retry_after() {
     async fn check(storage: impl Storage, advance: impl Fn(Duration)) {
-        let layer = RateLimitLayer::new(policy("fixed-window 2 per 10 seconds"), Global)
+        let layer = RateLimitLayer::new(policy("fixed-window 2 per 10 seconds"), Global::new())
             .storage(storage, OnError::Refuse)
             .rejection(GrpcRejection::new());
         let mut health = client(layer).await;
@@ -66,7 +66,7 @@ async fn calls_beyond_the_limit_are_resource_exhausted_until_retry_after() {
 
 #[tokio::test]
 async fn calls_are_unavailable_when_the_storage_fails_closed() {
-    let layer = RateLimitLayer::new(Quota::per_hour(1), Global).rejection(GrpcRejection::new());
+    let layer = RateLimitLayer::new(Quota::per_hour(1), Global::new()).rejection(GrpcRejection::new());
     let refused = client(layer.clone().storage(failing(), OnError::Refuse)).await.check(question()).await.unwrap_err();
     assert_eq!((refused.code(), number(&refused, "retry-after")), (Code::Unavailable, Some(1)));
     assert!(!format!("{refused:?}").contains("secret-host"), "{refused:?}");
@@ -135,7 +135,7 @@ async fn details_of_a_refusal_contain_the_wait_and_the_limits_that_refuse() {
 #[tokio::test]
 async fn client_that_obeys_retry_info_is_admitted() {
     let (storage, clock) = memory_with_manual_clock();
-    let layer = RateLimitLayer::new(policy("token-bucket 3/second"), Global)
+    let layer = RateLimitLayer::new(policy("token-bucket 3/second"), Global::new())
         .storage(storage, OnError::Refuse)
         .rejection(GrpcRejection::new());
     let mut health = client(layer).await;
@@ -169,7 +169,7 @@ async fn pushback_beyond_its_bound_is_never_and_the_retry_info_is_kept() {
         (86_400, GrpcRejection::new().max_pushback(Duration::MAX), "86400000"),
     ] {
         let (storage, _clock) = memory_with_manual_clock();
-        let layer = RateLimitLayer::new(policy(&format!("fixed-window 1 per {seconds} seconds")), Global)
+        let layer = RateLimitLayer::new(policy(&format!("fixed-window 1 per {seconds} seconds")), Global::new())
             .storage(storage, OnError::Refuse)
             .rejection(rejection);
         let mut health = client(layer).await;
@@ -183,7 +183,7 @@ async fn pushback_beyond_its_bound_is_never_and_the_retry_info_is_kept() {
 
 #[tokio::test]
 async fn details_contain_no_retry_info_if_a_retry_cannot_succeed() {
-    let layer = RateLimitLayer::new(policy("fixed-window 2/day"), Global).cost(|_| 3);
+    let layer = RateLimitLayer::new(policy("fixed-window 2/day"), Global::new()).cost(|_| 3);
     let refused = client(layer.rejection(GrpcRejection::new())).await.check(question()).await.unwrap_err();
     assert_eq!(refused.metadata().get("grpc-retry-pushback-ms").unwrap(), "-1");
     assert!(refused.get_details_retry_info().is_none() && refused.get_details_quota_failure().is_some());
@@ -191,7 +191,7 @@ async fn details_contain_no_retry_info_if_a_retry_cannot_succeed() {
 
 #[tokio::test]
 async fn details_of_a_storage_failure_contain_only_a_wait() {
-    let layer = RateLimitLayer::new(Quota::per_hour(1), Global).storage(failing(), OnError::Refuse);
+    let layer = RateLimitLayer::new(Quota::per_hour(1), Global::new()).storage(failing(), OnError::Refuse);
     let refused = client(layer.rejection(GrpcRejection::new())).await.check(question()).await.unwrap_err();
     assert_eq!(retry_delay(&refused), Some(Duration::from_secs(1)));
     assert!(refused.get_details_quota_failure().is_none());
@@ -203,7 +203,7 @@ async fn outer_layer_extends_the_retry_info_of_an_inner_refusal() {
     for inner in ["fixed-window 1/minute", "fixed-window 1/61 seconds"] {
         let (storage, _clock) = memory_with_manual_clock();
         let layer = |text: &str| {
-            let layer = RateLimitLayer::new(policy(text), Global).rejection(GrpcRejection::new());
+            let layer = RateLimitLayer::new(policy(text), Global::new()).rejection(GrpcRejection::new());
             layer.storage(storage.clone(), OnError::Refuse)
         };
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();

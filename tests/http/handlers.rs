@@ -14,7 +14,7 @@ use tower_ratelimit::extract::{Head, NoDecision};
 use tower_ratelimit::{Decision, Global, Header, Key, OnError, RateLimitLayer, Storage};
 
 fn layer(text: &str) -> RateLimitLayer {
-    RateLimitLayer::new(policy(text), Global).storage(memory_with_manual_clock().0, OnError::Refuse)
+    RateLimitLayer::new(policy(text), Global::new()).storage(memory_with_manual_clock().0, OnError::Refuse)
 }
 
 async fn body(app: &Router, path: &str) -> (u16, String) {
@@ -62,7 +62,7 @@ async fn layer_shares_the_decision_of_fast_and_slow_storages() {
             let decision = request.extensions().get::<Decision>().expect("the layer shares its decision");
             ready(Ok::<_, Infallible>(Response::new(format!("{:?}", decision.delay()))))
         });
-        let layer = RateLimitLayer::new(policy("leaky-bucket 1/second queue 1"), Global);
+        let layer = RateLimitLayer::new(policy("leaky-bucket 1/second queue 1"), Global::new());
         let service = layer.storage(storage, OnError::Refuse).share_decision().layer(seen);
         assert_eq!(ask(&service, get("/")).await.into_body(), "0ns");
         assert_eq!(ask(&service, get("/")).await.into_body(), "1s");

@@ -16,7 +16,7 @@ use tower_ratelimit::{
 };
 
 fn layer(policy: Policy, storage: &MemoryStorage, headers: Headers) -> RateLimitLayer {
-    RateLimitLayer::new(policy, Global).storage(storage.clone(), OnError::Refuse).headers(headers)
+    RateLimitLayer::new(policy, Global::new()).storage(storage.clone(), OnError::Refuse).headers(headers)
 }
 
 fn limited(policy: Policy, headers: Headers) -> (RateLimit<Inner>, ManualClock) {

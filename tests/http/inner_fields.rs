@@ -23,7 +23,7 @@ async fn seen(headers: Headers, inner: &[(&'static str, &str)], names: &[&str]) 
         ready(Ok::<_, Infallible>(response))
     });
     let policy = policy("fixed-window 10/second").with_name("free");
-    let layer = RateLimitLayer::new(policy, Global).storage(memory_with_manual_clock().0, OnError::Refuse);
+    let layer = RateLimitLayer::new(policy, Global::new()).storage(memory_with_manual_clock().0, OnError::Refuse);
     let response = ask(&layer.headers(headers).layer(service), get("/")).await;
     names.iter().map(|name| response.headers()[*name].to_str().unwrap().to_owned()).collect()
 }

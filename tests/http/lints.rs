@@ -47,7 +47,7 @@ async fn ipv6_prefix_lint_is_reported_once() {
     for (prefix, expected) in
         [(48, vec![]), (64, vec![]), (65, vec![Lint::Ipv6PerAddress]), (128, vec![Lint::Ipv6PerAddress])]
     {
-        let layer = linted.layer(Header::new("x-client").or(Global.and(PeerIp::new().ipv6_prefix(prefix))));
+        let layer = linted.layer(Header::new("x-client").or(Global::new().and(PeerIp::new().ipv6_prefix(prefix))));
         for _ in 0..3 {
             let _ = layer.clone().layer(Inner::default());
         }
@@ -64,7 +64,7 @@ async fn trusts_every_address_lint_is_reported_once() {
         (&["0.0.0.0/1", "128.0.0.0/1"], vec![Lint::TrustsEveryAddress]),
     ] {
         let linted = LintObserver::default();
-        let layer = linted.layer(ClientIp::behind(trusted).unwrap().and(Global));
+        let layer = linted.layer(ClientIp::behind(trusted).unwrap().and(Global::new()));
         for _ in 0..3 {
             ask(&layer.layer(Inner::default()), forwarded("x-forwarded-for")).await;
         }
@@ -97,14 +97,14 @@ async fn forwarded_peer_lint_is_reported_once() {
 #[tokio::test]
 async fn same_layer_twice_lint_is_reported_once() {
     let linted = LintObserver::default();
-    let layer = linted.layer(Global);
+    let layer = linted.layer(Global::new());
     let twice = layer.layer(layer.clone().layer(Inner::default()));
     for _ in 0..2 {
         ask(&twice, get("/")).await;
     }
     assert_eq!(linted.take(), [Lint::SameLayerTwice]);
 
-    let [outer, inner] = [linted.layer(Global), linted.layer(Global)];
+    let [outer, inner] = [linted.layer(Global::new()), linted.layer(Global::new())];
     let stacked = outer.layer(inner.layer(Inner::default()));
     for _ in 0..2 {
         ask(&stacked, get("/")).await;
@@ -119,7 +119,7 @@ async fn lints_are_reported_once_and_only_if_they_apply() {
     let _ = linted.layer(all.clone().or(PeerIp::new().ipv6_prefix(128))).layer(Inner::default());
     assert_eq!(linted.take(), [Lint::Ipv6PerAddress, Lint::TrustsEveryAddress], "each is reported once");
 
-    let _ = linted.layer(Global).allow_list(AllowList::new(all).allow("10.0.0.0/8")).layer(Inner::default());
+    let _ = linted.layer(Global::new()).allow_list(AllowList::new(all).allow("10.0.0.0/8")).layer(Inner::default());
     assert_eq!(linted.take(), [Lint::TrustsEveryAddress], "a forged address may also match the allow list");
 
     for key in [
@@ -159,7 +159,7 @@ async fn forwarding_field_missing_lint_is_reported_once() {
         ("10.0.0.1:80", Some("x-forwarded-for"), vec![]),
         ("5.6.7.8:80", Some("x-real-ip"), vec![]),
     ] {
-        let layer = linted.layer(ClientIp::behind(["10.0.0.0/8"]).unwrap().or(Global));
+        let layer = linted.layer(ClientIp::behind(["10.0.0.0/8"]).unwrap().or(Global::new()));
         let service = layer.layer(Inner::default());
         for _ in 0..2 {
             ask(&service, from(peer, name)).await;
@@ -175,19 +175,20 @@ async fn elastic_window_refunded_lint_is_reported_once() {
     let linted = LintObserver::default();
     let charged = |layer: RateLimitLayer| layer.on_lint(linted.keep()).charge_when(|_| true);
     let elastic = || policy("10/second; elastic-window 5/minute");
-    let _ = charged(RateLimitLayer::new(elastic(), Global)).layer(Inner::default());
+    let _ = charged(RateLimitLayer::new(elastic(), Global::new())).layer(Inner::default());
     assert_eq!(linted.take(), [Lint::ElasticWindowRefunded], "before the first request");
 
-    let chosen = charged(RateLimitLayer::new(policy_by(move |_| elastic()), Global)).layer(Inner::default());
+    let chosen = charged(RateLimitLayer::new(policy_by(move |_| elastic()), Global::new())).layer(Inner::default());
     assert_eq!(linted.take(), [], "the policy is not known yet");
     for _ in 0..2 {
         ask(&chosen, get("/")).await;
     }
     assert_eq!(linted.take(), [Lint::ElasticWindowRefunded]);
 
-    let _ = charged(RateLimitLayer::new(policy("moving-window 5/minute"), Global)).layer(Inner::default());
-    let _ =
-        RateLimitLayer::new(policy("elastic-window 5/minute"), Global).on_lint(linted.keep()).layer(Inner::default());
+    let _ = charged(RateLimitLayer::new(policy("moving-window 5/minute"), Global::new())).layer(Inner::default());
+    let _ = RateLimitLayer::new(policy("elastic-window 5/minute"), Global::new())
+        .on_lint(linted.keep())
+        .layer(Inner::default());
     assert_eq!(linted.take(), []);
 }
 
@@ -201,8 +202,8 @@ async fn small_storage_lint_is_reported_once_with_the_number_of_clients() {
     ] {
         let storage = MemoryStorage::builder().max_bytes(max_bytes).build().unwrap();
         let linted = LintObserver::default();
-        let with_storage = RateLimitLayer::new(policy(text), Global).storage(storage.clone(), OnError::Refuse);
-        let set_later = RateLimitLayer::new(policy(text), Global).storage(storage, OnError::Refuse);
+        let with_storage = RateLimitLayer::new(policy(text), Global::new()).storage(storage.clone(), OnError::Refuse);
+        let set_later = RateLimitLayer::new(policy(text), Global::new()).storage(storage, OnError::Refuse);
         for layer in [with_storage, set_later] {
             let layer = layer.on_lint(linted.keep());
             for _ in 0..2 {
@@ -236,12 +237,12 @@ async fn aligned_calendar_lint_is_reported_once() {
     ] {
         let linted = LintObserver::default();
         let expected = if is_reported { vec![Lint::AlignedCalendar] } else { vec![] };
-        let fixed = RateLimitLayer::new(policy(text), Global).on_lint(linted.keep());
+        let fixed = RateLimitLayer::new(policy(text), Global::new()).on_lint(linted.keep());
         for _ in 0..2 {
             let _ = fixed.clone().layer(Inner::default());
         }
         assert_eq!(linted.take(), expected, "{text}: before the first request");
-        let chosen = RateLimitLayer::new(policy_by(move |_| policy(text)), Global).on_lint(linted.keep());
+        let chosen = RateLimitLayer::new(policy_by(move |_| policy(text)), Global::new()).on_lint(linted.keep());
         for _ in 0..2 {
             ask(&chosen.layer(Inner::default()), get("/")).await;
         }

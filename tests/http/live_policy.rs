@@ -21,7 +21,7 @@ fn limit<B>(response: &Response<B>) -> &str {
 #[tokio::test]
 async fn next_request_uses_the_new_policy() {
     let live = LivePolicy::new(api("fixed-window 2/hour"));
-    let layer = RateLimitLayer::new(live.clone(), Global).storage(memory_with_manual_clock().0, OnError::Refuse);
+    let layer = RateLimitLayer::new(live.clone(), Global::new()).storage(memory_with_manual_clock().0, OnError::Refuse);
     let service = layer.layer(Inner::default());
     let other = layer.clone().headers(Headers::ietf()).layer(Inner::default());
     assert_eq!(status(&service, get("/")).await, 200);
@@ -45,7 +45,7 @@ async fn request_uses_one_policy_to_its_end() {
     storage.set(Behavior::WorksAfter(std::time::Duration::from_secs(1)));
     let observed = Arc::new(Mutex::new(Vec::new()));
     let events = Arc::clone(&observed);
-    let layer = RateLimitLayer::new(live.clone(), Global)
+    let layer = RateLimitLayer::new(live.clone(), Global::new())
         .storage(storage, OnError::Refuse)
         .headers(Headers::x_rate_limit().and(Headers::ietf()))
         .charge_when(|_| false)
@@ -74,7 +74,7 @@ async fn chosen_policies_can_be_live() {
             _ => Some(free.clone()),
         }
     };
-    let service = RateLimitLayer::new(policy_by(choose), Global).layer(Inner::default());
+    let service = RateLimitLayer::new(policy_by(choose), Global::new()).layer(Inner::default());
     assert_eq!(limit(&ask(&service, with("x-plan", "paid")).await), "5");
     paid.set(policy("50/hour").with_name("paid")).unwrap();
     assert_eq!(limit(&ask(&service, with("x-plan", "paid")).await), "50");
@@ -85,7 +85,7 @@ async fn chosen_policies_can_be_live() {
 #[tokio::test]
 async fn layers_reject_a_policy_that_their_storage_cannot_keep() {
     let live = LivePolicy::new(api("5/hour"));
-    let layer = RateLimitLayer::new(live.clone(), Global);
+    let layer = RateLimitLayer::new(live.clone(), Global::new());
     live.set(api("500/hour")).unwrap();
     live.set(api("5/hour")).unwrap();
     let small = FakeStorage::around(MemoryStorage::new()).holding_at_most(50);
@@ -134,7 +134,7 @@ async fn added_shadow_limits_are_decided_on_the_next_request() {
     let live = LivePolicy::new(api("5/day"));
     let observed = Arc::new(Mutex::new(Vec::new()));
     let events = Arc::clone(&observed);
-    let layer = RateLimitLayer::new(live.clone(), Global).observer(move |event: &Event<'_>| {
+    let layer = RateLimitLayer::new(live.clone(), Global::new()).observer(move |event: &Event<'_>| {
         events.lock().unwrap().push(event.policy.identity().to_owned());
     });
     let service = layer.layer(Inner::default());

@@ -24,7 +24,7 @@ use tower_test::mock;
 
 fn limited(text: &str) -> (RateLimit<Inner>, ManualClock) {
     let (storage, clock) = memory_with_manual_clock();
-    let layer = RateLimitLayer::new(policy(text), Global).storage(storage, OnError::Refuse);
+    let layer = RateLimitLayer::new(policy(text), Global::new()).storage(storage, OnError::Refuse);
     (layer.layer(Inner::default()), clock)
 }
 
@@ -53,7 +53,7 @@ async fn reset_is_rounded_up_to_the_next_second_of_the_epoch() {
 #[tokio::test]
 async fn reset_in_seconds_counts_from_now_and_is_rounded_up() {
     let (storage, clock) = memory_with_manual_clock();
-    let layer = RateLimitLayer::new(policy("fixed-window 2 per 10 seconds"), Global)
+    let layer = RateLimitLayer::new(policy("fixed-window 2 per 10 seconds"), Global::new())
         .storage(storage, OnError::Refuse)
         .headers(Headers::x_rate_limit().reset_in_seconds());
     let service = layer.layer(Inner::default());
@@ -69,7 +69,7 @@ async fn reset_in_seconds_counts_from_now_and_is_rounded_up() {
 #[tokio::test]
 async fn limit_field_of_a_bucket_is_its_burst() {
     let (storage, _clock) = memory_with_manual_clock();
-    let layer = RateLimitLayer::new(Quota::per_second(10).burst(20), Global)
+    let layer = RateLimitLayer::new(Quota::per_second(10).burst(20), Global::new())
         .storage(storage, OnError::Refuse)
         .layer(Inner::default());
     assert_eq!(numbers(&ask(&layer, get("/")).await), Some([20, 19, T0 + 1]));
@@ -132,7 +132,7 @@ async fn cost_above_the_capacity_is_refused_without_retry_after_and_spends_nothi
     for text in EVERY_STRATEGY {
         let (storage, _clock) = memory_with_manual_clock();
         let cost = |head: &Head<'_>| if head.uri().path() == "/huge" { u32::MAX } else { 1 };
-        let layer = RateLimitLayer::new(policy(text), Global).storage(storage, OnError::Refuse).cost(cost);
+        let layer = RateLimitLayer::new(policy(text), Global::new()).storage(storage, OnError::Refuse).cost(cost);
         let service = layer.layer(Inner::default());
         let huge = ask(&service, get("/huge")).await;
         assert_eq!((huge.status().as_u16(), retry_after(&huge)), (429, None), "{text}");
@@ -144,7 +144,7 @@ async fn cost_above_the_capacity_is_refused_without_retry_after_and_spends_nothi
 #[tokio::test]
 async fn refusal_without_header_fields_keeps_retry_after() {
     let (storage, _clock) = memory_with_manual_clock();
-    let layer = RateLimitLayer::new(policy("fixed-window 1/minute"), Global)
+    let layer = RateLimitLayer::new(policy("fixed-window 1/minute"), Global::new())
         .storage(storage, OnError::Refuse)
         .headers(Headers::none());
     let service = layer.layer(Inner::default());
@@ -178,7 +178,7 @@ async fn lowered_limit_keeps_the_spent_units() {
     let (storage, clock) = memory_with_manual_clock();
     let with_amount = |amount: u32| {
         let policy = policy(&format!("fixed-window {amount}/minute")).with_name("api");
-        RateLimitLayer::new(policy, Global).storage(storage.clone(), OnError::Refuse).layer(Inner::default())
+        RateLimitLayer::new(policy, Global::new()).storage(storage.clone(), OnError::Refuse).layer(Inner::default())
     };
     let (wide, narrow, wider) = (with_amount(10), with_amount(3), with_amount(20));
     for _ in 0..8 {
@@ -259,7 +259,7 @@ async fn fields_of_a_rejection_closure_are_kept() {
         let text = format!("{} {} {}", refused.status(), head.uri().path(), decision.capacity());
         Response::builder().status(418).header("x-mine", "yes").body(text).unwrap()
     };
-    let layer = RateLimitLayer::new(policy("fixed-window 1/minute"), Global)
+    let layer = RateLimitLayer::new(policy("fixed-window 1/minute"), Global::new())
         .storage(storage, OnError::Refuse)
         .rejection(rejection);
     let service = layer.layer(Inner::default());
@@ -274,7 +274,7 @@ async fn fields_of_a_rejection_closure_are_kept() {
 /// Guards against this defect: the inner service is called before the decision.
 #[tokio::test]
 async fn refused_request_never_reaches_the_inner_service() {
-    let layer = RateLimitLayer::new(Quota::per_hour(1), Global);
+    let layer = RateLimitLayer::new(Quota::per_hour(1), Global::new());
     let (mut service, mut handle) = mock::spawn_layer::<Request<()>, Response<String>, _>(layer);
     handle.allow(1);
     assert!(service.poll_ready::<Request<()>>().is_ready());
@@ -303,7 +303,7 @@ where
 }
 
 fn once() -> RateLimitLayer {
-    RateLimitLayer::new(Quota::per_hour(1), Global)
+    RateLimitLayer::new(Quota::per_hour(1), Global::new())
 }
 
 /// Guards against this defect: only axum's body type is accepted.
@@ -332,7 +332,7 @@ async fn boxed_body_works_with_an_empty_rejection_or_a_closure() {
     fn boxed() -> Boxed {
         Full::from("in").map_err(|never| match never {}).boxed_unsync()
     }
-    let [admitted, refused] = both(once().rejection(EmptyRejection), boxed).await;
+    let [admitted, refused] = both(once().rejection(EmptyRejection::new()), boxed).await;
     assert_eq!(admitted.into_body().collect().await.unwrap().to_bytes(), "in");
     assert_eq!(
         (refused.status().as_u16(), numbers(&refused).map(|[limit, left, _]| (limit, left))),
@@ -419,7 +419,7 @@ fn layer_allocates_only_for_the_header_map() {
     let service = service_fn(|_: Request<()>| ready(Ok::<_, Infallible>(Response::new(String::new()))));
     for (headers, expected) in [(Headers::none(), 0), (Headers::x_rate_limit(), 2)] {
         // The limit and the reset are too large for precomputed texts.
-        let layer = RateLimitLayer::new(policy("fixed-window 2000/hour"), Global).headers(headers);
+        let layer = RateLimitLayer::new(policy("fixed-window 2000/hour"), Global::new()).headers(headers);
         let mut limited = layer.layer(service);
         let mut call = || {
             let mut context = std::task::Context::from_waker(std::task::Waker::noop());
@@ -462,7 +462,7 @@ async fn plain_layer_responds_like_an_observed_layer() {
     for text in EVERY_STRATEGY.into_iter().chain(["fixed-window 3/minute; moving-window 2 per 7 seconds"]) {
         let [plain, observed] = [false, true].map(|is_observed| {
             let (storage, clock) = memory_with_manual_clock();
-            let layer = RateLimitLayer::new(policy(text), Global).storage(storage, OnError::Refuse);
+            let layer = RateLimitLayer::new(policy(text), Global::new()).storage(storage, OnError::Refuse);
             let layer = if is_observed { layer.observer(|_: &Event<'_>| ()) } else { layer };
             (layer.layer(Inner::default()), clock)
         });

@@ -17,7 +17,7 @@ type Outcomes = Arc<Mutex<Vec<String>>>;
 fn layer(text: &str, storage: impl Storage) -> (RateLimitLayer, Outcomes) {
     let outcomes = Outcomes::default();
     let events = Arc::clone(&outcomes);
-    let layer = RateLimitLayer::new(policy(text), Global).storage(storage, OnError::Refuse).observer(
+    let layer = RateLimitLayer::new(policy(text), Global::new()).storage(storage, OnError::Refuse).observer(
         move |event: &Event<'_>| {
             let mark = if event.shadow { "?" } else { "" };
             let units = event.settled_units().map(|units| format!(" {units}")).unwrap_or_default();
@@ -153,7 +153,8 @@ async fn panic_of_the_observer_during_the_unwinding_does_not_abort_the_process()
             panic!("a bug in the observer");
         }
     };
-    let layer = RateLimitLayer::new(policy("10/minute; shadow 5/minute"), Global).settle_later().observer(observer);
+    let layer =
+        RateLimitLayer::new(policy("10/minute; shadow 5/minute"), Global::new()).settle_later().observer(observer);
     let handler = service_fn(|_: Request<()>| async { Ok::<_, Infallible>(bug()) });
     let service = layer.layer(handler);
     for times in [1, 2] {

@@ -25,7 +25,7 @@ use tower_ratelimit::{
 use crate::probe::Probe;
 
 fn layer(text: &str, storage: impl Storage) -> RateLimitLayer {
-    RateLimitLayer::new(policy(text), Global).storage(storage, OnError::Refuse)
+    RateLimitLayer::new(policy(text), Global::new()).storage(storage, OnError::Refuse)
 }
 
 async fn units_left(limiter: &RateLimiter) -> u32 {
@@ -134,7 +134,7 @@ async fn slow_storage_gives_the_same_responses_as_a_fast_one() {
 async fn requests_pass_without_fields_when_the_storage_fails_open() {
     async fn check(storage: impl Storage) {
         let service =
-            RateLimitLayer::new(policy("1/minute"), Global).storage(storage, OnError::Admit).layer(Probe::new());
+            RateLimitLayer::new(policy("1/minute"), Global::new()).storage(storage, OnError::Admit).layer(Probe::new());
         for _ in 0..3 {
             let response = ask(&service, get("/")).await;
             assert_eq!(response.status(), 200);

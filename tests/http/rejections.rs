@@ -71,7 +71,9 @@ async fn refusals<R: Rejection<String> + Copy>(rejection: R) -> [Golden; 7] {
         golden(last.unwrap())
     }
     let kept = |policy: Policy| {
-        RateLimitLayer::new(policy, Global).storage(memory_with_manual_clock().0, OnError::Refuse).rejection(rejection)
+        RateLimitLayer::new(policy, Global::new())
+            .storage(memory_with_manual_clock().0, OnError::Refuse)
+            .rejection(rejection)
     };
     let two_of_three = Policy::named("free")
         .limit(FixedWindow::new(), Quota::per_second(1))
@@ -82,7 +84,7 @@ async fn refusals<R: Rejection<String> + Copy>(rejection: R) -> [Golden; 7] {
         RateLimitLayer::new(policy("fixed-window 1/minute"), Header::new("x-client")).storage(full, OnError::Refuse);
     let client = |_: &Head<'_>| -> Result<Key, _> { Err(KeyError::client("send \"x-tenant\", 100% of it: é")) };
     let server = |_: &Head<'_>| -> Result<Key, _> { Err(KeyError::server("no table")) };
-    let failing = RateLimitLayer::new(Quota::per_hour(1), Global).storage(failing(), OnError::Refuse);
+    let failing = RateLimitLayer::new(Quota::per_hour(1), Global::new()).storage(failing(), OnError::Refuse);
     [
         last(kept(policy("fixed-window 1 per 10 seconds").with_name("free")), [get("/"), get("/")]).await,
         last(kept(two_of_three), [get("/"), get("/")]).await,
@@ -115,12 +117,12 @@ async fn text_rejection_contains_the_reason_and_the_wait() {
         (400, plain, "send \"x-tenant\", 100% of it: é\n"),
         (500, plain, if cfg!(debug_assertions) { "no table\n" } else { "internal server error\n" }),
     ];
-    check(TextRejection, &expected).await;
+    check(TextRejection::new(), &expected).await;
 }
 
 #[tokio::test]
 async fn empty_refusal_has_a_status_and_no_body() {
-    check(EmptyRejection, &[429, 429, 429, 429, 503, 400, 500].map(|status| (status, &[] as &[&str], ""))).await;
+    check(EmptyRejection::new(), &[429, 429, 429, 429, 503, 400, 500].map(|status| (status, &[] as &[&str], ""))).await;
 }
 
 #[tokio::test]
@@ -160,7 +162,7 @@ async fn problem_names_the_refusing_limits() {
         (400, fields, bad_request),
         (500, fields, &mistake),
     ];
-    check(ProblemRejection, &expected).await;
+    check(ProblemRejection::new(), &expected).await;
 }
 
 #[tokio::test]
@@ -218,7 +220,7 @@ async fn grpc_refusal_is_200_and_trailers_only() {
 async fn grpc_pushback_is_rounded_up_to_a_millisecond() {
     let (storage, _clock) = memory_with_manual_clock();
     let policy: Policy = "token-bucket 3/second burst 1".parse().unwrap();
-    let service = RateLimitLayer::new(policy, Global)
+    let service = RateLimitLayer::new(policy, Global::new())
         .storage(storage, OnError::Refuse)
         .rejection(GrpcRejection::new())
         .layer(Inner::default());
@@ -239,9 +241,9 @@ async fn missing_credential_is_401_with_a_challenge() {
     }
     let missing = || KeyError::unauthorized("send a token");
     let bearer = "www-authenticate: Bearer".to_owned();
-    assert_eq!(refused(missing(), EmptyRejection).await, (401, vec![bearer.clone()], String::new()));
+    assert_eq!(refused(missing(), EmptyRejection::new()).await, (401, vec![bearer.clone()], String::new()));
     let basic = missing().challenge("Basic realm=\"api\"".parse().unwrap());
-    let (status, fields, body) = refused(basic, TextRejection).await;
+    let (status, fields, body) = refused(basic, TextRejection::new()).await;
     assert_eq!((status, &*fields[1], &*body), (401, "www-authenticate: Basic realm=\"api\"", "send a token\n"));
     let (status, fields, _) = refused(missing(), GrpcRejection::new()).await;
     assert!(status == 200 && fields.contains(&"grpc-status: 16".to_owned()), "{fields:?}");
@@ -260,7 +262,8 @@ async fn problem_rejection_escapes_limit_names() {
         ),
         (policy("1/minute").with_name((' '..='~').collect::<String>()), json!([(' '..='~').collect::<String>()])),
     ] {
-        let service = RateLimitLayer::new(policy, Global).rejection(ProblemRejection).layer(Inner::default());
+        let service =
+            RateLimitLayer::new(policy, Global::new()).rejection(ProblemRejection::new()).layer(Inner::default());
         ask(&service, get("/")).await;
         let problem: Value = serde_json::from_str(ask(&service, get("/")).await.body()).unwrap();
         assert_eq!((&problem["status"], &problem["violated-policies"]), (&json!(429), &expected));
@@ -284,7 +287,8 @@ async fn rejection_closure_gets_the_refusing_limits() {
             Policy::named(name).limit(FixedWindow::new(), Quota::per_minute(per_minute)).with(hourly)
         });
         let tier = move |head: &Head<'_>| if head.uri().path() == "/paid" { paid.clone() } else { free.clone() };
-        let layer = RateLimitLayer::new(policy_by(tier), Global).storage(storage, OnError::Refuse).rejection(seen);
+        let layer =
+            RateLimitLayer::new(policy_by(tier), Global::new()).storage(storage, OnError::Refuse).rejection(seen);
         let service = layer.layer(Inner::default());
         for (path, expected) in [
             ("/free", "in"),
@@ -309,7 +313,8 @@ fn refuses_for(text: &'static str) -> FakeStorage {
 async fn refusal_with_too_many_or_too_few_statuses_names_only_existing_limits() {
     for (answers, expected) in [("1/second", "free-1"), ("1/second; 1/minute; 1/hour", "free-1,free-2")] {
         let free = policy("1/minute; 1/hour").with_name("free");
-        let layer = RateLimitLayer::new(free, Global).storage(refuses_for(answers), OnError::Refuse).rejection(seen);
+        let layer =
+            RateLimitLayer::new(free, Global::new()).storage(refuses_for(answers), OnError::Refuse).rejection(seen);
         assert_eq!(ask(&layer.layer(Inner::default()), get("/")).await.body(), &format!("{expected} of free"));
     }
 }
@@ -317,7 +322,8 @@ async fn refusal_with_too_many_or_too_few_statuses_names_only_existing_limits() 
 /// Guards against this defect: `Retry-After` of a refusal is 0, in the text too.
 #[tokio::test]
 async fn retry_after_is_at_least_one_second() {
-    let layer = RateLimitLayer::new(policy("1/second"), Global).storage(refuses_for("1/second"), OnError::Refuse);
+    let layer =
+        RateLimitLayer::new(policy("1/second"), Global::new()).storage(refuses_for("1/second"), OnError::Refuse);
     let refused = ask(&layer.layer(Inner::default()), get("/")).await;
     assert_eq!(common::retry_after(&refused), Some(1));
     assert_eq!(refused.body(), "too many requests, retry in 1 s\n");
@@ -326,7 +332,7 @@ async fn retry_after_is_at_least_one_second() {
 #[tokio::test]
 async fn cache_control_of_a_rejection_is_kept_and_admitted_responses_get_none() {
     async fn check<R: Rejection<String>>(rejection: R, expected: &str) {
-        let layer = RateLimitLayer::new(policy("1/hour"), Global).rejection(rejection).headers(Headers::none());
+        let layer = RateLimitLayer::new(policy("1/hour"), Global::new()).rejection(rejection).headers(Headers::none());
         let service = layer.layer(Inner::default());
         assert!(ask(&service, get("/")).await.headers().is_empty());
         let refused = ask(&service, get("/")).await;
@@ -354,12 +360,12 @@ async fn rejections_build_any_body_that_is_default_or_from_string() {
     }
     async fn refused<B, R: Rejection<B>>(rejection: R, body: fn() -> B) -> Response<B> {
         let inner = service_fn(move |_: Request<()>| ready(Ok::<_, Infallible>(Response::new(body()))));
-        let service = RateLimitLayer::new(policy("1/hour"), Global).rejection(rejection).layer(inner);
+        let service = RateLimitLayer::new(policy("1/hour"), Global::new()).rejection(rejection).layer(inner);
         ask(&service, get("/")).await;
         ask(&service, get("/")).await
     }
-    assert_eq!(refused(EmptyRejection, || Nothing).await.status(), 429);
+    assert_eq!(refused(EmptyRejection::new(), || Nothing).await.status(), 429);
     assert_eq!(refused(GrpcRejection::new(), || Nothing).await.headers()["grpc-status"], "8");
-    assert_eq!(refused(TextRejection, || Letters(Vec::new())).await.into_body().0[..3], ['t', 'o', 'o']);
-    assert_eq!(refused(ProblemRejection, || Letters(Vec::new())).await.into_body().0[..2], ['{', '"']);
+    assert_eq!(refused(TextRejection::new(), || Letters(Vec::new())).await.into_body().0[..3], ['t', 'o', 'o']);
+    assert_eq!(refused(ProblemRejection::new(), || Letters(Vec::new())).await.into_body().0[..2], ['{', '"']);
 }

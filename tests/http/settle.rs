@@ -35,7 +35,7 @@ type Outcomes = Arc<Mutex<Vec<String>>>;
 /// A layer named `tokens`. The path of a request is its estimated cost.
 fn layer(text: &str, storage: impl Storage) -> RateLimitLayer {
     let cost = |head: &Head<'_>| head.uri().path()[1..].parse::<u32>().unwrap();
-    RateLimitLayer::new(policy(text).with_name("tokens"), Global).storage(storage, OnError::Refuse).cost(cost)
+    RateLimitLayer::new(policy(text).with_name("tokens"), Global::new()).storage(storage, OnError::Refuse).cost(cost)
 }
 
 /// Adds an observer that collects the outcomes and their units. A `?` marks those of shadow limits.
@@ -124,7 +124,7 @@ async fn head_of_the_response_settles_the_cost() {
 async fn every_family_of_fields_reports_the_debt() {
     let headers = Headers::x_rate_limit().and(Headers::ietf()).and(Headers::draft6());
     let (storage, _clock) = memory_with_manual_clock();
-    let service = RateLimitLayer::new(policy("fixed-window 100/minute").with_name("tokens"), Global)
+    let service = RateLimitLayer::new(policy("fixed-window 100/minute").with_name("tokens"), Global::new())
         .storage(storage, OnError::Refuse)
         .headers(headers)
         .settle(|response| Some(u32::from(response.status.as_u16())))
@@ -259,12 +259,12 @@ async fn each_stacked_layer_has_its_own_reservation() {
         ready(Ok::<_, Infallible>(Response::new(String::new())))
     });
     let named = |name: &str| {
-        RateLimitLayer::new(policy("token-bucket 100/hour").with_name(name), Global)
+        RateLimitLayer::new(policy("token-bucket 100/hour").with_name(name), Global::new())
             .storage(storage.clone(), OnError::Refuse)
             .cost(|_| 10)
             .settle_later()
     };
-    let plain = RateLimitLayer::new(policy("60/minute").with_name("requests"), Global);
+    let plain = RateLimitLayer::new(policy("60/minute").with_name("requests"), Global::new());
     let service = named("images").layer(plain.layer(named("tokens").layer(inner)));
     ask(&service, get("/")).await;
     let reservations: Reservations = taken.lock().unwrap().take().unwrap();
@@ -511,7 +511,7 @@ async fn handlers_extract_the_reservation() {
         let status = response.status().as_u16();
         (status, axum::body::to_bytes(response.into_body(), 100).await.unwrap())
     };
-    let layer = || RateLimitLayer::new(policy("9/minute"), Global);
+    let layer = || RateLimitLayer::new(policy("9/minute"), Global::new());
     let settling = app().layer(layer().cost(|_| 3).settle_later());
     assert_eq!(body(&settling, "/must").await, (200, "true".into()));
     assert_eq!(body(&settling, "/may").await, (200, "true".into()));
@@ -607,7 +607,7 @@ fn settlement_of_a_limiter_that_fails_unseen_logs_one_line() {
 async fn layer_without_a_reservation_hides_those_of_outer_layers() {
     let (storage, _clock) = memory_with_manual_clock();
     let named = |name: &str| {
-        RateLimitLayer::new(policy(POLICY).with_name(name), Global)
+        RateLimitLayer::new(policy(POLICY).with_name(name), Global::new())
             .storage(storage.clone(), OnError::Refuse)
             .settle_later()
     };

@@ -23,11 +23,12 @@ type Outcomes = Arc<Mutex<Vec<String>>>;
 fn observed(policy: Policy, storage: impl Storage) -> (RateLimitLayer, Outcomes) {
     let outcomes = Outcomes::default();
     let events = Arc::clone(&outcomes);
-    let layer =
-        RateLimitLayer::new(policy, Global).storage(storage, OnError::Refuse).observer(move |event: &Event<'_>| {
+    let layer = RateLimitLayer::new(policy, Global::new()).storage(storage, OnError::Refuse).observer(
+        move |event: &Event<'_>| {
             let mark = if event.shadow { "?" } else { "" };
             events.lock().unwrap().push(format!("{}{mark}", event.outcome()));
-        });
+        },
+    );
     (layer, outcomes)
 }
 
@@ -61,8 +62,9 @@ async fn shadow_layer_counts_and_reports_but_never_refuses() {
 #[tokio::test]
 async fn shadow_layer_does_not_change_the_fields_of_other_layers() {
     let (storage, _clock) = memory_with_manual_clock();
-    let shadow = RateLimitLayer::new(policy("fixed-window 1/minute"), Global).storage(storage.clone(), OnError::Refuse);
-    let outer = RateLimitLayer::new(policy("fixed-window 9/minute"), Global).storage(storage, OnError::Refuse);
+    let shadow =
+        RateLimitLayer::new(policy("fixed-window 1/minute"), Global::new()).storage(storage.clone(), OnError::Refuse);
+    let outer = RateLimitLayer::new(policy("fixed-window 9/minute"), Global::new()).storage(storage, OnError::Refuse);
     let service = outer.layer(shadow.shadow().layer(Inner::default()));
     for left in [8, 7, 6] {
         assert_eq!(numbers(&ask(&service, get("/")).await).map(|[limit, left, _]| [limit, left]), Some([9, left]));
@@ -175,7 +177,7 @@ async fn shadow_limit_is_decided_only_for_requests_that_the_enforced_limits_admi
 async fn shadow_limit_is_not_in_the_fields() {
     let (storage, _clock) = memory_with_manual_clock();
     let policy = policy("\"a\": fixed-window 9/minute; shadow \"b\" fixed-window 1/minute");
-    let layer = RateLimitLayer::new(policy, Global).storage(storage, OnError::Refuse);
+    let layer = RateLimitLayer::new(policy, Global::new()).storage(storage, OnError::Refuse);
     let service = layer.headers(Headers::ietf()).layer(Inner::default());
     let response = ask(&service, get("/")).await;
     assert_eq!(response.headers()["ratelimit"], "\"a\";r=8;t=60");
@@ -186,7 +188,7 @@ async fn shadow_limit_is_not_in_the_fields() {
 async fn shadow_limit_is_refunded_with_the_others() {
     let (storage, _clock) = memory_with_manual_clock();
     let text = policy("fixed-window 9/minute; shadow fixed-window 5/minute");
-    let layer = RateLimitLayer::new(text.clone(), Global).storage(storage.clone(), OnError::Refuse);
+    let layer = RateLimitLayer::new(text.clone(), Global::new()).storage(storage.clone(), OnError::Refuse);
     let service = layer.charge_when(|_| false).layer(Inner::default());
     for _ in 0..7 {
         assert_eq!(status(&service, get("/")).await, 200);
@@ -201,7 +203,7 @@ async fn shadow_limits_are_checked_independently() {
     let outcomes = Outcomes::default();
     let events = Arc::clone(&outcomes);
     let text = policy("fixed-window 9/minute; shadow fixed-window 1/minute; shadow \"three\" fixed-window 3/minute");
-    let layer = RateLimitLayer::new(text.with_name("p"), Global).storage(storage, OnError::Refuse);
+    let layer = RateLimitLayer::new(text.with_name("p"), Global::new()).storage(storage, OnError::Refuse);
     let layer = layer.observer(move |event: &Event<'_>| {
         events.lock().unwrap().push(format!("{} {}", event.policy.identity(), event.outcome()));
     });
@@ -249,7 +251,7 @@ async fn shadow_limit_evicts_no_key() {
 #[tokio::test]
 async fn refund_in_a_full_storage_reports_the_remaining_units() {
     let storage = MemoryStorage::builder().max_keys(1).clock(ManualClock::default()).build().unwrap();
-    let layer = RateLimitLayer::new(policy("fixed-window 5/day; shadow fixed-window 1/day"), Global);
+    let layer = RateLimitLayer::new(policy("fixed-window 5/day; shadow fixed-window 1/day"), Global::new());
     let layer = layer.storage(storage, OnError::Refuse).charge_when(|_| false);
     let service = layer.layer(Inner::default());
     for _ in 0..3 {
@@ -263,7 +265,7 @@ async fn shadow_layer_shares_its_decision_with_handlers() {
         let left = request.extensions().get::<Decision>().map(Decision::remaining);
         ready(Ok::<_, Infallible>(Response::new(format!("{left:?}"))))
     });
-    let layer = RateLimitLayer::new(policy("fixed-window 2/minute"), Global).share_decision().shadow();
+    let layer = RateLimitLayer::new(policy("fixed-window 2/minute"), Global::new()).share_decision().shadow();
     assert_eq!(ask(&layer.layer(seen), get("/")).await.into_body(), "Some(1)");
 }
 
@@ -273,7 +275,7 @@ async fn shadow_layer_shares_the_decision_on_a_delayed_request_but_no_refusal() 
         let delay = request.extensions().get::<Decision>().map(Decision::delay);
         ready(Ok::<_, Infallible>(Response::new(format!("{delay:?}"))))
     });
-    let layer = RateLimitLayer::new(policy("leaky-bucket 1/hour queue 1"), Global)
+    let layer = RateLimitLayer::new(policy("leaky-bucket 1/hour queue 1"), Global::new())
         .storage(memory_with_manual_clock().0, OnError::Refuse)
         .share_decision()
         .shadow();
@@ -326,7 +328,7 @@ fn first_limit_cannot_be_a_shadow() {
 async fn panic_of_the_observer_in_a_shadow_check_fails_at_most_one_request() {
     async fn check(storage: impl Storage, is_immediate: bool) {
         let policy: Policy = "fixed-window 9/minute; shadow fixed-window 5/minute".parse().unwrap();
-        let layer = RateLimitLayer::new(policy, Global)
+        let layer = RateLimitLayer::new(policy, Global::new())
             .storage(storage, OnError::Refuse)
             .observer(|event: &Event<'_>| assert!(!event.shadow, "the observer panics"));
         let limiter = layer.limiter().unwrap();

@@ -10,7 +10,7 @@ use tower_ratelimit::extract::Head;
 use tower_ratelimit::{Decision, Global, GrpcRejection, Headers, Key, OnError, RateLimitLayer, RejectReason, Storage};
 
 fn layer(text: &str, storage: &(impl Storage + Clone)) -> RateLimitLayer {
-    RateLimitLayer::new(policy(text), Global).storage(storage.clone(), OnError::Refuse)
+    RateLimitLayer::new(policy(text), Global::new()).storage(storage.clone(), OnError::Refuse)
 }
 
 /// Returns all families of fields, the first one with absolute resets.

@@ -27,7 +27,7 @@ fn limited(text: &str) -> (RateLimit<Inner>, ManualClock) {
 
 /// A layer with one key for all requests. Layers with the same text and storage share counts.
 fn layer(text: &str, storage: &MemoryStorage) -> RateLimitLayer {
-    RateLimitLayer::new(policy(text), Global).storage(storage.clone(), OnError::Refuse)
+    RateLimitLayer::new(policy(text), Global::new()).storage(storage.clone(), OnError::Refuse)
 }
 
 /// An outer and an inner layer.
@@ -72,7 +72,7 @@ async fn refusing_limit_with_the_longest_wait_is_shown() {
     for text in ["fixed-window 3/second; fixed-window 5/minute", "fixed-window 5/minute; fixed-window 3/second"] {
         let (storage, _clock) = memory_with_manual_clock();
         let cost = |head: &Head<'_>| head.uri().path()[1..].parse::<u32>().unwrap();
-        let layer = RateLimitLayer::new(policy(text), Global).storage(storage, OnError::Refuse).cost(cost);
+        let layer = RateLimitLayer::new(policy(text), Global::new()).storage(storage, OnError::Refuse).cost(cost);
         let service = layer.layer(Inner::default());
         ask(&service, get("/3")).await;
         let both = ask(&service, get("/3")).await;
@@ -204,7 +204,7 @@ async fn only_a_refused_response_carries_the_decision() {
 
 #[tokio::test]
 async fn services_of_one_layer_and_its_clones_share_states() {
-    let layer = RateLimitLayer::new(policy("3/hour"), Global);
+    let layer = RateLimitLayer::new(policy("3/hour"), Global::new());
     let services =
         [layer.layer(Inner::default()), layer.layer(Inner::default()), layer.clone().layer(Inner::default())];
     for (service, left) in services.iter().zip([2, 1, 0]) {
@@ -217,7 +217,7 @@ async fn services_of_one_layer_and_its_clones_share_states() {
 
 #[tokio::test]
 async fn layers_share_counts_only_with_the_same_storage_and_policy() {
-    let make = || RateLimitLayer::new(policy("1/hour"), Global);
+    let make = || RateLimitLayer::new(policy("1/hour"), Global::new());
     for _ in 0..3 {
         assert_eq!(status(&make().layer(Inner::default()), get("/")).await, 200);
     }
@@ -256,7 +256,7 @@ async fn policy_may_depend_on_the_request_and_no_policy_means_no_limit() {
         "/paid" => Some(paid.clone()),
         _ => None,
     };
-    let layer = RateLimitLayer::new(policy_by(tier), Global).storage(storage, OnError::Refuse);
+    let layer = RateLimitLayer::new(policy_by(tier), Global::new()).storage(storage, OnError::Refuse);
     assert!(layer.limiter().is_none());
     let service = layer.layer(Inner::default());
     assert_eq!(numbers(&ask(&service, get("/free")).await), Some([1, 0, T0 + 60]));

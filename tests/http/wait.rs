@@ -30,7 +30,7 @@ fn memory() -> MemoryStorage {
 }
 
 fn layer(text: &str, storage: impl Storage) -> RateLimitLayer {
-    RateLimitLayer::new(policy(text), Global).storage(storage, OnError::Refuse).wait(MINUTE, 1_000)
+    RateLimitLayer::new(policy(text), Global::new()).storage(storage, OnError::Refuse).wait(MINUTE, 1_000)
 }
 
 /// Lets the spawned tasks run until all of them wait.
@@ -92,7 +92,7 @@ async fn request_that_would_wait_too_long_is_refused_at_once() {
     assert_eq!((response.status().as_u16(), retry_after(&response)), (429, Some(61)));
     assert_eq!((begin.elapsed(), inner.calls()), (Duration::ZERO, 1));
 
-    let costly = RateLimitLayer::new(policy("fixed-window 1/second"), Global)
+    let costly = RateLimitLayer::new(policy("fixed-window 1/second"), Global::new())
         .storage(memory(), OnError::Refuse)
         .cost(|_| 2_u32)
         .wait(Duration::MAX, usize::MAX);
@@ -304,7 +304,7 @@ async fn waiting_requests_cause_one_storage_call_per_admission_and_one_per_windo
 async fn on_error_applies_if_the_storage_fails_during_the_wait() {
     for (on_error, expected) in [(OnError::Refuse, 503), (OnError::Admit, 200)] {
         let storage = FakeStorage::around(memory());
-        let layer = RateLimitLayer::new(policy("fixed-window 1 per 10 seconds"), Global)
+        let layer = RateLimitLayer::new(policy("fixed-window 1 per 10 seconds"), Global::new())
             .storage(storage.clone(), on_error)
             .wait(MINUTE, 10);
         let service = layer.layer(Probe::new());
@@ -333,8 +333,9 @@ async fn waiting_request_follows_a_live_policy_but_keeps_a_chosen_one() {
     let api = |text: &str| policy(text).with_name("api");
     let (raised, old) = (api("fixed-window 5 per 10 seconds"), api("fixed-window 1 per 10 seconds"));
     let live = LivePolicy::new(old.clone());
-    let follows = RateLimitLayer::new(live.clone(), Global).storage(memory(), OnError::Refuse).wait(12 * SECOND, 10);
-    let keeps = RateLimitLayer::new(policy_by(move |_| old.clone()), Global)
+    let follows =
+        RateLimitLayer::new(live.clone(), Global::new()).storage(memory(), OnError::Refuse).wait(12 * SECOND, 10);
+    let keeps = RateLimitLayer::new(policy_by(move |_| old.clone()), Global::new())
         .storage(memory(), OnError::Refuse)
         .wait(12 * SECOND, 10);
     for (layer, limit) in [(follows, 5), (keeps, 1)] {
@@ -464,7 +465,7 @@ async fn request_that_nothing_polls_does_not_block_the_others() {
 
 #[tokio::test(start_paused = true)]
 async fn layer_without_wait_refuses_at_once() {
-    let layer = RateLimitLayer::new(policy("fixed-window 1/second"), Global).storage(memory(), OnError::Refuse);
+    let layer = RateLimitLayer::new(policy("fixed-window 1/second"), Global::new()).storage(memory(), OnError::Refuse);
     let (service, begin) = (layer.layer(Inner::default()), Instant::now());
     for expected in [200, 429] {
         assert_eq!(status(&service, get("/")).await, expected);

@@ -553,10 +553,10 @@ async fn policy_too_large_for_the_store_is_rejected_when_the_limiter_is_built() 
     let error = RateLimiter::try_with_storage(too_long.clone(), over(&store)).unwrap_err().to_string();
     assert!(error.contains("keeps at most 10000: use an amount of at most 5"), "{error}");
     assert!(error.contains("\"sliding-window-counter 600/day\""), "{error}");
-    let layer = || RateLimitLayer::new(too_long.clone(), Global);
+    let layer = || RateLimitLayer::new(too_long.clone(), Global::new());
     assert!(layer().try_storage(over(&store), OnError::Admit).is_err());
     let shadow = policy("5/day; shadow moving-window 600/day");
-    assert!(RateLimitLayer::new(shadow, Global).try_storage(over(&store), OnError::Admit).is_err());
+    assert!(RateLimitLayer::new(shadow, Global::new()).try_storage(over(&store), OnError::Admit).is_err());
     let panics = std::panic::catch_unwind(AssertUnwindSafe(|| layer().storage(over(&store), OnError::Admit))).is_err();
     assert!(panics, "the constructor panics");
     // A policy that is chosen for a request fails at the request.

@@ -179,14 +179,14 @@ fn concurrent_changes_lose_no_unit() {
 fn dropped_limiters_and_layers_leave_no_memory() {
     let (storage, _clock) = memory_with_manual_clock();
     let live = LivePolicy::new(api("fixed-window 10/minute"));
-    let layer = RateLimitLayer::new(live.clone(), Global).storage(storage.clone(), OnError::Refuse);
+    let layer = RateLimitLayer::new(live.clone(), Global::new()).storage(storage.clone(), OnError::Refuse);
     let limiter = layer.limiter().unwrap();
     let info = allocation_counter::measure(|| {
         for _ in 0..1_000_000 {
             drop(layer.limiter_for(live.clone()).unwrap());
         }
         for _ in 0..10_000 {
-            drop(RateLimitLayer::new(live.clone(), Global).storage(storage.clone(), OnError::Refuse));
+            drop(RateLimitLayer::new(live.clone(), Global::new()).storage(storage.clone(), OnError::Refuse));
         }
     });
     assert!(info.bytes_current < 1_000, "{} bytes are left", info.bytes_current);

@@ -484,7 +484,7 @@ async fn refusal_through_the_middleware_counts_once() {
     let ok =
         service_fn(async |_: http::Request<()>| Ok::<_, std::convert::Infallible>(http::Response::new(String::new())));
     let mut service =
-        RateLimitLayer::new(Quota::per_minute(5), Global).storage(storage.clone(), OnError::Refuse).layer(ok);
+        RateLimitLayer::new(Quota::per_minute(5), Global::new()).storage(storage.clone(), OnError::Refuse).layer(ok);
     let refused = service.ready().await.unwrap().call(http::Request::new(())).await.unwrap();
     assert_eq!((refused.status().as_u16(), storage.stats().newcomers_refused), (429, 1));
 }

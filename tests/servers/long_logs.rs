@@ -27,7 +27,7 @@ fn long_log_is_rejected_with_advice_when_the_limiter_is_built() {
         let two = "moving-window 400/hour; moving-window 700/day";
         let error = build(two).unwrap_err().to_string();
         assert!(error.contains("can keep 1100 log") && error.contains("\"sliding-window-counter 700/day\""), "{error}");
-        let layer = RateLimitLayer::new(policy("5/day; shadow moving-window 1001/day"), Global);
+        let layer = RateLimitLayer::new(policy("5/day; shadow moving-window 1001/day"), Global::new());
         assert!(layer.try_storage(any(url), OnError::Admit).is_err());
     }
 }

@@ -2,6 +2,7 @@
 //! circle, and files and types stay in one piece.
 
 mod calls;
+mod choices;
 mod imports;
 mod left_out;
 mod readme;

@@ -538,7 +538,7 @@ async fn open_circuit_without_a_fallback_fails_at_once() {
     }
     assert!(limiter.clear(&key).await.unwrap_err().is_circuit_open());
     for (on_error, status) in [(OnError::Admit, 200), (OnError::Refuse, 503)] {
-        let layer = RateLimitLayer::new(policy("9/day"), Global).storage(breaker.clone(), on_error);
+        let layer = RateLimitLayer::new(policy("9/day"), Global::new()).storage(breaker.clone(), on_error);
         assert_eq!(ask(&layer.layer(Inner::default()), get("/")).await.status(), status);
     }
     assert!(started.elapsed().is_zero());
@@ -683,7 +683,7 @@ async fn layer_reports_the_divided_quota_and_refunds_the_deciding_storage() {
         let paid = head.headers.contains_key("x-paid");
         policy(if paid { "fixed-window 90/day" } else { "fixed-window 9/day; shadow fixed-window 6/day" })
     };
-    let layer = RateLimitLayer::new(policy_by(tiers), Global)
+    let layer = RateLimitLayer::new(policy_by(tiers), Global::new())
         .storage(breaker.clone(), OnError::Refuse)
         .headers(Headers::x_rate_limit().and(Headers::ietf()))
         .charge_when(|response: &tower_ratelimit::ResponseHead<'_>| response.headers.get("free").is_none());
@@ -723,7 +723,7 @@ async fn ratelimit_policy_field_shows_the_window_of_the_divided_policy() {
         let (primary, _) = FakeStorage::in_memory(Behavior::Works);
         let breaker = Breaker::new(primary.clone()).fallback(memory_with_manual_clock().0, 100);
         let layer =
-            RateLimitLayer::new(policy(text), Global).storage(breaker, OnError::Refuse).headers(Headers::ietf());
+            RateLimitLayer::new(policy(text), Global::new()).storage(breaker, OnError::Refuse).headers(Headers::ietf());
         let service = layer.layer(Inner::default());
         for (behavior, parameters) in [(Behavior::Works, own), (Behavior::Fails, of_share)] {
             primary.set(behavior);

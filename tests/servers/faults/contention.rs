@@ -44,7 +44,7 @@ async fn contention_between_processes_is_not_a_storage_failure<B: Backend>() {
         // A storage for each caller, as in separate processes, because one storage decides waiting
         // hits of a key together.
         let storage = B::storage(proxy.port(), DEADLINE);
-        let (service, inner) = limited(&B::policy(LIMIT), Global, &storage, OnError::Admit);
+        let (service, inner) = limited(&B::policy(LIMIT), Global::new(), &storage, OnError::Admit);
         tasks.spawn(async move {
             let (mut answers, mut late) = (Vec::new(), 0);
             for _ in 0..30 {
@@ -67,7 +67,8 @@ async fn contention_between_processes_is_not_a_storage_failure<B: Backend>() {
 async fn contention_in_one_process_is_not_a_storage_failure<B: Backend>() {
     let server = B::Server::launch();
     let proxy = Proxy::start(server.port());
-    let (service, inner) = limited(&B::policy(LIMIT), Global, &B::storage(proxy.port(), DEADLINE), OnError::Admit);
+    let (service, inner) =
+        limited(&B::policy(LIMIT), Global::new(), &B::storage(proxy.port(), DEADLINE), OnError::Admit);
     while decided(&service).await != Some(Answer::Admitted) {}
     let before = inner.calls();
     proxy.set(Mode::Delay(DEADLINE / 20));

@@ -212,7 +212,7 @@ fn policy_whose_log_does_not_fit_is_rejected() {
     let large = policy("moving-window 100000/day");
     let error = RateLimiter::try_with_storage(large.clone(), storage.clone()).unwrap_err().to_string();
     assert!(error.contains("moving-window 100000/day") && error.contains("sliding-window-counter"), "{error}");
-    assert!(RateLimitLayer::new(large, Global).try_storage(storage.clone(), OnError::Admit).is_err());
+    assert!(RateLimitLayer::new(large, Global::new()).try_storage(storage.clone(), OnError::Admit).is_err());
     let long_logs = MemcachedStorage::new("memcached://localhost?long-logs=allow").unwrap();
     assert!(RateLimiter::try_with_storage(policy("moving-window 50000/day"), long_logs).is_ok());
 }
