@@ -30,6 +30,8 @@ impl<R> UsageHandler<R> {
     }
 }
 
+// Otherwise the compiler lists this type in the error for any other handler.
+#[diagnostic::do_not_recommend]
 impl<R, S> Handler<(), S> for UsageHandler<R>
 where
     R: Send + Sync + 'static,

@@ -12,6 +12,10 @@ use crate::lint::Lint;
 
 /// Extracts the address of the client from a request, for an [`AllowList`]. Implemented by
 /// [`PeerIp`](crate::PeerIp) and [`ClientIp`](crate::ClientIp).
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` does not return the address of the client",
+    label = "expected `PeerIp::new()`, or `ClientIp::behind([..])?` behind proxies"
+)]
 pub trait AddressSource: Send + Sync + 'static {
     /// Returns the address of the client. The [`AllowList`] converts an IPv4-mapped address to
     /// IPv4.

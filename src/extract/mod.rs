@@ -113,6 +113,13 @@ impl<'a> Head<'a> {
 /// });
 /// # let _ = by_client_and_host;
 /// ```
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` is not a key extractor",
+    label = "expected an extractor such as `PeerIp::new()`, or `key_by(|head| Key::from(..))`",
+    note = "write `?` after `ClientIp::behind(..)`",
+    note = "join two extractors by `a.and(b)`, or try one after the other by `a.or(b)`",
+    note = "a key is not awaited: authenticate in an outer layer and read an `Extension`, or use `PolicyLookup`"
+)]
 pub trait KeyExtractor: Send + Sync + 'static {
     /// Returns the key, or `None` if the request is not limited.
     ///

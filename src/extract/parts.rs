@@ -22,7 +22,8 @@ use crate::key::Key;
 #[diagnostic::on_unimplemented(
     message = "`{Self}` is not a key",
     label = "a closure that extracts a key returns `Key`, `Option<Key>`, or a `Result` of them with `KeyError`",
-    note = "write `Key::from(..)` around an address, a text or bytes"
+    note = "write `Key::from(..)` around an address, a number, a text or bytes",
+    note = "a key is not awaited: authenticate in an outer layer and read an `Extension`, or use `PolicyLookup`"
 )]
 pub trait IntoKey {
     /// Converts into the result of [`KeyExtractor::extract`].
@@ -33,24 +34,28 @@ pub trait IntoKey {
     fn into_key(self) -> Result<Option<Key>, KeyError>;
 }
 
+#[diagnostic::do_not_recommend]
 impl IntoKey for Key {
     fn into_key(self) -> Result<Option<Key>, KeyError> {
         Ok(Some(self))
     }
 }
 
+#[diagnostic::do_not_recommend]
 impl IntoKey for Option<Key> {
     fn into_key(self) -> Result<Option<Key>, KeyError> {
         Ok(self)
     }
 }
 
+#[diagnostic::do_not_recommend]
 impl<T: IntoKey> IntoKey for Result<T, KeyError> {
     fn into_key(self) -> Result<Option<Key>, KeyError> {
         self.and_then(T::into_key)
     }
 }
 
+#[diagnostic::do_not_recommend]
 impl<F, T> KeyExtractor for F
 where
     F: Fn(&Head<'_>) -> T + Send + Sync + 'static,

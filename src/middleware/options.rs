@@ -89,7 +89,8 @@ impl PolicySource {
 #[diagnostic::on_unimplemented(
     message = "`{Self}` is not a policy",
     label = "expected a `Policy`, a `Quota`, a `Limit`, a `LivePolicy` or `policy_by(..)`",
-    note = "parse a text: `\"10/second\".parse::<Policy>()?`",
+    note = "parse a text: `\"10/second\".parse::<Policy>()?`, with the `?`",
+    note = "give a strategy its quota: `Policy::new(TokenBucket::new(), Quota::per_second(10))`",
     note = "choose a policy for each request by `policy_by(|head| ..)`"
 )]
 pub trait IntoPolicySource {
@@ -204,6 +205,12 @@ where
 /// A type that the closure of [`RateLimitLayer::cost`](crate::RateLimitLayer::cost) can return.
 ///
 /// Implemented for `u32` and for `Result<u32, KeyError>`.
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` is not a cost",
+    label = "the closure of `cost` returns a `u32`, or a `Result<u32, KeyError>`",
+    note = "convert another number: `u32::try_from(..).unwrap_or(u32::MAX)`",
+    note = "a cost is not awaited: compute it in an outer layer and read it from the extensions, or use `settle_later`"
+)]
 pub trait IntoCost {
     /// Returns the cost in units.
     ///
@@ -213,12 +220,14 @@ pub trait IntoCost {
     fn into_cost(self) -> Result<u32, KeyError>;
 }
 
+#[diagnostic::do_not_recommend]
 impl IntoCost for u32 {
     fn into_cost(self) -> Result<u32, KeyError> {
         Ok(self)
     }
 }
 
+#[diagnostic::do_not_recommend]
 impl IntoCost for Result<u32, KeyError> {
     fn into_cost(self) -> Result<u32, KeyError> {
         self

@@ -163,6 +163,11 @@ impl Default for Summary {
 ///     }
 /// }
 /// ```
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` is not a storage",
+    label = "expected a storage such as `MemoryStorage`, `RedisStorage` or `AnyStorage`",
+    note = "write `?` after a constructor that can fail, or parse a URL: `\"redis://cache/\".parse::<AnyStorage>()?`"
+)]
 pub trait Storage: Any + fmt::Debug + Send + Sync {
     /// Decides on a hit or a peek, or charges units, as [`Policy::decide`] does.
     ///

@@ -1,5 +1,5 @@
 //~ `String` is not a key
-//~ write `Key::from(..)` around an address, a text or bytes
+//~ write `Key::from(..)` around an address, a number, a text or bytes
 
 use tower_ratelimit::extract::key_by;
 use tower_ratelimit::{Quota, RateLimitLayer};
