@@ -159,6 +159,29 @@ fn files_that_the_design_names_exist() {
     }
 }
 
+/// docs.rs labels an item with the features of its `cfg`. A label must name a feature that users
+/// enable.
+#[test]
+fn every_feature_is_public_and_documented() {
+    let manifest = read("Cargo.toml");
+    let features = manifest.split("[features]\n").nth(1).unwrap().split("\n[").next().unwrap();
+    let names: Vec<&str> = features.lines().filter_map(|line| Some(line.split_once(" = [")?.0)).collect();
+    assert!(names.contains(&"redis-rustls") && names.len() > 15, "{names:?}");
+    let docs = read("src/lib.rs");
+    for name in names.into_iter().filter(|name| *name != "default") {
+        assert!(docs.contains(&format!("`{name}`")), "the table of features in src/lib.rs has no {name}");
+    }
+}
+
+/// The changelog of the first release is a summary: nobody has an earlier version.
+#[test]
+fn changelog_of_the_first_release_has_at_most_ten_lines() {
+    let changelog = read("CHANGELOG.md");
+    let section = changelog.split("\n## 0.1.0").nth(1).expect("the section exists").split("\n## ").next().unwrap();
+    let lines = section.lines().skip(1).filter(|line| !line.is_empty()).count();
+    assert!((1..=10).contains(&lines), "{lines} lines");
+}
+
 /// The first two commands of a new contributor.
 #[test]
 fn readme_names_the_commands_that_start_the_server_and_run_all_tests() {

@@ -1,21 +1,24 @@
 //! TLS connections. The certificates are loaded when the storage is created.
 
-#[cfg(feature = "_rustls")]
+#[cfg(any(feature = "redis-rustls", feature = "etcd-rustls", feature = "postgres-rustls"))]
 mod client;
-#[cfg(not(feature = "_rustls"))]
+#[cfg(not(any(feature = "redis-rustls", feature = "etcd-rustls", feature = "postgres-rustls")))]
 mod missing;
 
-#[cfg(feature = "_rustls")]
+#[cfg(any(feature = "redis-rustls", feature = "etcd-rustls", feature = "postgres-rustls"))]
 pub(super) use self::client::Tls;
-#[cfg(feature = "_rustls")]
+#[cfg(any(feature = "redis-rustls", feature = "etcd-rustls", feature = "postgres-rustls"))]
 pub use self::client::TlsConfig;
-#[cfg(not(feature = "_rustls"))]
+#[cfg(not(any(feature = "redis-rustls", feature = "etcd-rustls", feature = "postgres-rustls")))]
 pub(super) use self::missing::Tls;
 use crate::error::ConfigError;
 use crate::storage::url::{Options, Wrong};
 
 /// The paths of PEM files in a URL.
-#[cfg_attr(not(feature = "_rustls"), allow(dead_code, reason = "without TLS nothing reads the files"))]
+#[cfg_attr(
+    not(any(feature = "redis-rustls", feature = "etcd-rustls", feature = "postgres-rustls")),
+    allow(dead_code, reason = "without TLS nothing reads the files")
+)]
 struct Paths {
     /// The certificates to trust.
     ca: Option<String>,
