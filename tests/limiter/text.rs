@@ -229,6 +229,8 @@ fn suggested_units_parse_and_never_loosen_the_limit() {
     assert!(count > 10_000, "{count} words have a suggestion");
 }
 
+/// The letter `x`, which no name has, stands for all letters: a wrong letter is as far from a name
+/// as any other.
 #[test]
 fn suggested_strategies_parse() {
     for name in STRATEGIES {
