@@ -1,43 +1,64 @@
-//! A login form: only failed attempts count, the handler shows the remaining attempts, and an
-//! operator can reset a client.
+//! A login form with two limits: failed attempts lock an account for one address, with longer and
+//! longer locks, and many failed attempts lock the address for all accounts.
 
-use std::net::{IpAddr, SocketAddr};
+use std::net::SocketAddr;
+use std::sync::Arc;
 
 use axum::Router;
-use axum::extract::Path;
+use axum::extract::{ConnectInfo, Form, State};
 use axum::http::StatusCode;
+use axum::http::header::RETRY_AFTER;
+use axum::response::{IntoResponse, Response};
 use axum::routing::post;
-use tower_ratelimit::storage::StorageError;
-use tower_ratelimit::{Decision, PeerIp, Policy, RateLimitLayer};
+use serde::Deserialize;
+use tower_ratelimit::{ConfigError, Key, PeerIp, Policy, RateLimitLayer, RateLimiter};
 
-fn app() -> Result<Router, tower_ratelimit::ConfigError> {
-    let attempts = "moving-window 3 per 15 minutes".parse::<Policy>()?.with_name("login");
-    let limit = RateLimitLayer::new(attempts, PeerIp::new())
-        // Charges before the handler runs, and refunds unless the response is 401.
-        .charge_when(|response| response.status == StatusCode::UNAUTHORIZED)
-        .share_decision();
-    // This limiter shares the counts of the layer. Serve its route to operators only.
-    let attempts = limit.limiter().expect("the layer has one policy");
-    let unlock = async move |Path(client): Path<IpAddr>| {
-        let key = PeerIp::new().key(client);
-        let before = attempts.peek(&key).await.map_err(unavailable)?;
-        attempts.clear(&key).await.map_err(unavailable)?;
-        Ok::<_, StatusCode>(format!("had {} attempts left\n", before.remaining()))
+#[derive(Deserialize)]
+struct Credentials {
+    account: String,
+    password: String,
+}
+
+fn app() -> Result<Router, ConfigError> {
+    // The account and the address together, so that an attacker cannot lock out the owner.
+    let account = "lockout 5/15m for 15m x2 up to 1d".parse::<Policy>()?.with_name("account");
+    let account = Arc::new(RateLimiter::new(account));
+    // The address alone, for one client that tries many accounts.
+    let address = "lockout 50/h for 1h".parse::<Policy>()?.with_name("address");
+    let address =
+        RateLimitLayer::new(address, PeerIp::new()).charge_when(|response| response.status == StatusCode::UNAUTHORIZED);
+    Ok(Router::new().route("/login", post(login)).layer(address).with_state(account))
+}
+
+async fn login(
+    State(limiter): State<Arc<RateLimiter>>,
+    ConnectInfo(peer): ConnectInfo<SocketAddr>,
+    Form(Credentials { account, password }): Form<Credentials>,
+) -> Response {
+    let key = Key::join([&PeerIp::new().key(peer.ip()), &Key::from(account.to_lowercase())]);
+    // Spends the attempt before the password is checked. So attempts that are sent at the same time
+    // are limited, too.
+    let Ok(attempt) = limiter.reserve(&key, 1).await else {
+        return StatusCode::SERVICE_UNAVAILABLE.into_response();
     };
-    Ok(Router::new().route("/login", post(login)).layer(limit).route("/operators/unlock/{client}", post(unlock)))
-}
-
-/// The memory storage never fails, but another one can.
-fn unavailable(_: StorageError) -> StatusCode {
-    StatusCode::SERVICE_UNAVAILABLE
-}
-
-async fn login(attempt: Decision, password: String) -> (StatusCode, String) {
-    if password == "correct horse" {
-        (StatusCode::OK, "welcome\n".to_owned())
-    } else {
-        (StatusCode::UNAUTHORIZED, format!("wrong, {} attempts left\n", attempt.remaining()))
+    if attempt.is_refused() {
+        let seconds = attempt.retry_after().map_or(1, |wait| wait.as_secs() + 1);
+        return (StatusCode::TOO_MANY_REQUESTS, [(RETRY_AFTER, seconds.to_string())], "locked\n").into_response();
     }
+    // An account that does not exist takes the same path and the same time.
+    if !is_correct(&account, &password) {
+        let _ = attempt.keep();
+        return (StatusCode::UNAUTHORIZED, "wrong account or password\n").into_response();
+    }
+    match attempt.clear().await {
+        Ok(()) => (StatusCode::OK, "welcome\n").into_response(),
+        Err(_) => StatusCode::SERVICE_UNAVAILABLE.into_response(),
+    }
+}
+
+/// Compare a slow hash of the password here.
+fn is_correct(account: &str, password: &str) -> bool {
+    account == "alice" && password == "correct horse"
 }
 
 #[tokio::main]
@@ -49,31 +70,66 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
 
 #[cfg(test)]
 mod tests {
-    use axum::body::{Body, to_bytes};
+    use axum::body::Body;
     use axum::http::Request;
+    use axum::http::header::CONTENT_TYPE;
     use tower::ServiceExt;
 
     use super::*;
 
+    async fn attempt(app: &Router, address: u8, account: &str, password: &str) -> (u16, bool) {
+        let body = format!("account={account}&password={}", password.replace(' ', "+"));
+        let mut request = Request::post("/login").body(Body::from(body)).unwrap();
+        request.headers_mut().insert(CONTENT_TYPE, "application/x-www-form-urlencoded".parse().unwrap());
+        request.extensions_mut().insert(ConnectInfo(SocketAddr::from(([192, 0, 2, address], 1234))));
+        let response = app.clone().oneshot(request).await.unwrap();
+        (response.status().as_u16(), response.headers().contains_key(RETRY_AFTER))
+    }
+
     #[tokio::test]
-    async fn only_failed_attempts_are_charged() {
+    async fn five_failures_lock_the_account_for_one_address() {
         let app = app().unwrap();
-        let ask = async |path: &str, body: &'static str| {
-            let mut request = Request::post(path).body(Body::from(body)).unwrap();
-            request.extensions_mut().insert(SocketAddr::from(([192, 0, 2, 1], 1234)));
-            let response = app.clone().oneshot(request).await.unwrap();
-            let status = response.status().as_u16();
-            (status, String::from_utf8(to_bytes(response.into_body(), 100).await.unwrap().to_vec()).unwrap())
-        };
-        let try_with = async |password: &'static str| ask("/login", password).await;
-        for _ in 0..5 {
-            assert_eq!(try_with("correct horse").await.0, 200);
+        for account in ["alice", "alice", "ALICE", "Alice", "alice"] {
+            assert_eq!(attempt(&app, 1, account, "guess").await, (401, false));
         }
-        for left in [2, 1, 0] {
-            assert_eq!(try_with("guess").await, (401, format!("wrong, {left} attempts left\n")));
+        assert_eq!(attempt(&app, 1, "alice", "correct horse").await, (429, true));
+        assert_eq!(attempt(&app, 1, "nobody", "guess").await.0, 401, "other accounts have their own attempts");
+        assert_eq!(attempt(&app, 2, "alice", "correct horse").await.0, 200, "alice herself is not locked out");
+    }
+
+    #[tokio::test]
+    async fn success_forgets_the_failures() {
+        let app = app().unwrap();
+        for _ in 0..3 {
+            for _ in 0..4 {
+                assert_eq!(attempt(&app, 1, "alice", "guess").await.0, 401);
+            }
+            assert_eq!(attempt(&app, 1, "alice", "correct horse").await.0, 200);
         }
-        assert_eq!(try_with("correct horse").await.0, 429, "refused after three failures");
-        assert_eq!(ask("/operators/unlock/192.0.2.1", "").await, (200, "had 0 attempts left\n".to_owned()));
-        assert_eq!(try_with("correct horse").await.0, 200);
+    }
+
+    /// Guesses that are sent at the same time get no more answers than others.
+    #[tokio::test]
+    async fn concurrent_guesses_get_five_answers() {
+        let app = app().unwrap();
+        let guesses = (0..40).map(|number| {
+            let app = app.clone();
+            tokio::spawn(async move { attempt(&app, 1, "alice", &format!("guess {number}")).await.0 })
+        });
+        let mut answers = 0;
+        for guess in guesses.collect::<Vec<_>>() {
+            answers += u32::from(guess.await.unwrap() == 401);
+        }
+        assert_eq!(answers, 5);
+    }
+
+    #[tokio::test]
+    async fn fifty_failures_lock_the_address_for_all_accounts() {
+        let app = app().unwrap();
+        for number in 0..50 {
+            assert_eq!(attempt(&app, 1, &format!("user-{number}"), "password1").await.0, 401);
+        }
+        assert_eq!(attempt(&app, 1, "alice", "correct horse").await.0, 429);
+        assert_eq!(attempt(&app, 2, "alice", "correct horse").await.0, 200);
     }
 }

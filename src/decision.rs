@@ -9,7 +9,7 @@ use std::time::Duration;
 
 pub use self::verdict::DecisionSource;
 use self::verdict::Verdict;
-use crate::strategy::Status;
+use crate::strategy::{Lock, Status};
 use crate::time::{Timestamp, micros};
 
 /// The result of a hit, a peek or a charge: admitted, admitted after a [delay](Self::delay), or
@@ -208,13 +208,13 @@ impl Decision {
     /// Returns the number of units that can be spent after this decision, at the instant
     /// [`at`](Self::at): the minimum over all limits.
     pub fn remaining(&self) -> u32 {
-        self.limits().iter().map(Status::remaining).min().unwrap_or(0)
+        self.limits().iter().map(Status::counted_remaining).min().unwrap_or(0)
     }
 
     /// Returns the number of units that can be spent at one instant if nothing has been spent: the
     /// minimum over all limits.
     pub fn capacity(&self) -> u32 {
-        self.limits().iter().map(Status::capacity).min().unwrap_or(0)
+        self.limits().iter().map(Status::counted_capacity).min().unwrap_or(0)
     }
 
     /// Returns the time until more units [remain](Self::remaining) if the key gets no other hits.
@@ -224,7 +224,7 @@ impl Decision {
         if remaining == self.capacity() {
             return Duration::ZERO;
         }
-        let least = self.limits().iter().filter(|status| status.remaining() == remaining);
+        let least = self.limits().iter().filter(|status| status.counted_remaining() == remaining);
         least.map(Status::reset_after).max().unwrap_or_default()
     }
 
@@ -232,7 +232,14 @@ impl Decision {
     /// maximum over all limits. Returns `None` if the hit was admitted, or if its cost exceeds the
     /// capacity of a limit, so that it can never be admitted.
     pub fn retry_after(&self) -> Option<Duration> {
-        self.limits().iter().max_by_key(|status| status.retry_micros()).and_then(Status::retry_after)
+        let longest = self.limits().iter().map(Status::retry_micros).max();
+        longest.filter(|&wait| self.is_refused() && wait != u64::MAX).map(Duration::from_micros)
+    }
+
+    /// Returns the lock that this decision has started, or the one that ends last if there are several.
+    pub fn new_lock(&self) -> Option<Lock> {
+        let locks = self.limits().iter().filter_map(Status::lock);
+        locks.filter(Lock::is_new).max_by_key(Lock::ends_after)
     }
 
     /// Returns the status of each limit, to change the waits.
@@ -268,7 +275,7 @@ impl Decision {
 /// Returns the status of the limit that header fields report. See [`Decision::shown`].
 pub(crate) fn shown(limits: &[Status]) -> &Status {
     let wait = |status: &Status| (status.is_admitted(), Reverse(status.retry_micros()));
-    let room = |status: &Status| (status.remaining(), Reverse(status.reset_after_micros()));
+    let room = |status: &Status| (status.counted_remaining(), Reverse(status.reset_after_micros()));
     match limits {
         [only] => only,
         several => several.iter().min_by_key(|status| (wait(status), room(status))).unwrap_or(&Status::BLANK),

@@ -166,7 +166,9 @@ pub use self::storage::SqliteStorage;
 #[doc(no_inline)]
 pub use self::storage::{MemoryStorage, Storage};
 #[doc(no_inline)]
-pub use self::strategy::{ElasticWindow, FixedWindow, LeakyBucket, MovingWindow, SlidingWindowCounter, TokenBucket};
+pub use self::strategy::{
+    ElasticWindow, FixedWindow, LeakyBucket, Lockout, MovingWindow, SlidingWindowCounter, TokenBucket,
+};
 pub use self::time::Timestamp;
 #[cfg(feature = "axum")]
 pub use self::usage_handler::UsageHandler;

@@ -63,7 +63,7 @@ pub enum Lint {
     /// refunded prevent the units of earlier requests from expiring. For example, the policy
     /// `elastic-window 5/minute` counts failed logins. A client with one failed login per hour, and
     /// one successful request every 30 seconds, is locked out after five hours. Use a
-    /// [`MovingWindow`](crate::MovingWindow) to count failures.
+    /// [`Lockout`](crate::Lockout) to count failures.
     ElasticWindowRefunded,
     /// `RL007`: fewer than 10,000 clients can fill the memory storage by exhausting the policy's
     /// quota.
@@ -143,7 +143,7 @@ impl fmt::Display for Lint {
                 );
             }
             Self::ElasticWindowRefunded => {
-                "an elastic window whose hits are refunded locks out well-behaved clients: use a moving window"
+                "an elastic window whose hits are refunded locks out well-behaved clients: use a lockout"
             }
             Self::SmallStorage { clients } => {
                 return write!(f, "{clients} clients with an exhausted quota fill the storage: raise max_bytes");

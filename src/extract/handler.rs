@@ -2,6 +2,8 @@
 
 use std::convert::Infallible;
 use std::fmt;
+#[cfg(feature = "tracing")]
+use std::sync::Once;
 
 use axum::extract::{FromRequestParts, OptionalFromRequestParts};
 use axum::response::{IntoResponse, Response};
@@ -28,7 +30,14 @@ macro_rules! rejection_without {
 
         impl IntoResponse for $rejection {
             fn into_response(self) -> Response {
-                let mut response = (StatusCode::INTERNAL_SERVER_ERROR, "internal server error\n").into_response();
+                #[cfg(feature = "tracing")]
+                {
+                    static LOGGED: Once = Once::new();
+                    LOGGED.call_once(|| tracing::error!("{}", $message));
+                }
+                // A release build does not reveal the mistake to clients.
+                let body = if cfg!(debug_assertions) { $message } else { "internal server error" };
+                let mut response = (StatusCode::INTERNAL_SERVER_ERROR, format!("{body}\n")).into_response();
                 response.extensions_mut().insert(self);
                 response
             }
@@ -39,8 +48,10 @@ macro_rules! rejection_without {
 rejection_without! {
     /// The rejection of the extractor [`Decision`]: the request has no decision (feature `axum`).
     ///
-    /// The response is a 500 without the cause, which may be a mistake in the setup of the server.
-    /// Its extensions contain this value, whose text names the cause.
+    /// The response is a 500, because this is a mistake in the setup of the server. The first one
+    /// in a process is logged as an error (feature `tracing`). The body names the cause only in a
+    /// build with debug assertions. The extensions of the response contain this value, whose text
+    /// names it, too.
     NoDecision:
     "the request has no rate limit decision: call share_decision() on the layer, \
      or extract Option<Decision> if requests may be unlimited"
@@ -50,8 +61,10 @@ rejection_without! {
     /// The rejection of the extractor [`Reservation`](crate::Reservation): the request has no
     /// reservation, or it was taken before (feature `axum`).
     ///
-    /// The response is a 500 without the cause, which may be a mistake in the setup of the server.
-    /// Its extensions contain this value, whose text names the cause.
+    /// The response is a 500, because this is a mistake in the setup of the server. The first one
+    /// in a process is logged as an error (feature `tracing`). The body names the cause only in a
+    /// build with debug assertions. The extensions of the response contain this value, whose text
+    /// names it, too.
     NoReservation:
     "the request has no reservation to settle: call settle_later() on the layer, \
      take the reservation only once, \

@@ -5,6 +5,7 @@
 //! | Choose a strategy | [Choosing a strategy](choosing_a_strategy) |
 //! | Find the client, also behind a proxy | [Keys and proxies](keys_and_proxies) |
 //! | Set the cost of a request, before or after its response | [Costs](costs) |
+//! | Lock out who guesses passwords | [Protecting a login](protecting_a_login) |
 //! | Refuse requests, let them wait, choose header fields | [Headers and refusals](headers_and_refusals) |
 //! | Share limits between processes: choose and connect a storage, also over TLS | [Several processes](several_processes) |
 //! | Handle failures of Redis and other storages | [Outages](outages) |
@@ -44,7 +45,8 @@
 //! 7. The inner service is called, after the delay if the limit is a leaky bucket.
 //! 8. [`settle`](crate::RateLimitLayer::settle) or
 //!    [`charge_when`](crate::RateLimitLayer::charge_when) corrects the cost by the head of the
-//!    response. Then the header fields are written.
+//!    response, or [`clear_when`](crate::RateLimitLayer::clear_when) clears the key. Then the header
+//!    fields are written.
 //! 9. With [`settle_later`](crate::RateLimitLayer::settle_later), a
 //!    [`Reservation`](crate::Reservation) corrects the cost at any time after step 7 began.
 //!
@@ -144,6 +146,10 @@ pub mod keys_and_proxies {
 
 pub mod costs {
     #![doc = include_str!("costs.md")]
+}
+
+pub mod protecting_a_login {
+    #![doc = include_str!("protecting_a_login.md")]
 }
 
 pub mod headers_and_refusals {

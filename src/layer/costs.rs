@@ -49,7 +49,7 @@ impl<R> RateLimitLayer<R> {
     /// The [cost](Self::cost) is spent before the inner service is called. If `charge` then returns
     /// `false` for the head of the response, the hit is refunded. This is [`settle`](Self::settle)
     /// with an actual cost of 0, or with the estimated cost, and replaces an earlier call of
-    /// `settle` or [`settle_later`](Self::settle_later).
+    /// `settle`.
     ///
     /// Do not combine this option with an [`ElasticWindow`](crate::ElasticWindow), which would lock
     /// out well-behaved clients. The layer reports the combination as
@@ -88,13 +88,46 @@ impl<R> RateLimitLayer<R> {
     /// The response does not wait for a storage that is not immediately ready. The header fields
     /// then report the units that remained before the settlement.
     ///
-    /// Replaces an earlier call of [`charge_when`](Self::charge_when) or
-    /// [`settle_later`](Self::settle_later).
+    /// With [`settle_later`](Self::settle_later), a request whose handler has taken the reservation is
+    /// settled by the reservation instead.
+    ///
+    /// Replaces an earlier call of [`charge_when`](Self::charge_when).
     pub fn settle<F>(self, actual: F) -> Self
     where
         F: Fn(&ResponseHead<'_>) -> Option<u32> + Send + Sync + 'static,
     {
-        self.with_config(|config| config.settling = Some(Settling::ByResponse(Arc::new(actual))))
+        self.with_settling(|settling| settling.by_response = Some(Arc::new(actual)))
+    }
+
+    /// Clears the key of each request for whose response `clears` returns `true`, for example after a
+    /// successful login. All hits of the key under this layer's policy are forgotten, and the locks of
+    /// a [`Lockout`](crate::Lockout) with their level. Also clears the
+    /// [shadow limits](crate::Policy#shadow-limits). Defaults to clearing no key.
+    ///
+    /// ```
+    /// use http::StatusCode;
+    /// use tower_ratelimit::{PeerIp, Policy, RateLimitLayer};
+    ///
+    /// let policy: Policy = "lockout 5/10m for 15m x2 up to 1d".parse()?;
+    /// let logins = RateLimitLayer::new(policy, PeerIp::new())
+    ///     .charge_when(|response| response.status == StatusCode::UNAUTHORIZED)
+    ///     .clear_when(|response| response.status.is_success());
+    /// # Ok::<(), tower_ratelimit::ConfigError>(())
+    /// ```
+    ///
+    /// If `clears` returns `true`, the closure of [`charge_when`](Self::charge_when) or
+    /// [`settle`](Self::settle) is not called. With [`settle_later`](Self::settle_later), a request whose
+    /// handler has taken the reservation is settled by the reservation instead, which can
+    /// [clear](crate::Reservation::clear) the key. A request that costs 0 clears nothing.
+    ///
+    /// A client that can get such a response can reset the limit. So the key must not be shared
+    /// with other clients: an attacker with an account of his own would clear the strikes of his address between
+    /// the guesses. See the guide on [logins](crate::guide::protecting_a_login).
+    pub fn clear_when<F>(self, clears: F) -> Self
+    where
+        F: Fn(&ResponseHead<'_>) -> bool + Send + Sync + 'static,
+    {
+        self.with_settling(|settling| settling.clears = Some(Arc::new(clears)))
     }
 
     /// Passes a [`Reservation`](crate::Reservation) to the handler of each admitted request. The
@@ -103,17 +136,24 @@ impl<R> RateLimitLayer<R> {
     /// [`cost`](Self::cost), and the layer reports
     /// [`EventKind::Unsettled`](crate::EventKind::Unsettled).
     ///
+    /// A request may fail before its handler takes the reservation: its body is invalid, or no route
+    /// matches. To settle such requests, also call [`charge_when`](Self::charge_when),
+    /// [`settle`](Self::settle) or [`clear_when`](Self::clear_when). Their closures are called if the
+    /// reservation was dropped before the head of the response is ready.
+    ///
     /// With the feature `axum`, `Reservation` is an extractor. Other handlers take it out of the
     /// [`Reservations`](crate::Reservations) in the request's extensions.
     ///
-    /// - A request has no reservation if it is not limited, or if the storage failed. If either can
-    ///   happen, handlers should take an `Option<Reservation>`.
+    /// - A request that is not limited has no reservation. If that can happen, handlers should take an
+    ///   `Option<Reservation>`.
+    /// - If the storage failed and the request was admitted all the same, its reservation does
+    ///   nothing. The decision is then the verdict on a client that has spent nothing.
     /// - With stacked layers, the handler gets the reservation of the innermost one.
     ///   [`Reservations::take_policy`](crate::Reservations::take_policy) returns those of the
     ///   others.
     /// - In a [shadow](Self::shadow) layer, each limited request has a reservation, even if it would
-    ///   have been refused. If the storage failed or did not decide immediately, the decision is the
-    ///   verdict on a client that has spent nothing.
+    ///   have been refused. If the storage did not decide immediately, the decision is the verdict on a
+    ///   client that has spent nothing, too.
     ///
     /// ```
     /// use axum::Router;
@@ -121,7 +161,11 @@ impl<R> RateLimitLayer<R> {
     /// use tower_ratelimit::{Global, Policy, RateLimitLayer, Reservation};
     ///
     /// let tokens: Policy = "token-bucket 10000/minute burst 20000".parse()?;
-    /// let limit = RateLimitLayer::new(tokens, Global::new()).cost(|_| 500).settle_later();
+    /// let limit = RateLimitLayer::new(tokens, Global::new())
+    ///     .cost(|_| 500)
+    ///     .settle_later()
+    ///     // Requests that fail before their handler cost nothing.
+    ///     .charge_when(|response| !response.status.is_client_error());
     /// let complete = |reservation: Reservation, prompt: String| async move {
     ///     let used = prompt.len().try_into().unwrap_or(u32::MAX);
     ///     reservation.settle(used);
@@ -130,10 +174,12 @@ impl<R> RateLimitLayer<R> {
     /// # Ok::<(), tower_ratelimit::ConfigError>(())
     /// ```
     ///
-    /// Replaces an earlier call of [`settle`](Self::settle) or
-    /// [`charge_when`](Self::charge_when). See the guide on
-    /// [costs](crate::guide::costs#settle-after-a-streamed-response).
+    /// See the guide on [costs](crate::guide::costs#settle-after-a-streamed-response).
     pub fn settle_later(self) -> Self {
-        self.with_config(|config| config.settling = Some(Settling::Later))
+        self.with_settling(|settling| settling.is_later = true)
+    }
+
+    fn with_settling(self, change: impl FnOnce(&mut Settling)) -> Self {
+        self.with_config(|config| change(Arc::make_mut(config.settling.get_or_insert_default())))
     }
 }

@@ -12,7 +12,6 @@ use crate::lookup::{Found, LookupResult, Outcome, Tenant};
 #[cfg(feature = "lookup")]
 use crate::middleware::config::OnError;
 use crate::middleware::exchange::{Exchange, Hold, ResponsePlan, Step};
-use crate::middleware::options::Settling;
 use crate::middleware::post_response::{HeldHit, PostResponse, Settlement};
 #[cfg(feature = "lookup")]
 use crate::middleware::respond::unavailable;
@@ -21,7 +20,7 @@ use crate::observe::EventKind;
 use crate::policy::{Op, Policy, SharedPolicy};
 #[cfg(feature = "lookup")]
 use crate::quota::Quota;
-use crate::reservation::{Hits, ObservedAccount, Reservations, ShadowCheck};
+use crate::reservation::{Hits, ObservedAccount, Reservations, ShadowCheck, StartedLock};
 use crate::storage::{Storage, StorageError, StorageRequest, Summary};
 use crate::waiting::{Pause, Stage, Turn};
 
@@ -46,7 +45,7 @@ impl LayerState {
     #[inline(never)]
     fn admit_by_options(&self, exchange: &mut dyn Exchange) -> Step {
         let config = &self.config;
-        if matches!(config.settling, Some(Settling::Later)) {
+        if config.settling.as_ref().is_some_and(|settling| settling.is_later) {
             Reservations::begin(exchange.extensions_mut());
         }
         let head = exchange.head();
@@ -93,7 +92,7 @@ impl LayerState {
         if let Some(turn) = self.wait_behind(storage_request) {
             return self.hold(Pause::Turn(turn), storage_request);
         }
-        if op == Op::Peek || config.wants_decisions || !policy.shadows().is_empty() {
+        if op == Op::Peek || config.wants_decisions || policy.wants_decisions() {
             return self.decide(storage_request, exchange);
         }
         self.try_hit(storage_request, exchange)
@@ -238,7 +237,11 @@ impl LayerState {
         let shadows = if cost == 0 { &[] } else { policy.shadows() };
         // A request that costs nothing has nothing to settle, but its handler may expect a
         // `Reservation`.
-        let settling = config.settling.as_ref().filter(|settling| cost > 0 || matches!(settling, Settling::Later));
+        let settling = config.settling.as_ref().filter(|settling| cost > 0 || settling.is_later);
+        let started_lock = decision
+            .new_lock()
+            .and_then(|_| StartedLock::of(&self.account(policy, key, false), decision))
+            .map(Box::new);
         if settling.is_none() && shadows.is_empty() && !headers.writes_other_fields() {
             return ResponsePlan::only(numbers);
         }
@@ -250,6 +253,8 @@ impl LayerState {
         let hits = Hits {
             spent: settling.filter(|_| cost > 0).map(|_| (account(), decision.clone())),
             shadow_checks: shadows.iter().map(begin).collect(),
+            // Without a settlement, the lock is reported now.
+            started_lock: started_lock.filter(|_| settling.is_some()),
         };
         let after = PostResponse {
             headers,
@@ -285,7 +290,7 @@ impl LayerState {
             exchange.extensions_mut().insert(decision.clone());
         }
         let decided = shadow_check.as_ref().and_then(ShadowCheck::decision).cloned();
-        let hits = Hits { spent: None, shadow_checks: shadow_check.into_iter().collect() };
+        let hits = Hits { spent: None, shadow_checks: shadow_check.into_iter().collect(), started_lock: None };
         let decide = || decided.unwrap_or_else(|| policy.unspent(cost));
         let settlement =
             Settlement::begin(config.settling.as_ref(), hits, storage_request, decide, exchange.extensions_mut());

@@ -68,7 +68,7 @@ pub(crate) struct LayerConfig {
     pub(crate) policies: PolicySource,
     pub(crate) key: Arc<dyn KeyExtractor>,
     pub(crate) cost: Option<Arc<CostFn>>,
-    pub(crate) settling: Option<Settling>,
+    pub(crate) settling: Option<Arc<Settling>>,
     pub(crate) on_error: OnError,
     pub(crate) wait: Option<WaitBounds>,
     pub(crate) headers: Headers,

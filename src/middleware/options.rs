@@ -13,19 +13,38 @@ use crate::limiter::bound;
 #[cfg(feature = "lookup")]
 use crate::lookup::{Lookup, PolicyLookup};
 use crate::policy::{IntoPolicy, Policy, SharedPolicy};
+use crate::reservation::Correction;
 use crate::storage::AnyStorage;
 
 type PolicyFn = dyn Fn(&Head<'_>) -> Option<Policy> + Send + Sync;
 pub(crate) type CostFn = dyn Fn(&Head<'_>) -> Result<u32, KeyError> + Send + Sync;
-pub(crate) type SettleFn = dyn Fn(&ResponseHead<'_>) -> Option<u32> + Send + Sync;
+type SettleFn = dyn Fn(&ResponseHead<'_>) -> Option<u32> + Send + Sync;
+type ClearFn = dyn Fn(&ResponseHead<'_>) -> bool + Send + Sync;
 
-/// The source of a request's actual cost.
-#[derive(Clone)]
-pub(crate) enum Settling {
+/// The sources of a request's actual cost.
+#[derive(Clone, Default)]
+pub(crate) struct Settling {
     /// A closure over the head of the response. Its result `None` keeps the estimated cost.
-    ByResponse(Arc<SettleFn>),
-    /// A [`Reservation`](crate::Reservation) in the request's extensions.
-    Later,
+    pub(crate) by_response: Option<Arc<SettleFn>>,
+    /// A closure over the head of the response. If it returns `true`, the key is cleared.
+    pub(crate) clears: Option<Arc<ClearFn>>,
+    /// `true` if a [`Reservation`](crate::Reservation) is in the request's extensions.
+    pub(crate) is_later: bool,
+}
+
+impl Settling {
+    /// Returns `true` if the head of the response decides, unless a reservation does.
+    pub(crate) fn is_by_response(&self) -> bool {
+        self.by_response.is_some() || self.clears.is_some()
+    }
+
+    /// Returns the correction for the head of the response. `None` keeps the estimated cost.
+    pub(crate) fn correction(&self, response: &ResponseHead<'_>) -> Option<Correction> {
+        if self.clears.as_ref().is_some_and(|clears| clears(response)) {
+            return Some(Correction::Clear);
+        }
+        self.by_response.as_ref().and_then(|actual| actual(response)).map(Correction::Cost)
+    }
 }
 
 /// The source of the policy of each request: a fixed policy, a [`LivePolicy`](crate::LivePolicy),
@@ -238,8 +257,9 @@ impl IntoCost for Result<u32, KeyError> {
 pub(crate) type SkipFn = dyn Fn(&Head<'_>) -> bool + Send + Sync;
 
 /// A borrowed response without its body: the argument of the closures of
-/// [`RateLimitLayer::charge_when`](crate::RateLimitLayer::charge_when) and
-/// [`RateLimitLayer::settle`](crate::RateLimitLayer::settle).
+/// [`RateLimitLayer::charge_when`](crate::RateLimitLayer::charge_when),
+/// [`RateLimitLayer::settle`](crate::RateLimitLayer::settle) and
+/// [`RateLimitLayer::clear_when`](crate::RateLimitLayer::clear_when).
 #[derive(Clone, Copy, Debug)]
 #[non_exhaustive]
 pub struct ResponseHead<'a> {

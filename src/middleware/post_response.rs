@@ -6,13 +6,13 @@ use std::task::Context;
 use http::{Extensions, Response};
 use tokio::time::Instant;
 
-use super::options::{ResponseHead, SettleFn, Settling};
+use super::options::{ResponseHead, Settling};
 use crate::decision::Decision;
 use crate::headers;
 use crate::headers::{Headers, Numbers, OtherFields};
 use crate::observe::EventKind;
 use crate::policy::{Op, Policy};
-use crate::reservation::{Hits, HitsOfResponse, ObservedAccount, Reservation, Reservations, ReservedHits};
+use crate::reservation::{Correction, Hits, HitsOfResponse, ObservedAccount, Reservation, Reservations, ReservedHits};
 use crate::storage::StorageRequest;
 use crate::waiting::{Pause, Stage};
 
@@ -26,32 +26,31 @@ pub(crate) struct PostResponse {
 /// The settlement of a request.
 #[expect(clippy::large_enum_variant, reason = "a `PostResponse` is on the heap already")]
 pub(crate) enum Settlement {
-    /// The closure settles the request by the head of its response. Without a closure, the request
-    /// keeps its estimated cost.
-    ByResponse(Hits, Option<Arc<SettleFn>>),
-    /// A [`Reservation`] settles the request.
-    Later(HitsOfResponse),
+    /// The head of the response settles the request. Without `Settling`, the request keeps its
+    /// estimated cost.
+    ByResponse(Hits, Option<Arc<Settling>>),
+    /// A [`Reservation`] settles the request. If it was dropped, the head of the response does.
+    Later(HitsOfResponse, Arc<Settling>),
 }
 
 impl Settlement {
     /// Returns the settlement of a request. If a handler settles the request, inserts a
     /// [`Reservation`] into `extensions`, with the decision that `decide` returns.
     pub(super) fn begin(
-        settling: Option<&Settling>,
+        settling: Option<&Arc<Settling>>,
         hits: Hits,
         storage_request: StorageRequest<'_>,
         decide: impl FnOnce() -> Decision,
         extensions: &mut Extensions,
     ) -> Self {
         match settling {
-            None => Self::ByResponse(hits, None),
-            Some(Settling::ByResponse(actual)) => Self::ByResponse(hits, Some(Arc::clone(actual))),
-            Some(Settling::Later) => {
+            Some(settling) if settling.is_later => {
                 let hits = ReservedHits::new(storage_request.policy.clone(), storage_request.cost, hits);
                 let reservation = Reservation::of_layer(decide(), Arc::clone(&hits));
                 Reservations::insert(reservation, extensions);
-                Self::Later(HitsOfResponse(hits))
+                Self::Later(HitsOfResponse(hits), Arc::clone(settling))
             }
+            settling => Self::ByResponse(hits, settling.cloned()),
         }
     }
 }
@@ -61,7 +60,7 @@ impl PostResponse {
     pub(crate) fn poll(&mut self, cx: &mut Context<'_>) {
         match &mut self.settlement {
             Settlement::ByResponse(hits, _) => hits.poll(cx),
-            Settlement::Later(hits) => hits.poll(cx),
+            Settlement::Later(hits, _) => hits.poll(cx),
         }
     }
 
@@ -69,12 +68,18 @@ impl PostResponse {
     pub(crate) fn settle<B>(self, response: &mut Response<B>, mut numbers: Option<Numbers>) {
         let Self { headers, mut other_fields, settlement } = self;
         let settled = match settlement {
-            Settlement::ByResponse(hits, actual) => {
-                let settled = hits.settle(actual.and_then(|actual| actual(&ResponseHead::of(response))));
+            Settlement::ByResponse(hits, settling) => {
+                let settled =
+                    hits.settle(settling.and_then(|settling| settling.correction(&ResponseHead::of(response))));
                 // A task continues a settlement that is dropped before its end.
                 settled.map(|(hit, _)| hit)
             }
-            Settlement::Later(hits) => hits.settled(),
+            Settlement::Later(hits, settling) => {
+                if settling.is_by_response() {
+                    hits.settle_abandoned(|| settling.correction(&ResponseHead::of(response)));
+                }
+                hits.settled()
+            }
         };
         if let Some(settled) = settled {
             if settled.is_refunded {
@@ -147,7 +152,7 @@ impl HeldHit {
 impl Drop for HeldHit {
     fn drop(&mut self) {
         if let Some(decision) = self.delayed.take() {
-            drop(self.account.settle(&decision, 0));
+            drop(self.account.settle(&decision, Correction::Cost(0)));
         }
     }
 }

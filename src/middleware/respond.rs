@@ -12,6 +12,7 @@ use crate::key::Key;
 use crate::observe::EventKind;
 use crate::policy::Policy;
 use crate::rejection::{LimitExceeded, RejectReason};
+use crate::reservation::{Hits, Reservation, Reservations, ReservedHits};
 use crate::storage::{StorageError, StorageRequest};
 
 impl LayerState {
@@ -19,6 +20,9 @@ impl LayerState {
     pub(super) fn refuse(&self, decision: &Decision, storage_request: StorageRequest<'_>, exchange: &mut dyn Exchange) {
         let StorageRequest { policy, key, .. } = storage_request;
         self.report(EventKind::Decided(decision), policy, Some(key));
+        if let Some(lock) = decision.new_lock() {
+            self.report(EventKind::Locked(lock), policy, Some(key));
+        }
         let written = exchange.reject(RejectReason::Limit(LimitExceeded::new(decision, policy)));
         let fields = self.config.headers;
         let (numbers, other_fields) = (fields.numbers_of(decision), fields.other_fields_of(decision, policy, key));
@@ -28,7 +32,7 @@ impl LayerState {
     }
 
     /// Reports a failure of the storage, and forwards or rejects the request as [`OnError`]
-    /// selects.
+    /// selects. A handler that settles the request gets a reservation that does nothing.
     #[cold]
     pub(super) fn on_storage_error<W>(
         &self,
@@ -39,7 +43,15 @@ impl LayerState {
         // A request that costs nothing always passes.
         let admitted = storage_request.cost == 0 || self.config.on_error == OnError::Admit;
         self.report(EventKind::Failed { error, admitted }, storage_request.policy, Some(storage_request.key));
-        if admitted { Step::Forward(ResponsePlan::NOTHING) } else { unavailable(exchange) }
+        if !admitted {
+            return unavailable(exchange);
+        }
+        if self.config.settling.as_ref().is_some_and(|settling| settling.is_later) {
+            let StorageRequest { policy, cost, .. } = storage_request;
+            let hits = ReservedHits::new(policy.clone(), cost, Hits::NONE);
+            Reservations::insert(Reservation::of_layer(policy.unspent(cost), hits), exchange.extensions_mut());
+        }
+        Step::Forward(ResponsePlan::NOTHING)
     }
 
     /// Forwards a request that is not limited, or rejects one whose key is missing.

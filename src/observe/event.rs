@@ -7,6 +7,7 @@ use crate::extract::KeyError;
 use crate::key::Key;
 use crate::policy::Policy;
 use crate::storage::StorageError;
+use crate::strategy::Lock;
 
 /// The kind of an [`Event`].
 #[derive(Clone, Copy, Debug)]
@@ -49,6 +50,15 @@ pub enum EventKind<'a> {
         /// The reason of the failure.
         error: &'a StorageError,
     },
+    /// The hit of a request was not settled, but its key was cleared, by
+    /// [`clear_when`](crate::RateLimitLayer::clear_when) or
+    /// [`Reservation::clear`](crate::Reservation::clear). Contains the decision on the hit.
+    Cleared(&'a Decision),
+    /// A hit has started the lock of a [`Lockout`](crate::Lockout). With
+    /// [`charge_when`](crate::RateLimitLayer::charge_when), the lock is reported when the request is
+    /// settled, unless the hit is refunded, which ends the lock. A lock that a charge starts is not
+    /// reported.
+    Locked(Lock),
     /// A [`Reservation`](crate::Reservation) was dropped and not settled. The hit keeps its
     /// estimated cost.
     Unsettled(&'a Decision),
@@ -90,7 +100,9 @@ impl Event<'_> {
     /// | `expired` | [`EventKind::Settled`] with a smaller cost, after the hit had expired |
     /// | `charged` | [`EventKind::Settled`] with a greater cost |
     /// | `not_settled` | [`EventKind::NotSettled`] |
+    /// | `cleared` | [`EventKind::Cleared`] |
     /// | `unsettled` | [`EventKind::Unsettled`] |
+    /// | `locked` | [`EventKind::Locked`] |
     pub fn outcome(&self) -> &'static str {
         match self.kind {
             EventKind::Decided(decision) if decision.is_storage_full() => "storage_full",
@@ -105,7 +117,9 @@ impl Event<'_> {
             EventKind::Settled { decision, actual, .. } if actual < decision.cost() => "refunded",
             EventKind::Settled { .. } => "charged",
             EventKind::NotSettled { .. } => "not_settled",
+            EventKind::Cleared(_) => "cleared",
             EventKind::Unsettled(_) => "unsettled",
+            EventKind::Locked(_) => "locked",
         }
     }
 
@@ -115,7 +129,7 @@ impl Event<'_> {
     /// |---|---|
     /// | [`Settled`](EventKind::Settled), [`NotSettled`](EventKind::NotSettled) | the difference, without a sign |
     /// | [`Settled`](EventKind::Settled) after the hit had expired | 0 |
-    /// | [`Unsettled`](EventKind::Unsettled) | 0 |
+    /// | [`Cleared`](EventKind::Cleared), [`Unsettled`](EventKind::Unsettled) | 0 |
     /// | all others | `None` |
     ///
     /// A storage does not report how many units it has changed. So the result can be too large in
@@ -128,7 +142,7 @@ impl Event<'_> {
     /// - The difference was not charged, because a full memory storage did not contain the key.
     pub fn settled_units(&self) -> Option<u32> {
         match self.kind {
-            EventKind::Settled { expired: true, .. } | EventKind::Unsettled(_) => Some(0),
+            EventKind::Settled { expired: true, .. } | EventKind::Cleared(_) | EventKind::Unsettled(_) => Some(0),
             EventKind::Settled { decision, actual, .. } | EventKind::NotSettled { decision, actual, .. } => {
                 Some(actual.abs_diff(decision.cost()))
             }

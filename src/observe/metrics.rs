@@ -1,8 +1,9 @@
-use super::Event;
+use super::{Event, EventKind};
 use crate::storage::{IN_FLIGHT, LATENCY, PATHS};
 
 const DECISIONS: &str = "ratelimit_decisions_total";
 const SETTLEMENTS: &str = "ratelimit_settlements_total";
+const LOCKS: &str = "ratelimit_locks_total";
 /// The names and descriptions of the counters that storages update.
 const COUNTERS: [(&str, &str); 5] = [
     ("ratelimit_refusal_cache_total", "Hits on a refusal cache, by the storage that decided."),
@@ -20,7 +21,8 @@ const SETTLED_UNITS: &str = "ratelimit_settled_units_total";
 /// | counter | labels | counts |
 /// |---|---|---|
 /// | `ratelimit_decisions_total` | `policy`, `outcome`, `mode` | requests, and hits on shadow limits, by their [outcome](Event::outcome) |
-/// | `ratelimit_settlements_total` | `policy`, `outcome`, `mode` | settlements of hits: `refunded` or `charged`, too late to refund anything (`expired`), failed (`not_settled`), or missing because the reservation was dropped (`unsettled`) |
+/// | `ratelimit_settlements_total` | `policy`, `outcome`, `mode` | settlements of hits: `refunded` or `charged`, too late to refund anything (`expired`), failed (`not_settled`), missing because the reservation was dropped (`unsettled`), or unnecessary because the key was `cleared` |
+/// | `ratelimit_locks_total` | `policy`, `outcome`, `mode` | locks of a [`Lockout`](crate::Lockout) that have started (`locked`) |
 /// | `ratelimit_settled_units_total` | `policy`, `outcome`, `mode` | units that were `refunded` or `charged`, or whose settlement failed (`not_settled`) |
 /// | `ratelimit_refusal_cache_total` | `policy`, `by` | hits that a [`RefusalCache`](crate::storage::RefusalCache) refused (`here`), and hits that it passed to the inner storage (`storage`) |
 /// | `ratelimit_leases_total` | `policy`, `by` | hits that [`Leases`](crate::storage::Leases) admitted from a lease (`here`), and requests for units to the inner storage (`storage`) |
@@ -39,7 +41,7 @@ const SETTLED_UNITS: &str = "ratelimit_settled_units_total";
 /// |---|---|---|
 /// | `ratelimit_storage_duration_seconds` | `storage`, `outcome` | latency of calls to a shared storage |
 ///
-/// This observer updates the first three counters. The storages themselves update the other
+/// This observer updates the first four counters. The storages themselves update the other
 /// metrics, also without this observer and without HTTP. The guide on
 /// [monitoring](crate::guide::monitoring#metrics) explains the labels, and has a dashboard.
 ///
@@ -54,6 +56,7 @@ const SETTLED_UNITS: &str = "ratelimit_settled_units_total";
 pub fn metrics_observer() -> impl Fn(&Event<'_>) + Copy + Send + Sync + 'static {
     metrics::describe_counter!(DECISIONS, "Requests by policy and outcome.");
     metrics::describe_counter!(SETTLEMENTS, "Settlements by policy and outcome.");
+    metrics::describe_counter!(LOCKS, "Locks that have started, by policy.");
     metrics::describe_counter!(SETTLED_UNITS, "Settled units by policy and outcome.");
     metrics::describe_counter!(PATHS, "Decisions through a circuit breaker, by the storage that made them.");
     for (name, help) in COUNTERS {
@@ -74,6 +77,10 @@ fn count(event: &Event<'_>) {
         metrics::counter!(SETTLED_UNITS, "policy" => policy.clone(), "outcome" => outcome, "mode" => mode)
             .increment(units.into());
     }
-    let name = if units.is_some() { SETTLEMENTS } else { DECISIONS };
+    let name = match event.kind {
+        EventKind::Locked(_) => LOCKS,
+        _ if units.is_some() => SETTLEMENTS,
+        _ => DECISIONS,
+    };
     metrics::counter!(name, "policy" => policy, "outcome" => outcome, "mode" => mode).increment(1);
 }

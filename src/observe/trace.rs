@@ -120,6 +120,13 @@ impl Log {
                 let cost = decision.cost();
                 tracing::trace!(policy, outcome, shadow, cost, actual, key, "hit settled");
             }
+            EventKind::Cleared(_) => {
+                tracing::trace!(policy, outcome, shadow, key, "key cleared");
+            }
+            EventKind::Locked(lock) => {
+                let (level, ends_after) = (lock.level(), tracing::field::debug(lock.ends_after()));
+                tracing::info!(policy, outcome, shadow, level, ends_after, key, "key locked");
+            }
             EventKind::Unsettled(decision) => {
                 let cost = decision.cost();
                 tracing::debug!(policy, outcome, shadow, cost, key, "reservation dropped without a settlement");

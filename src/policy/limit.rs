@@ -7,7 +7,9 @@ use std::sync::Arc;
 
 use crate::error::{ConfigError, or_panic};
 use crate::quota::Quota;
-use crate::strategy::{Outcome, Part, SlidingWindowCounter, State, Status, Strategy, StrategyDyn, TokenBucket};
+use crate::strategy::{
+    Lockout, Outcome, Part, SlidingWindowCounter, State, Status, Strategy, StrategyDyn, TokenBucket,
+};
 use crate::time::Timestamp;
 
 /// The bit of a limit's digest that marks a shadow limit.
@@ -194,6 +196,17 @@ impl Limit {
 
     pub(crate) fn counts_refusals(&self) -> bool {
         self.strategy.counts_refusals()
+    }
+
+    /// Returns `true` if this limit is a [`Lockout`].
+    pub(super) fn locks(&self) -> bool {
+        matches!(self.strategy.name(), Lockout::BY_HITS | Lockout::BY_REFUSALS)
+    }
+
+    /// Returns `true` if this limit counts the refusals by the other limits of its policy, so that it
+    /// refuses nothing alone.
+    pub(super) fn counts_refusals_of_others(&self) -> bool {
+        self.strategy.name() == Lockout::BY_REFUSALS
     }
 
     /// Writes the status of this limit after the decision into `status`.

@@ -203,14 +203,14 @@ impl SharedPolicy {
     /// Returns `true` if [`plain`](Self::plain) can return a policy.
     pub(crate) fn can_be_plain(&self) -> bool {
         match &self.0 {
-            Shared::Fixed(policy) => policy.shadows().is_empty(),
+            Shared::Fixed(policy) => !policy.wants_decisions(),
             Shared::Live { .. } => true,
         }
     }
 
     /// Returns the policy if requests can take the fast path.
     ///
-    /// A live policy is returned if it can be read without a lock, has no shadow limits, and has
+    /// A live policy is returned if it can be read without a lock, needs no full decisions, and has
     /// not changed since it was last checked for lints. A fixed policy is always returned, because
     /// the caller has checked it with [`can_be_plain`](Self::can_be_plain).
     #[inline]
@@ -219,7 +219,7 @@ impl SharedPolicy {
             Shared::Fixed(policy) => Some(policy),
             Shared::Live { live, user } => {
                 let has_changed = user.as_ref().is_some_and(|user| user.has_changed.load(Ordering::Relaxed));
-                live.in_slot().filter(|policy| !has_changed && policy.shadows().is_empty())
+                live.in_slot().filter(|policy| !has_changed && !policy.wants_decisions())
             }
         }
     }

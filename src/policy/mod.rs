@@ -97,6 +97,8 @@ struct Inner {
     /// policy has several limits, it is the prefix, as `free` in `free-1`.
     called: String,
     shadows: Vec<Policy>,
+    /// `true` if a layer needs full decisions: for shadow limits, and to report new locks.
+    wants_decisions: bool,
 }
 
 impl Policy {
@@ -110,7 +112,7 @@ impl Policy {
     /// [`try_new`](Self::try_new) returns an error instead.
     #[track_caller]
     pub fn new(strategy: impl Strategy, quota: Quota) -> Self {
-        Limit::new(strategy, quota).into()
+        or_panic(Self::try_new(strategy, quota))
     }
 
     /// Like [`new`](Self::new), but returns an error instead of panicking.
@@ -120,7 +122,14 @@ impl Policy {
     /// Returns an error if the strategy does not support the quota, or if a custom strategy writes
     /// the limit as a text that is empty or not printable ASCII.
     pub fn try_new(strategy: impl Strategy, quota: Quota) -> Result<Self, ConfigError> {
-        Ok(Limit::try_new(strategy, quota)?.into())
+        let limit = Limit::try_new(strategy, quota)?;
+        if limit.counts_refusals_of_others() {
+            return Err(ConfigError::new(format!(
+                "\"{limit}\" counts the refusals of other limits: put another limit before it, for example \
+                 \"10/second; {limit}\""
+            )));
+        }
+        Ok(limit.into())
     }
 
     /// Starts a policy with a name. [`PolicyBuilder::limit`] and [`PolicyBuilder::with`] add the
@@ -233,10 +242,21 @@ impl Policy {
             let identity = format!("{identity}\u{b7}shadow-{}", position + 1);
             let limit_digests = vec![limit_digest];
             let (limits, shadows) = (vec![limit], Vec::new());
-            Self(Arc::new(Inner { name: None, limits, identity, digest, limit_digests, called, shadows }))
+            let wants_decisions = false;
+            Self(Arc::new(Inner {
+                name: None,
+                limits,
+                identity,
+                digest,
+                limit_digests,
+                called,
+                shadows,
+                wants_decisions,
+            }))
         });
-        let (called, shadows) = (identity.clone(), shadows.collect());
-        Self(Arc::new(Inner { name, limits, identity, digest, limit_digests, called, shadows }))
+        let (called, shadows) = (identity.clone(), shadows.collect::<Vec<_>>());
+        let wants_decisions = !shadows.is_empty() || limits.iter().any(Limit::locks);
+        Self(Arc::new(Inner { name, limits, identity, digest, limit_digests, called, shadows, wants_decisions }))
     }
 
     /// Divides this policy among `replicas` and returns the part of one replica.
@@ -270,7 +290,7 @@ impl Policy {
         if replicas == NonZeroU32::MIN {
             return Ok(self.clone());
         }
-        let Inner { name, identity, digest, limit_digests, called, .. } = &*self.0;
+        let Inner { name, identity, digest, limit_digests, called, wants_decisions, .. } = &*self.0;
         Ok(Self(Arc::new(Inner {
             name: name.clone(),
             limits: self.limits().iter().map(|limit| limit.divide(replicas)).collect::<Result<_, _>>()?,
@@ -278,6 +298,7 @@ impl Policy {
             digest: *digest,
             limit_digests: limit_digests.clone(),
             called: called.clone(),
+            wants_decisions: *wants_decisions,
             shadows: self.shadows().iter().map(|shadow| shadow.divide(replicas)).collect::<Result<_, _>>()?,
         })))
     }
@@ -291,6 +312,12 @@ impl Policy {
     #[inline]
     pub fn shadows(&self) -> &[Self] {
         &self.0.shadows
+    }
+
+    /// Returns `true` if a layer needs the full decision of each hit.
+    #[inline]
+    pub(crate) fn wants_decisions(&self) -> bool {
+        self.0.wants_decisions
     }
 
     /// Returns `true` if one of the limits can delay an admitted hit.

@@ -6,8 +6,8 @@ use std::str::FromStr;
 use super::limit::Quoted;
 use super::{Limit, Policy, text_of};
 use crate::error::ConfigError;
-use crate::quota::Quota;
-use crate::strategy::{LeakyBucket, NAMES, Strategy, by_name};
+use crate::quota::{Quota, scan_time};
+use crate::strategy::{LeakyBucket, Lockout, NAMES, Strategy, by_name};
 use crate::text::{Scanner, Suggested, Unreadable, edits, parse};
 
 /// The keyword before a shadow limit.
@@ -15,6 +15,9 @@ const SHADOW: &str = "shadow";
 
 /// The keyword before a limit. It distinguishes the name of the first limit from that of the policy.
 const LIMIT: &str = "limit";
+
+/// Other words for a lockout.
+const LOCKOUTS: [&str; 5] = ["ban", "block", "jail", "lock", "penalty"];
 
 /// Parses `["name":] limit; limit; ..`, for example
 /// `"free": fixed-window 10/second; "daily" moving-window 10000/day`.
@@ -31,6 +34,9 @@ const LIMIT: &str = "limit";
 ///   [`SlidingWindowCounter`](crate::SlidingWindowCounter).
 /// - The quota is a text such as `10/second burst 20`, see [`Quota`].
 /// - `queue n` sets the length of the queue of a leaky bucket.
+/// - A [`Lockout`](crate::Lockout) is `lockout quota for time [xn up to time] [forget time]`, as in
+///   `lockout 5/10m for 15m x2 up to 1d forget 7d`. In `100 refusals/m`, the word `refusals` lets it
+///   count the refusals by the other limits. It cannot be the first limit then.
 ///
 /// Except in names, upper and lower case are equivalent.
 impl FromStr for Policy {
@@ -81,6 +87,9 @@ fn scan_policy(scanner: &mut Scanner<'_>) -> Result<Policy, Unreadable> {
     {
         return Err(scanner.unreadable("the name", duplicate, "another limit has the same name"));
     }
+    if limits[0].counts_refusals_of_others() {
+        return Err(scanner.unreadable("", "refusals", "the first limit cannot count the refusals of others"));
+    }
     if is_ambiguous {
         return Err(ambiguous(start, after_name).into());
     }
@@ -125,6 +134,7 @@ fn scan_limit(scanner: &mut Scanner<'_>) -> Result<Limit, Unreadable> {
     let start = *scanner;
     let strategy = match scanner.word() {
         "" => None,
+        name if name.eq_ignore_ascii_case("lockout") => return scan_lockout(start, scanner),
         name => Some(by_name(name).ok_or_else(|| not_a_strategy(start, *scanner, name))?),
     };
     let quota = Quota::scan(scanner)?;
@@ -141,6 +151,35 @@ fn scan_limit(scanner: &mut Scanner<'_>) -> Result<Limit, Unreadable> {
     Ok(strategy.map_or(Ok(quota.into()), |strategy| Limit::of(strategy, quota))?)
 }
 
+/// Scans the quota and the options of a lockout. `start` is the position before its name.
+fn scan_lockout(start: Scanner<'_>, scanner: &mut Scanner<'_>) -> Result<Limit, Unreadable> {
+    let (quota, by_refusals) = Quota::scan_counting(scanner, Some("refusals"))?;
+    if !scanner.keyword("for") {
+        let meant = scanner.replaced(&start, &format!("{} for 15 minutes", scanner.read_since(&start)));
+        return Err(scanner.expected("\"for\" and the duration of the lock").meant(meant));
+    }
+    let first = scan_time(scanner, "the duration of the lock")?;
+    let (mut factor, mut longest, mut forget) = (1, None, None);
+    if scanner.keyword("x") {
+        let found = scanner.number("the factor of the lockout")?;
+        factor = found.ok_or_else(|| scanner.expected("a number after \"x\", as in \"x2 up to 1 day\""))?;
+        if !scanner.keyword("up") {
+            return Err(scanner.expected("\"up to\" and the duration of the longest lock, as in \"x2 up to 1 day\""));
+        }
+        scanner.keyword("to");
+        longest = Some(scan_time(scanner, "the duration of the longest lock")?);
+    }
+    if scanner.keyword("forget") {
+        forget = Some(scan_time(scanner, "the time after which the level is forgotten")?);
+    }
+    let mut ahead = *scanner;
+    if ahead.keyword("up") {
+        return Err(scanner.expected("a factor before \"up to\", as in \"x2 up to 1 day\""));
+    }
+    let lockout = Lockout::from_micros(first, factor, longest, forget, by_refusals)?;
+    Ok(Limit::try_new(lockout, quota)?)
+}
+
 /// Returns the error for a limit that begins with a `word` that is not a strategy. `start` is the
 /// position before the word, and `after` the one after it.
 fn not_a_strategy(start: Scanner<'_>, after: Scanner<'_>, word: &str) -> Unreadable {
@@ -154,6 +193,9 @@ fn not_a_strategy(start: Scanner<'_>, after: Scanner<'_>, word: &str) -> Unreada
 fn meant_strategy(word: &str) -> Option<&'static str> {
     let letters = |word: &str| word.replace(['-', '_'], "").to_ascii_lowercase();
     let word = letters(word);
+    if LOCKOUTS.contains(&&*word) {
+        return Some("lockout");
+    }
     let distance = |name: &str| {
         let name = letters(name);
         if word.len() >= 3 && name.starts_with(&word) { Some(1) } else { edits(&word, &name) }

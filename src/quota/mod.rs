@@ -2,6 +2,8 @@
 
 mod text;
 
+pub(crate) use self::text::{Period, Time, scan_time};
+
 use std::fmt;
 use std::num::NonZeroU32;
 use std::time::Duration;

@@ -35,18 +35,25 @@ const SEPARATORS: [char; 4] = [',', '_', '\'', ' '];
 impl Quota {
     /// Scans `amount/[multiple] unit [burst n]`.
     pub(crate) fn scan(scanner: &mut Scanner<'_>) -> Result<Self, Unreadable> {
+        Ok(Self::scan_counting(scanner, None)?.0)
+    }
+
+    /// Like [`scan`](Self::scan), but `counted` may follow the amount, as in `100 refusals/minute`.
+    /// Returns `true` if it does.
+    pub(crate) fn scan_counting(scanner: &mut Scanner<'_>, counted: Option<&str>) -> Result<(Self, bool), Unreadable> {
         let start = *scanner;
         let amount = scanner.number_or_zero("the amount")?.ok_or_else(|| scanner.expected("an amount and a period"))?;
+        let is_counting = counted.is_some_and(|word| scanner.keyword(word));
         let Some(period) = scan_period(scanner)? else { return Err(not_an_amount(start, *scanner)) };
         if amount == 0 {
             return Err(scanner.unreadable("the amount", "0", "it must be at least 1"));
         }
         let quota = Self::try_of(amount, period)?;
         if !scanner.keyword("burst") {
-            return Ok(quota);
+            return Ok((quota, is_counting));
         }
         let burst = scanner.number("the burst")?.ok_or_else(|| scanner.expected("a number after \"burst\""))?;
-        Ok(quota.try_burst(burst)?)
+        Ok((quota.try_burst(burst)?, is_counting))
     }
 }
 
@@ -55,8 +62,13 @@ fn scan_period(scanner: &mut Scanner<'_>) -> Result<Option<u64>, Unreadable> {
     if scanner.symbol(&['/']).is_none() && !scanner.prefix("per") {
         return Ok(None);
     }
-    let multiple = scanner.number("the multiple of the period")?.unwrap_or(1);
-    Ok(Some(scan_unit(scanner)?.saturating_mul(u64::from(multiple))))
+    Ok(Some(scan_time(scanner, "the multiple of the period")?))
+}
+
+/// Scans `[multiple] unit`, and returns the microseconds. `what` names the multiple.
+pub(crate) fn scan_time(scanner: &mut Scanner<'_>, what: &str) -> Result<u64, Unreadable> {
+    let multiple = scanner.number(what)?.unwrap_or(1);
+    Ok(scan_unit(scanner)?.saturating_mul(u64::from(multiple)))
 }
 
 fn scan_unit(scanner: &mut Scanner<'_>) -> Result<u64, Unreadable> {
@@ -158,13 +170,32 @@ impl FromStr for Quota {
 
 impl fmt::Display for Quota {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let (amount, period) = (self.amount, self.period);
-        match UNITS.iter().find(|(unit, ..)| period % unit == 0) {
-            Some((unit, name, _)) if period == *unit => write!(f, "{amount}/{name}")?,
-            Some((unit, name @ "ms", _)) => write!(f, "{amount}/{}{name}", period / unit)?,
-            Some((unit, name, _)) => write!(f, "{amount}/{} {name}s", period / unit)?,
-            None => write!(f, "{amount}/{period}us")?,
-        }
+        write!(f, "{}/{}", self.amount, Period(self.period))?;
         self.burst.map_or(Ok(()), |burst| write!(f, " burst {burst}"))
+    }
+}
+
+/// Writes a period in microseconds as in the text of a quota: `minute`, `2 hours`.
+pub(crate) struct Period(pub(crate) u64);
+
+impl fmt::Display for Period {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let text = Time(self.0).to_string();
+        f.write_str(text.strip_prefix("1 ").unwrap_or(&text))
+    }
+}
+
+/// Writes a time in microseconds: `1 minute`, `2 hours`.
+pub(crate) struct Time(pub(crate) u64);
+
+impl fmt::Display for Time {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let micros = self.0;
+        match UNITS.iter().find(|(unit, ..)| micros.is_multiple_of(*unit)) {
+            Some((unit, name, _)) if micros == *unit => write!(f, "1 {name}"),
+            Some((unit, name @ "ms", _)) => write!(f, "{}{name}", micros / unit),
+            Some((unit, name, _)) => write!(f, "{} {name}s", micros / unit),
+            None => write!(f, "{micros}us"),
+        }
     }
 }

@@ -11,7 +11,32 @@ use crate::key::Key;
 use crate::observe::{Event, EventKind, Reporter};
 use crate::policy::{Op, Policy};
 use crate::storage::{AnyStorage, Storage, StorageError, StorageFuture, StorageRequest};
+use crate::strategy::Lock;
 use crate::time::{Timestamp, micros};
+
+/// The correction of a hit.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Correction {
+    /// Refunds or charges the difference to the actual cost in units.
+    Cost(u32),
+    /// Clears the key.
+    Clear,
+}
+
+impl Correction {
+    /// Returns `true` if the correction gives back units of a hit of this cost.
+    pub(super) const fn refunds(self, cost: u32) -> bool {
+        matches!(self, Self::Clear) || self.actual() < cost
+    }
+
+    /// Returns the actual cost of the hit in units.
+    pub(super) const fn actual(self) -> u32 {
+        match self {
+            Self::Cost(actual) => actual,
+            Self::Clear => 0,
+        }
+    }
+}
 
 /// A policy and a key on a storage. It keeps the policy of a hit, so that a change of a live policy
 /// does not affect the settlement of the hit.
@@ -34,17 +59,22 @@ impl Account {
         self.storage.decide(self.request(op, cost))
     }
 
-    /// Corrects the cost of a hit to `actual` units. Calls the storage immediately.
-    pub(crate) fn correct(&self, hit: &Decision, actual: u32) -> StorageFuture<()> {
-        self.storage.settle(&self.policy, &self.key, hit, actual).polled_once()
+    /// Corrects a hit. Calls the storage immediately.
+    pub(crate) fn correct(&self, hit: &Decision, correction: Correction) -> StorageFuture<()> {
+        match correction {
+            Correction::Cost(actual) => self.storage.settle(&self.policy, &self.key, hit, actual),
+            Correction::Clear => self.storage.clear(&self.policy, &self.key),
+        }
+        .polled_once()
     }
 
-    /// Corrects the cost of a limiter's hit. A failure is logged if no caller gets it.
-    pub(super) fn settle(self, hit: Decision, actual: u32) -> Settling {
-        if actual == hit.cost() || !hit.has_spent() {
+    /// Corrects a limiter's hit. A failure is logged if no caller gets it.
+    pub(super) fn settle(self, hit: Decision, correction: Correction) -> Settling {
+        let actual = correction.actual();
+        if correction != Correction::Clear && (actual == hit.cost() || !hit.has_spent()) {
             return Settling::done(StorageFuture::ok(()));
         }
-        let call = self.correct(&hit, actual);
+        let call = self.correct(&hit, correction);
         if matches!(call.as_ready(), Some(Ok(()))) {
             return Settling::done(call);
         }
@@ -67,23 +97,49 @@ pub(crate) struct ObservedAccount {
     pub(crate) since: Instant,
 }
 
+/// A lock that a hit has started. It is reported when this is dropped, unless the hit was refunded.
+pub(crate) struct StartedLock {
+    account: ObservedAccount,
+    /// `None` after the hit was refunded.
+    lock: Option<Lock>,
+}
+
+impl StartedLock {
+    pub(crate) fn of(account: &ObservedAccount, decision: &Decision) -> Option<Self> {
+        let lock = decision.new_lock()?;
+        Some(Self { account: account.clone(), lock: Some(lock) })
+    }
+
+    pub(super) fn correct(mut self, correction: Option<Correction>, cost: u32) {
+        self.lock = self.lock.filter(|_| !correction.is_some_and(|correction| correction.refunds(cost)));
+    }
+}
+
+impl Drop for StartedLock {
+    fn drop(&mut self) {
+        if let Some(lock) = self.lock {
+            self.account.report(EventKind::Locked(lock));
+        }
+    }
+}
+
 impl ObservedAccount {
-    /// Corrects the cost of a hit to `actual` units, and reports the result.
-    pub(crate) fn settle(&self, hit: &Decision, actual: u32) -> Settling {
-        if actual == hit.cost() {
+    /// Corrects a hit, and reports the result.
+    pub(crate) fn settle(&self, hit: &Decision, correction: Correction) -> Settling {
+        if correction == Correction::Cost(hit.cost()) {
             return Settling::done(StorageFuture::ok(()));
         }
-        let (call, elapsed) = (self.account.correct(hit, actual), self.since.elapsed());
+        let (call, elapsed) = (self.account.correct(hit, correction), self.since.elapsed());
         if let Some(done) = call.as_ready() {
             // The storage is immediately ready, so its own clock can be read.
-            let is_refund = actual < hit.cost();
+            let is_refund = matches!(correction, Correction::Cost(actual) if actual < hit.cost());
             let now = if is_refund { self.peek_now(0).map(|peek| peek.at()) } else { None };
-            self.report_settled(hit, actual, now, elapsed, done.copied());
+            self.report_settled(hit, correction, now, elapsed, done.copied());
             return Settling::done(call);
         }
         let (observed, hit) = (self.clone(), hit.clone());
         Settling::pending(call, ReportWhen::Ended, move |done| {
-            observed.report_settled(&hit, actual, None, elapsed, done);
+            observed.report_settled(&hit, correction, None, elapsed, done);
         })
     }
 
@@ -104,13 +160,15 @@ impl ObservedAccount {
     fn report_settled(
         &self,
         decision: &Decision,
-        actual: u32,
+        correction: Correction,
         now: Option<Timestamp>,
         elapsed: Duration,
         done: Result<(), &StorageError>,
     ) {
         let now = now.unwrap_or_else(|| decision.at().plus(micros(elapsed)));
+        let actual = correction.actual();
         match done {
+            Ok(()) if correction == Correction::Clear => self.report(EventKind::Cleared(decision)),
             Ok(()) => {
                 let expired = actual < decision.cost() && decision.has_expired(now);
                 self.report(EventKind::Settled { decision, actual, expired });

@@ -53,8 +53,8 @@ impl Reservations {
         extensions.insert(Self { policy, own: Arc::new(Mutex::new(Some(reservation))), outer });
     }
 
-    /// Takes the reservation of the innermost layer. Returns `None` if this layer has made none, for
-    /// example because its storage failed, or if it was taken before.
+    /// Takes the reservation of the innermost layer. Returns `None` if this layer has made none,
+    /// because the request is not limited, or if it was taken before.
     pub fn take(&self) -> Option<Reservation> {
         unpoisoned(self.own.lock()).take()
     }
@@ -86,8 +86,7 @@ mod axum {
     /// [`settle_later`](crate::RateLimitLayer::settle_later) (feature `axum`).
     ///
     /// Without a reservation, the request is rejected with [`NoReservation`]. Extract an
-    /// `Option<Reservation>` if a request may have none, for example because it is not limited, or
-    /// because the storage failed. To take those of several layers, extract an
+    /// `Option<Reservation>` if a request may have none, because it is not limited. To take those of several layers, extract an
     /// `Extension<Reservations>`.
     impl<S: Sync> FromRequestParts<S> for Reservation {
         type Rejection = NoReservation;

@@ -6,7 +6,7 @@ use std::task::Context;
 
 use tokio::runtime::Handle;
 
-use super::account::ObservedAccount;
+use super::account::{Correction, ObservedAccount, StartedLock};
 use super::settling::Settling;
 use super::shadow_check::ShadowCheck;
 use crate::background::in_runtime;
@@ -21,6 +21,8 @@ pub(crate) struct Hits {
     /// The hit on the policy. `None` if it is never settled, or in shadow mode.
     pub(crate) spent: Option<(ObservedAccount, Decision)>,
     pub(crate) shadow_checks: Vec<ShadowCheck>,
+    /// The lock that the hit on the policy has started.
+    pub(crate) started_lock: Option<Box<StartedLock>>,
 }
 
 /// A hit on the policy whose cost was corrected.
@@ -35,23 +37,28 @@ pub(crate) struct SettledHit {
 }
 
 impl Hits {
+    /// The hits of a request for which the storage has failed. A settlement does nothing.
+    pub(crate) const NONE: Self = Self { spent: None, shadow_checks: Vec::new(), started_lock: None };
+
     pub(crate) fn poll(&mut self, cx: &mut Context<'_>) {
         for shadow_check in &mut self.shadow_checks {
             shadow_check.poll(cx);
         }
     }
 
-    /// Corrects the cost of all hits to `actual` units. `None` keeps their cost. Returns the hit on
-    /// the policy, if its cost was corrected.
-    pub(crate) fn settle(self, actual: Option<u32>) -> Option<(SettledHit, Settling)> {
+    /// Corrects all hits. `None` keeps their cost. Returns the hit on the policy, if it was corrected.
+    pub(crate) fn settle(self, correction: Option<Correction>) -> Option<(SettledHit, Settling)> {
         for shadow_check in self.shadow_checks {
-            shadow_check.settle(actual);
+            shadow_check.settle(correction);
         }
-        let ((account, decision), actual) =
-            self.spent.zip(actual).filter(|((_, hit), actual)| *actual != hit.cost())?;
-        let (cost, settling) = (decision.cost(), account.settle(&decision, actual));
+        if let (Some(lock), Some((_, hit))) = (self.started_lock, &self.spent) {
+            lock.correct(correction, hit.cost());
+        }
+        let ((account, decision), correction) =
+            self.spent.zip(correction).filter(|((_, hit), correction)| *correction != Correction::Cost(hit.cost()))?;
+        let (cost, settling) = (decision.cost(), account.settle(&decision, correction));
         let is_complete = settling.is_done();
-        Some((SettledHit { account, cost, is_refunded: actual < cost, is_complete }, settling))
+        Some((SettledHit { account, cost, is_refunded: correction.refunds(cost), is_complete }, settling))
     }
 
     /// Keeps the cost of all hits, and reports that nothing has settled them.
@@ -73,10 +80,11 @@ pub(crate) struct ReservedHits {
     state: Mutex<ReservedState>,
 }
 
+#[expect(clippy::large_enum_variant, reason = "a `ReservedHits` is on the heap already")]
 enum ReservedState {
     Open(Hits),
     Settled {
-        actual: u32,
+        correction: Correction,
         /// The settled hit, until the response has reported it.
         hit: Option<SettledHit>,
     },
@@ -92,19 +100,19 @@ impl ReservedHits {
         &self.policy
     }
 
-    /// Corrects the cost of the hits. The reservation calls it at most once. A request that costs
-    /// nothing has nothing to settle.
-    pub(super) fn settle(&self, actual: u32) -> Settling {
-        let actual = if self.cost == 0 { 0 } else { actual };
-        let settled = ReservedState::Settled { actual, hit: None };
+    /// Corrects the hits. The reservation calls it at most once. A request that costs nothing has
+    /// nothing to settle.
+    pub(super) fn settle(&self, correction: Correction) -> Settling {
+        let correction = if self.cost == 0 { Correction::Cost(0) } else { correction };
+        let settled = ReservedState::Settled { correction, hit: None };
         let ReservedState::Open(hits) = mem::replace(&mut *self.state(), settled) else {
             unreachable!("settled by value")
         };
         // The lock is not held, because the storage may take long, and the observer may use the
         // response.
-        let settled = in_runtime(self.runtime.as_ref(), || hits.settle(Some(actual)));
+        let settled = in_runtime(self.runtime.as_ref(), || hits.settle(Some(correction)));
         let Some((hit, settling)) = settled else { return Settling::done(StorageFuture::ok(())) };
-        *self.state() = ReservedState::Settled { actual, hit: Some(hit) };
+        *self.state() = ReservedState::Settled { correction, hit: Some(hit) };
         settling.in_runtime(self.runtime.as_ref())
     }
 
@@ -118,9 +126,9 @@ impl ReservedHits {
         let mut state = self.state();
         match &mut *state {
             ReservedState::Open(hits) => hits.shadow_checks.push(shadow_check),
-            &mut ReservedState::Settled { actual, .. } => {
+            &mut ReservedState::Settled { correction, .. } => {
                 drop(state);
-                shadow_check.settle(Some(actual));
+                shadow_check.settle(Some(correction));
             }
         }
     }
@@ -129,7 +137,7 @@ impl ReservedHits {
 /// Hits that nothing has settled keep their estimated cost.
 impl Drop for ReservedHits {
     fn drop(&mut self) {
-        let closed = ReservedState::Settled { actual: self.cost, hit: None };
+        let closed = ReservedState::Settled { correction: Correction::Cost(self.cost), hit: None };
         let state = mem::replace(unpoisoned(self.state.get_mut()), closed);
         if let ReservedState::Open(hits) = state {
             in_runtime(self.runtime.as_ref(), || hits.keep());
@@ -155,6 +163,15 @@ impl HitsOfResponse {
         match &mut *self.0.state() {
             ReservedState::Open(hits) => hits.shadow_checks.extract_if(.., |check| check.is_undecided()).collect(),
             ReservedState::Settled { .. } => Vec::new(),
+        }
+    }
+
+    /// Corrects the hits if their reservation was dropped and has not settled them. Without a
+    /// correction, they keep their cost.
+    pub(crate) fn settle_abandoned(&self, correction: impl FnOnce() -> Option<Correction>) {
+        let is_abandoned = Arc::strong_count(&self.0) == 1 && matches!(*self.0.state(), ReservedState::Open(_));
+        if is_abandoned {
+            drop(self.0.settle(correction().unwrap_or(Correction::Cost(self.0.cost))));
         }
     }
 

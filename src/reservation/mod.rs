@@ -10,7 +10,7 @@ use std::fmt;
 use std::ops::Deref;
 use std::sync::Arc;
 
-pub(crate) use self::account::{Account, ObservedAccount};
+pub(crate) use self::account::{Account, Correction, ObservedAccount, StartedLock};
 pub use self::extension::Reservations;
 pub(crate) use self::hits::{Hits, HitsOfResponse, ReservedHits};
 pub use self::settling::Settling;
@@ -34,6 +34,7 @@ use crate::storage::StorageFuture;
 /// |---|---|
 /// | [`settle`](Self::settle) | refunds or charges the difference to the actual cost |
 /// | [`refund`](Self::refund) | refunds the hit |
+/// | [`clear`](Self::clear) | clears the key |
 /// | [`counter`](Self::counter) | settles the units that were counted, when the counter is dropped |
 /// | [`keep`](Self::keep), or a drop | the hit keeps its estimated cost |
 ///
@@ -143,12 +144,16 @@ impl Reservation {
     /// assert_eq!(limiter.peek(&alice).remaining(), 50);
     /// ```
     pub fn settle(self, actual: u32) -> Settling {
+        self.correct(Correction::Cost(actual))
+    }
+
+    fn correct(self, correction: Correction) -> Settling {
         match self.hit {
             Hit::OfLimiter(hit) => {
                 let LimiterHit { account, runtime } = *hit;
-                in_runtime(runtime.as_ref(), || account.settle(self.decision, actual)).in_runtime(runtime.as_ref())
+                in_runtime(runtime.as_ref(), || account.settle(self.decision, correction)).in_runtime(runtime.as_ref())
             }
-            Hit::OfLayer(hits) => hits.settle(actual),
+            Hit::OfLayer(hits) => hits.settle(correction),
         }
     }
 
@@ -166,13 +171,30 @@ impl Reservation {
         self.settle(0)
     }
 
+    /// Clears the key, for example after a successful login. All hits of the key under this policy
+    /// are forgotten, also those of other requests, and the locks of a [`Lockout`](crate::Lockout)
+    /// with their level. Also clears the [shadow limits](Policy#shadow-limits) of a layer.
+    ///
+    /// ```
+    /// use tower_ratelimit::{Key, LocalLimiter, Quota};
+    ///
+    /// let limiter = LocalLimiter::new(Quota::per_minute(5));
+    /// let alice = Key::from("alice");
+    /// limiter.hit(&alice);
+    /// limiter.reserve(&alice, 1).clear();
+    /// assert_eq!(limiter.peek(&alice).remaining(), 5);
+    /// ```
+    pub fn clear(self) -> Settling {
+        self.correct(Correction::Clear)
+    }
+
     /// Keeps the estimated cost, and returns the decision.
     ///
     /// A drop of the reservation keeps the cost too, but a layer then reports
     /// [`EventKind::Unsettled`](crate::EventKind::Unsettled).
     pub fn keep(self) -> Decision {
         if let Hit::OfLayer(hits) = self.hit {
-            drop(hits.settle(self.decision.cost()));
+            drop(hits.settle(Correction::Cost(self.decision.cost())));
         }
         self.decision
     }

@@ -4,7 +4,7 @@ use std::mem;
 use std::pin::Pin;
 use std::task::{Context, Poll, Waker};
 
-use super::account::ObservedAccount;
+use super::account::{Correction, ObservedAccount, StartedLock};
 use crate::background::run_or_spawn;
 use crate::decision::Decision;
 use crate::observe::EventKind;
@@ -61,10 +61,10 @@ impl ShadowCheck {
         }
     }
 
-    /// Ends the check, and corrects the cost of its hit to `actual` units if it is `Some`. An
-    /// undecided check continues in a task.
-    pub(super) fn settle(mut self, actual: Option<u32>) {
-        self.end(actual);
+    /// Ends the check, and corrects its hit if there is a correction. An undecided check continues in a
+    /// task.
+    pub(super) fn settle(mut self, correction: Option<Correction>) {
+        self.end(correction);
     }
 
     /// Ends the check, and reports that its hit keeps its estimated cost.
@@ -87,18 +87,14 @@ impl ShadowCheck {
         });
     }
 
-    fn end(&mut self, actual: Option<u32>) {
+    fn end(&mut self, correction: Option<Correction>) {
         match mem::replace(&mut self.progress, Progress::Over) {
-            Progress::Admitted(decision) => {
-                if let Some(actual) = actual {
-                    drop(self.account.settle(&decision, actual));
-                }
-            }
+            Progress::Admitted(decision) => end(&self.account, &decision, correction),
             Progress::Deciding(deciding) => {
                 let account = self.account.clone();
                 run_or_spawn(deciding, move |decided| {
-                    if let (Some(decision), Some(actual)) = (report(&account, decided), actual) {
-                        drop(account.settle(&decision, actual));
+                    if let Some(decision) = report(&account, decided) {
+                        end(&account, &decision, correction);
                     }
                 });
             }
@@ -112,6 +108,16 @@ impl ShadowCheck {
 impl Drop for ShadowCheck {
     fn drop(&mut self) {
         self.end(None);
+    }
+}
+
+/// Corrects an admitted hit if there is a correction, and reports the lock that the hit has started.
+fn end(account: &ObservedAccount, decision: &Decision, correction: Option<Correction>) {
+    if let Some(lock) = StartedLock::of(account, decision) {
+        lock.correct(correction, decision.cost());
+    }
+    if let Some(correction) = correction {
+        drop(account.settle(decision, correction));
     }
 }
 

@@ -136,6 +136,17 @@ pub trait Strategy: fmt::Debug + Send + Sync + 'static {
         let _ = (quota, state, now);
     }
 
+    /// Returns the status in the answer to a refused hit, where `state` is the state after
+    /// [`refuse`](Self::refuse). Another limit of the policy may have refused the hit. The default
+    /// implementation calls [`check`](Self::check).
+    ///
+    /// Override it if refusals count, and this limit has admitted a hit whose refusal by another limit
+    /// has changed the state so that it now refuses.
+    #[inline(always)]
+    fn check_refused(&self, quota: &Quota, state: &State, now: Timestamp, cost: u32) -> Status {
+        self.check(quota, state, now, cost)
+    }
+
     /// Returns `true` if every refusal changes the state. If it returns `false`, which is the
     /// default, a storage may repeat a refusal from a cache without loading the state, as long as
     /// its clock does not go back.
@@ -288,13 +299,13 @@ pub(crate) type Part = Option<Outcome>;
 
 impl<S: Strategy> StrategyDyn for S {
     fn write_status(&self, quota: &Quota, state: &State, now: Timestamp, cost: u32, part: Part, status: &mut Status) {
-        let (cost, delay) = match part {
-            None | Some(Outcome::Refused) => (cost, None),
-            Some(Outcome::Spent { delay } | Outcome::SpentLast { delay }) => (0, Some(delay)),
-        };
-        *status = self.check(quota, state, now, cost);
-        if let Some(delay) = delay {
-            status.set_spent(delay, state);
+        match part {
+            None => *status = self.check(quota, state, now, cost),
+            Some(Outcome::Refused) => *status = self.check_refused(quota, state, now, cost),
+            Some(Outcome::Spent { delay } | Outcome::SpentLast { delay }) => {
+                *status = self.check(quota, state, now, 0);
+                status.set_spent(delay, state);
+            }
         }
     }
 }

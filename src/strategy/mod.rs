@@ -45,6 +45,7 @@ mod elastic_window;
 mod fixed_window;
 mod gcra;
 mod leaky_bucket;
+mod lockout;
 mod log;
 mod moving_window;
 mod sliding_window_counter;
@@ -58,10 +59,11 @@ pub(crate) use self::contract::{Part, StrategyDyn};
 pub use self::elastic_window::ElasticWindow;
 pub use self::fixed_window::FixedWindow;
 pub use self::leaky_bucket::LeakyBucket;
+pub use self::lockout::Lockout;
 pub use self::log::Log;
 pub use self::moving_window::MovingWindow;
 pub use self::sliding_window_counter::SlidingWindowCounter;
-pub use self::state::{Hit, Outcome, State, Status};
+pub use self::state::{Hit, Lock, Outcome, State, Status};
 pub use self::token_bucket::TokenBucket;
 
 /// Returns the strategy with this name or alias. Upper and lower case are equivalent, and `_` counts
@@ -81,7 +83,7 @@ pub(crate) fn by_name(name: &str) -> Option<Arc<dyn StrategyDyn>> {
 }
 
 /// The names that [`by_name`] accepts, without the aliases, for error messages.
-pub(crate) const NAMES: [&str; 8] = [
+pub(crate) const NAMES: [&str; 9] = [
     "fixed-window",
     "fixed-window-aligned",
     "elastic-window",
@@ -90,4 +92,5 @@ pub(crate) const NAMES: [&str; 8] = [
     "sliding-window-counter-aligned",
     "token-bucket",
     "leaky-bucket",
+    "lockout",
 ];

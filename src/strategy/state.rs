@@ -1,5 +1,6 @@
 //! The states of limits, and the results of decisions on them.
 
+use std::fmt;
 use std::mem;
 use std::time::Duration;
 
@@ -113,12 +114,34 @@ pub struct Status {
     until: Timestamp,
 }
 
-/// 32 bits wide, so that a status has no padding, which makes copies faster.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[repr(u32)]
-enum Verdict {
-    Admitted,
-    Refused,
+/// Flags, 32 bits wide, so that a status has no padding, which makes copies faster.
+#[derive(Clone, Copy, PartialEq, Eq)]
+struct Verdict(u32);
+
+impl Verdict {
+    const ADMITTED: Self = Self(0);
+    const REFUSED: Self = Self(1);
+    /// The units of the limit do not count in the decision.
+    const UNCOUNTED: Self = Self(1 << 1);
+    /// A lockout is locked. The anchor contains its level.
+    const LOCKED: Self = Self(1 << 2);
+    /// The decision has started the lock.
+    const NEW_LOCK: Self = Self(1 << 3);
+
+    const fn has(self, flag: Self) -> bool {
+        self.0 & flag.0 != 0
+    }
+
+    const fn with(self, flag: Self) -> Self {
+        Self(self.0 | flag.0)
+    }
+}
+
+impl fmt::Debug for Verdict {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(if self.has(Self::REFUSED) { "Refused" } else { "Admitted" })?;
+        f.write_str(if self.has(Self::LOCKED) { ", locked" } else { "" })
+    }
 }
 
 impl Status {
@@ -131,7 +154,7 @@ impl Status {
     #[inline]
     pub const fn admitted(capacity: u32, remaining: u32, reset_after: u64) -> Self {
         let (until, anchor) = (Timestamp::EPOCH, 0);
-        Self { verdict: Verdict::Admitted, capacity, remaining, anchor, reset_after, wait: 0, until }
+        Self { verdict: Verdict::ADMITTED, capacity, remaining, anchor, reset_after, wait: 0, until }
     }
 
     /// Creates the status of a limit that refuses. The first three values are as in
@@ -144,7 +167,34 @@ impl Status {
             None => NEVER,
         };
         let (until, anchor) = (Timestamp::EPOCH, 0);
-        Self { verdict: Verdict::Refused, capacity, remaining, anchor, reset_after, wait, until }
+        Self { verdict: Verdict::REFUSED, capacity, remaining, anchor, reset_after, wait, until }
+    }
+
+    /// Marks the units of this limit as not counted in the decision. If another limit refuses the hit,
+    /// the `retry_after` of the decision is at least `wait` microseconds.
+    pub(super) const fn uncounted(self, wait: u64) -> Self {
+        Self { verdict: self.verdict.with(Verdict::UNCOUNTED), wait, ..self }
+    }
+
+    /// Marks this limit as locked. `mark` is the second amount of the state.
+    pub(super) const fn locked(self, mark: u32) -> Self {
+        Self { verdict: self.verdict.with(Verdict::LOCKED), anchor: mark, ..self }
+    }
+
+    /// Sets the lock to that of another status, which had it before. Its units count in the decision
+    /// if those of the other status do.
+    pub(crate) const fn with_lock_of(self, other: &Self) -> Self {
+        let flags = other.verdict.0 & (Verdict::LOCKED.0 | Verdict::UNCOUNTED.0);
+        if flags == 0 {
+            self
+        } else {
+            Self { verdict: self.verdict.with(Verdict(flags)), anchor: other.anchor, ..self }
+        }
+    }
+
+    /// Marks the lock of this limit as started by this decision.
+    pub(super) const fn newly_locked(self) -> Self {
+        Self { verdict: self.verdict.with(Verdict::NEW_LOCK), ..self }
     }
 
     /// Sets the delay of an admitted hit, in microseconds. Do not call it on the status of a limit
@@ -166,6 +216,12 @@ impl Status {
     /// Sets the delay of an admitted hit, and the data of its state that a refund needs.
     #[inline]
     pub(crate) fn set_spent(&mut self, delay: u64, state: &State) {
+        if self.verdict.has(Verdict::UNCOUNTED) {
+            return;
+        }
+        if self.verdict.has(Verdict::LOCKED) {
+            *self = self.newly_locked();
+        }
         self.wait = delay;
         self.until = state.until();
         self.anchor = match *state {
@@ -196,19 +252,39 @@ impl Status {
     /// becomes its `retry_after`. The hit cannot be refunded any more, even if it stays admitted.
     pub(crate) fn refuse_delay(&mut self, max_delay: u64) {
         let excess = self.wait.saturating_sub(max_delay);
-        let verdict = if excess > 0 { Verdict::Refused } else { Verdict::Admitted };
+        let verdict = if excess > 0 { Verdict::REFUSED } else { Verdict::ADMITTED };
         *self = Self { verdict, wait: excess, until: Timestamp::EPOCH, ..*self };
     }
 
     /// Turns an admission into a refusal with a `retry_after` of 1 microsecond.
     pub(crate) fn refuse_turn(&mut self) {
-        *self = Self { verdict: Verdict::Refused, wait: 1, until: Timestamp::EPOCH, ..*self };
+        *self = Self { verdict: Verdict::REFUSED, wait: 1, until: Timestamp::EPOCH, ..*self };
     }
 
     /// Returns `true` if this limit admits. Another limit of the policy may refuse.
     #[inline]
     pub const fn is_admitted(&self) -> bool {
-        matches!(self.verdict, Verdict::Admitted)
+        !self.verdict.has(Verdict::REFUSED)
+    }
+
+    /// Returns the lock of a [`Lockout`](crate::Lockout), if it is locked after this decision.
+    pub const fn lock(&self) -> Option<Lock> {
+        if !self.verdict.has(Verdict::LOCKED) {
+            return None;
+        }
+        Some(Lock::new(level(self.anchor), self.reset_after, self.verdict.has(Verdict::NEW_LOCK)))
+    }
+
+    /// Returns the remaining units that count in the decision.
+    #[inline]
+    pub(crate) const fn counted_remaining(&self) -> u32 {
+        if self.verdict.has(Verdict::UNCOUNTED) && self.remaining > 0 { u32::MAX } else { self.remaining }
+    }
+
+    /// Returns the capacity that counts in the decision.
+    #[inline]
+    pub(crate) const fn counted_capacity(&self) -> u32 {
+        if self.verdict.has(Verdict::UNCOUNTED) { u32::MAX } else { self.capacity }
     }
 
     /// Returns the number of units that can be spent at one instant if nothing has been spent.
@@ -252,13 +328,13 @@ impl Status {
     }
 
     pub(crate) const fn delay_micros(&self) -> u64 {
-        if self.is_admitted() { self.wait } else { 0 }
+        if self.verdict.has(Verdict::REFUSED.with(Verdict::UNCOUNTED)) { 0 } else { self.wait }
     }
 
     /// Returns the microseconds until a refused hit would be admitted, `u64::MAX` for never, or 0
     /// if it was admitted.
     pub(crate) const fn retry_micros(&self) -> u64 {
-        if self.is_admitted() { 0 } else { self.wait }
+        if self.verdict.has(Verdict::REFUSED.with(Verdict::UNCOUNTED)) { self.wait } else { 0 }
     }
 
     /// Returns the instant at which a spent hit expires. It is the epoch if nothing was spent.
@@ -287,4 +363,45 @@ pub struct Hit {
     /// The second amount of the state after the hit, or 0 for a log. Strategies use it to detect
     /// that the state no longer contains the hit, because another window has started.
     pub anchor: u32,
+}
+
+/// The position of a lockout's level in the second amount of its state. The run is in the bits below.
+pub(super) const LEVEL_SHIFT: u32 = 24;
+
+/// The highest level of a lockout. The locks of a factor of 2 or more reach the longest lock earlier.
+pub(super) const MAX_LEVEL: u32 = (1 << 6) - 1;
+
+/// A lock of a [`Lockout`](crate::Lockout). See [`Status::lock`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Lock {
+    level: u32,
+    ends_after: u64,
+    is_new: bool,
+}
+
+impl Lock {
+    const fn new(level: u32, ends_after: u64, is_new: bool) -> Self {
+        Self { level, ends_after, is_new }
+    }
+
+    /// Returns the number of earlier locks of the key that are not forgotten: 0 for the first lock.
+    /// The level of a lock with the longest duration does not rise any more. At most 63.
+    pub const fn level(&self) -> u32 {
+        self.level
+    }
+
+    /// Returns the time from the decision to the end of the lock.
+    pub const fn ends_after(&self) -> Duration {
+        Duration::from_micros(self.ends_after)
+    }
+
+    /// Returns `true` if the decision has started the lock.
+    pub const fn is_new(&self) -> bool {
+        self.is_new
+    }
+}
+
+/// Returns the level in the second amount of a state.
+pub(super) const fn level(mark: u32) -> u32 {
+    mark >> LEVEL_SHIFT & MAX_LEVEL
 }

@@ -17,7 +17,7 @@ use crate::policy::Policy;
 use crate::storage::{AnyStorage, ManualClock, Storage};
 
 /// Policies of one limit, with all strategies. No amount divides its period.
-const EVERY_STRATEGY: [&str; 9] = [
+const EVERY_STRATEGY: [&str; 10] = [
     "fixed-window 3 per 7 seconds",
     "fixed-window-aligned 3 per 7 seconds",
     "elastic-window 3 per 7 seconds",
@@ -27,14 +27,16 @@ const EVERY_STRATEGY: [&str; 9] = [
     "token-bucket 3 per 7 seconds",
     "token-bucket 3 per 7 seconds burst 5",
     "leaky-bucket 3 per 7 seconds queue 2",
+    "lockout 3 per 7 seconds for 4 seconds x2 up to 8 seconds forget 5 seconds",
 ];
 
 /// Policies with several limits: small states, logs, and many limits.
-const SEVERAL_LIMITS: [&str; 4] = [
+const SEVERAL_LIMITS: [&str; 5] = [
     "elastic-window 2/second; moving-window 5/20 seconds",
     "token-bucket 7/second burst 4; sliding-window-counter-aligned 9/minute; leaky-bucket 3/second queue 2",
     "moving-window 4/second; moving-window 6/second; 20/minute; fixed-window-aligned 5/second; 30/hour",
     "2/month; fixed-window 3/45 days",
+    "fixed-window 2/second; lockout 4 refusals/5 seconds for 3 seconds x2 up to 6 seconds forget 4 seconds",
 ];
 
 /// A policy with several limits, for short scripts.
@@ -42,11 +44,12 @@ const A_FEW_LIMITS: [&str; 1] =
     ["fixed-window 3 per 7 seconds; moving-window 3 per 9 seconds; token-bucket 3 per 7 seconds"];
 
 /// Policies for concurrent hits.
-const CONCURRENT: [&str; 4] = [
+const CONCURRENT: [&str; 5] = [
     "fixed-window 300/day",
     "token-bucket 300/year",
     "elastic-window 300/day; fixed-window 400/day",
     "moving-window 300/day; 500/day",
+    "lockout 300/day for 1 day",
 ];
 
 /// The laws that are checked without concurrency, in this order. The first ones are on states that

@@ -12,17 +12,19 @@ use proptest::{prop_assert, prop_assert_eq, prop_oneof};
 
 use super::strategy_laws::{
     LawResult, Moment, charges_add_up, charges_are_spent, clock_change_after_a_charge_grants_no_units,
-    clock_change_grants_no_units, hit_equals_check_then_spend, logs_have_at_most_log_entries, peek_predicts,
-    refunds_do_not_pay_charges, refunds_of_parts_add_up, refunds_undo_hits, refusals_take_no_units,
-    removing_expired_states_changes_nothing, settled_hits_have_their_actual_cost, spending_adds_up, waits_are_exact,
-    waits_are_exact_above_the_limit, waits_are_exact_after_clock_change, waits_are_exact_after_quota_change,
+    clock_change_grants_no_units, hit_equals_check_then_spend, logs_have_at_most_log_entries, longest_wait,
+    peek_predicts, refunds_do_not_pay_charges, refunds_leave_no_trace, refunds_of_parts_add_up, refunds_undo_hits,
+    refusals_take_no_units, removing_expired_states_changes_nothing, settled_hits_have_their_actual_cost,
+    spending_adds_up, waits_are_exact, waits_are_exact_above_the_limit, waits_are_exact_after_clock_change,
+    waits_are_exact_after_quota_change,
 };
 use crate::policy::{Limit, Op, Policy};
 use crate::quota::Quota;
 use crate::strategy::{ElasticWindow, FixedWindow, LeakyBucket, Log, MovingWindow, State, Strategy, TokenBucket};
-use crate::time::Timestamp;
+use crate::time::{Timestamp, micros};
 
 type Promise = dyn Fn(&Quota) -> u64;
+type LongestWait = dyn Fn(&Quota) -> Duration;
 type MakeLimit = dyn Fn(Quota) -> Option<Limit>;
 
 /// Checks that a custom strategy keeps the [laws of strategies](crate::strategy).
@@ -45,13 +47,14 @@ pub struct StrategyLaws {
     limit: Arc<MakeLimit>,
     bursts: bool,
     promise: Option<Arc<Promise>>,
+    longest_wait: Option<Arc<LongestWait>>,
 }
 
 impl StrategyLaws {
     /// Creates the suite for this strategy.
     pub fn new(strategy: impl Strategy + Clone) -> Self {
         let limit = move |quota| Limit::try_new(strategy.clone(), quota).ok();
-        Self { limit: Arc::new(limit), bursts: false, promise: None }
+        Self { limit: Arc::new(limit), bursts: false, promise: None, longest_wait: None }
     }
 
     /// Also checks quotas with a burst. Call it if the strategy supports bursts. By default, no
@@ -64,6 +67,14 @@ impl StrategyLaws {
     /// law 4 checks. `most` computes it from the quota. By default, law 4 is not checked.
     pub fn promise(self, most: impl Fn(&Quota) -> u64 + 'static) -> Self {
         Self { promise: Some(Arc::new(most)), ..self }
+    }
+
+    /// Sets the maximum `retry_after` of a limit, which laws 6 and 12 check. `longest` computes it from
+    /// the quota. Defaults to the refill time of the capacity, or three periods if
+    /// they are longer. Set it for a strategy whose refusals last longer, such as a
+    /// [`Lockout`](crate::Lockout).
+    pub fn longest_wait(self, longest: impl Fn(&Quota) -> Duration + 'static) -> Self {
+        Self { longest_wait: Some(Arc::new(longest)), ..self }
     }
 
     /// Checks all laws. Law 4 is checked only if [`promise`](Self::promise) was called.
@@ -87,6 +98,7 @@ impl StrategyLaws {
         self.all_inputs_are_valid();
         self.waits_after_a_change();
         self.each_hit("of refunds: parts of a hit add up", refunds_of_parts_add_up);
+        self.each_hit("of refunds: an immediate refund leaves no trace", refunds_leave_no_trace);
         self.each_hit("of charges: a charge is spent and never refused", charges_are_spent);
         self.each_hit("of charges: a refund of a hit pays no charge", refunds_do_not_pay_charges);
         self.each_hit("of charges: j and then k units are j + k units", charges_add_up);
@@ -103,6 +115,15 @@ impl StrategyLaws {
         quotas(self.bursts).prop_filter_map("the strategy does not support this quota", move |quota| limit(quota))
     }
 
+    /// Returns the function that computes the longest wait of this limit with others.
+    fn longest(&self) -> impl Fn(&Policy) -> u64 + use<> {
+        let own = self.longest_wait.clone();
+        move |policy| {
+            let own = own.as_ref().map_or(0, |longest| micros(longest(policy.limits()[0].quota())));
+            policy.limits().iter().map(longest_wait).max().unwrap_or(0).max(own)
+        }
+    }
+
     /// Checks `law` before each hit of random scripts, for the limit alone and with others.
     fn each_hit(&self, name: &str, law: fn(Moment<'_>) -> LawResult) {
         let cases = self.limits().prop_flat_map(|limit| {
@@ -110,13 +131,15 @@ impl StrategyLaws {
             (other_limits(*limit.quota()), scripts)
                 .prop_map(move |(other_limits, script)| (limit.clone(), other_limits, script))
         });
+        let longest = self.longest();
         run(name, &cases, |(limit, other_limits, script)| {
             let policy = other_limits.into_iter().fold(Policy::from(limit), Policy::with);
+            let longest_wait = longest(&policy);
             let mut states = vec![State::Fresh; policy.limits().len()];
             let mut now = START;
             for Step { wait, cost } in script {
                 now = now.plus(wait);
-                law(Moment { policy: &policy, states: &states, now, cost })?;
+                law(Moment { policy: &policy, states: &states, now, cost, longest_wait })?;
                 let _ = policy.decide(&mut states, now, Op::Hit, cost);
             }
             Ok(())
@@ -136,6 +159,7 @@ impl StrategyLaws {
             let script = scripts(*limit.quota(), limit.capacity());
             (other, script).prop_map(move |(other, script)| ([limit.clone(), other], script))
         });
+        let longest = self.longest_wait.clone();
         run("12: waits are exact after a quota has changed", &cases, |(limits, script)| {
             let [first, second] = limits.map(Policy::from);
             let (mut states, mut now) = (vec![State::Fresh], START);
@@ -143,7 +167,8 @@ impl StrategyLaws {
                 now = now.plus(wait);
                 let [before, after] = if number < 20 { [&first, &second] } else { [&second, &first] };
                 for cost in [1, cost, after.limits()[0].capacity()] {
-                    let moment = Moment { policy: after, states: &states, now, cost };
+                    let longest_wait = longest.as_ref().map_or(0, |longest| micros(longest(after.limits()[0].quota())));
+                    let moment = Moment { policy: after, states: &states, now, cost, longest_wait };
                     waits_are_exact_after_quota_change(before, moment)?;
                     let mut charged = states.clone();
                     let _ = before.decide(&mut charged, now, Op::Charge, cost.saturating_mul(3));

@@ -20,6 +20,8 @@ pub(super) struct Moment<'a> {
     pub(super) states: &'a [State],
     pub(super) now: Timestamp,
     pub(super) cost: u32,
+    /// An upper bound of the wait of a refused hit, in microseconds.
+    pub(super) longest_wait: u64,
 }
 
 impl<'a> Moment<'a> {
@@ -160,7 +162,7 @@ pub(super) fn peek_predicts(moment: Moment<'_>) -> LawResult {
 /// Checks that [`Strategy::hit`](crate::strategy::Strategy::hit), which a strategy may implement in
 /// one step, equals `check` followed by `spend` or `refuse`.
 pub(super) fn hit_equals_check_then_spend(moment: Moment<'_>) -> LawResult {
-    let Moment { policy, states, now, cost } = moment;
+    let Moment { policy, states, now, cost, .. } = moment;
     for (limit, state) in policy.limits().iter().zip(states) {
         let (strategy, quota) = (limit.strategy(), limit.quota());
         let (mut in_one, mut in_two) = (state.clone(), state.clone());
@@ -199,16 +201,12 @@ pub(super) fn spending_adds_up(moment: Moment<'_>) -> LawResult {
 
 pub(super) fn clock_change_grants_no_units(moment: Moment<'_>) -> LawResult {
     let (decision, after) = moment.hit(moment.cost);
-    // With the clock back, the current bucket of an aligned sliding window counter may start up to
-    // one period from now. Its units count during this bucket and the next one, which is two more
-    // periods.
-    let longest = 3 * moment.policy.limits().iter().map(|limit| limit.quota().period_micros()).max().unwrap_or(0);
     for (back, earlier) in moment.earlier() {
         let then = moment.with(&after).at(earlier);
         for waiting in [then.peek(1), then.hit(1).0] {
             prop_assert!(waiting.remaining() <= decision.remaining(), "units granted with the clock {back} us back");
             prop_assert!(
-                micros(waiting.reset_after()) <= longest,
+                micros(waiting.reset_after()) <= moment.longest_wait,
                 "`reset_after` exceeds the maximum with the clock {back} us back"
             );
         }
@@ -230,6 +228,21 @@ pub(super) fn refunds_undo_hits(moment: Moment<'_>) -> LawResult {
         cleared,
         "the refund of a hit before a clear changes the state"
     );
+    Ok(())
+}
+
+/// Checks that the next charge is spent as if a refunded hit had never been.
+pub(super) fn refunds_leave_no_trace(moment: Moment<'_>) -> LawResult {
+    // A refund does not move the end of a window that each hit moves.
+    if moment.policy.limits().iter().any(Limit::counts_refusals) {
+        return Ok(());
+    }
+    let (decision, after) = moment.hit(moment.cost);
+    let refunded = moment.with(&after).settle(&decision, 0);
+    for units in moment.charges() {
+        let [expected, got] = [moment.states, &refunded].map(|states| moment.with(states).charge(units).0);
+        prop_assert_eq!(got, expected, "a charge of {} units after the refund differs", units);
+    }
     Ok(())
 }
 
@@ -297,7 +310,14 @@ pub(super) fn refunds_do_not_pay_charges(moment: Moment<'_>) -> LawResult {
         let (_, charged) = moment.with(&after).charge(units);
         let refunded = moment.with(&charged).settle(&decision, 0);
         let left = moment.with(&refunded).remaining();
-        let owes = none_is_more(&left, &less(&before, units));
+        let mut owing = less(&before, units);
+        for (position, owing) in owing.iter_mut().enumerate() {
+            // A lockout ignores charges while it is locked.
+            if charged[position] == after[position] {
+                *owing = before[position];
+            }
+        }
+        let owes = none_is_more(&left, &owing);
         prop_assert!(owes, "{:?} of {:?} units remain after a charge of {} units", left, before, units);
     }
     Ok(())
@@ -309,7 +329,14 @@ pub(super) fn charges_add_up(moment: Moment<'_>) -> LawResult {
         let (_, together) = moment.charge(sum);
         let (_, first) = moment.charge(moment.cost);
         let (_, apart) = moment.with(&first).charge(units);
-        prop_assert_eq!(together, apart, "charges of {} and {} units", moment.cost, units);
+        // A lockout does not count units while it is locked, so only its answers are equal.
+        let [expected, got] = [&together, &apart].map(|states| moment.with(states));
+        for cost in [1, moment.cost] {
+            prop_assert_eq!(got.peek(cost), expected.peek(cost), "charges of {} and {} units", moment.cost, units);
+        }
+        if moment.with(&first).remaining().iter().all(|&remaining| remaining > 0) {
+            prop_assert_eq!(together, apart, "charges of {} and {} units", moment.cost, units);
+        }
     }
     Ok(())
 }
@@ -372,7 +399,7 @@ pub(super) fn clock_change_after_a_charge_grants_no_units(moment: Moment<'_>) ->
 /// Checks that waits are exact after the clock has gone back: the first refused hit determines the
 /// time at which the next hit is admitted.
 pub(super) fn waits_are_exact_after_clock_change(moment: Moment<'_>) -> LawResult {
-    let longest = moment.policy.limits().iter().map(longest_wait).max().unwrap_or(0);
+    let longest = moment.longest_wait;
     for back in [1, moment.period() / 2, 3 * moment.period(), 1 << 40] {
         let (_, mut states) = moment.hit(moment.cost);
         let mut now = moment.now.minus(back);
@@ -407,7 +434,7 @@ pub(super) fn waits_are_exact_after_quota_change(before: &Policy, moment: Moment
         let [empty, full] =
             [cost, new.capacity()].map(|cost| moment.with(&exhausted).peek(cost).retry_after().map_or(0, micros));
         // A tolerance of 1/500, because a state may store the size of its quota rounded.
-        let longest = empty + full / 500 + 2;
+        let longest = (empty + full / 500 + 2).max(moment.longest_wait);
         prop_assert!(wait <= longest, "{old} changed to {new} refuses for {wait} us, but the maximum is {longest}");
     }
     Ok(())
@@ -417,7 +444,7 @@ pub(super) fn waits_are_exact_after_quota_change(before: &Policy, moment: Moment
 /// or three periods if they are longer. With the clock back, the current bucket of an aligned
 /// sliding window counter may start up to one period from now, and its units count for two more
 /// periods.
-fn longest_wait(limit: &Limit) -> u64 {
+pub(super) fn longest_wait(limit: &Limit) -> u64 {
     let (quota, capacity) = (limit.quota(), u128::from(limit.capacity()));
     let full = (capacity * u128::from(quota.period_micros())).div_ceil(quota.amount().into());
     // A tolerance of 1/500, because a state may store the size of its quota rounded.

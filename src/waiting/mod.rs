@@ -43,6 +43,7 @@ use crate::decision::Decision;
 use crate::key::Key;
 use crate::policy::{Op, Policy, SharedPolicy};
 use crate::reservation::Account;
+use crate::reservation::Correction;
 use crate::storage::{AnyStorage, Storage, StorageError, StorageFuture, StorageRequest};
 
 /// The maximum jitter after the end of a refusal.
@@ -207,7 +208,7 @@ impl Spent {
         }
         let report = self.on_failed_refund.clone();
         let (Account { policy, key, .. }, hit) = (self.account.clone(), decision.clone());
-        run_or_spawn(self.account.correct(decision, 0), move |done| {
+        run_or_spawn(self.account.correct(decision, Correction::Cost(0)), move |done| {
             drop(place);
             if let (Err(error), Some(report)) = (done, report) {
                 report(&policy, &key, &hit, &error);

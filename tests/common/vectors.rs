@@ -13,7 +13,7 @@ use tower_ratelimit::storage::{AnyStorage, ManualClock};
 #[cfg(feature = "servers")]
 use tower_ratelimit::storage::{EtcdStorage, MemcachedStorage, PostgresStorage, RedisStorage, SqliteStorage};
 use tower_ratelimit::{
-    Decision, ElasticWindow, FixedWindow, Key, LeakyBucket, Limit, MemoryStorage, MovingWindow, Policy, Quota,
+    Decision, ElasticWindow, FixedWindow, Key, LeakyBucket, Limit, Lockout, MemoryStorage, MovingWindow, Policy, Quota,
     RateLimiter, SlidingWindowCounter, Storage, Timestamp, TokenBucket,
 };
 
@@ -23,7 +23,7 @@ use crate::servers::{with_option, with_timeout};
 pub type Error = tower_ratelimit::BoxError;
 
 /// The number of steps in all files together.
-pub const STEPS: usize = 37_350 + 139 + 8_430;
+pub const STEPS: usize = 37_350 + 139 + 8_430 + 7_611;
 
 /// Returns the paths of the JSON files with the vectors.
 pub fn files() -> Vec<PathBuf> {
@@ -168,6 +168,11 @@ struct LimitSpec {
     period_us: u64,
     burst: Option<u32>,
     queue: Option<u32>,
+    lock_us: Option<u64>,
+    factor: Option<u32>,
+    max_lock_us: Option<u64>,
+    forget_us: Option<u64>,
+    by: Option<String>,
 }
 
 #[derive(Deserialize)]
@@ -341,9 +346,17 @@ impl LimitSpec {
             ("sliding-window-counter-aligned", None) => Limit::try_new(SlidingWindowCounter::aligned(), quota),
             ("token-bucket", None) => Limit::try_new(TokenBucket::new(), quota),
             ("leaky-bucket-queue", Some(queue)) => Limit::try_new(LeakyBucket::new().queue(queue), quota),
+            ("lockout", None) => Limit::try_new(self.lockout().ok_or("an option of the lockout is missing")?, quota),
             (other, queue) => return Err(format!("unknown strategy {other:?} with queue {queue:?}").into()),
         };
         Ok(limit?)
+    }
+
+    fn lockout(&self) -> Option<Lockout> {
+        let lockout = Lockout::lasting(Duration::from_micros(self.lock_us?))
+            .escalating(self.factor?, Duration::from_micros(self.max_lock_us?))
+            .forgetting_after(Duration::from_micros(self.forget_us?));
+        Some(if self.by.as_deref() == Some("refusals") { lockout.by_refusals() } else { lockout })
     }
 }
 

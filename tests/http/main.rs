@@ -15,6 +15,7 @@ mod headers;
 mod inner_fields;
 mod lints;
 mod live_policy;
+mod lockout;
 mod log;
 mod lookup;
 mod middleware;

@@ -2,6 +2,7 @@
 
 use std::convert::Infallible;
 use std::future::{pending, ready};
+use std::process::Command;
 use std::sync::{Arc, Mutex, mpsc};
 use std::thread;
 use std::time::Duration;
@@ -488,10 +489,10 @@ fn reservation_settles_in_a_thread_without_a_runtime() {
 }
 
 #[tokio::test]
-async fn last_settle_option_replaces_the_others() {
+async fn settle_replaces_charge_when() {
     let (storage, _clock) = memory_with_manual_clock();
     let never = |_: &ResponseHead<'_>| false;
-    let service = layer(POLICY, storage).settle_later().charge_when(never).settle(|_| Some(30));
+    let service = layer(POLICY, storage).charge_when(never).settle(|_| Some(30));
     let inner = service_fn(|request: Request<()>| {
         assert!(request.extensions().get::<Reservations>().is_none());
         ready(Ok::<_, Infallible>(Response::new(String::new())))
@@ -509,22 +510,60 @@ async fn handlers_extract_the_reservation() {
     let body = async |app: &Router, path: &str| {
         let response = ask(app, AxumRequest::get(path).body(Body::empty()).unwrap()).await;
         let status = response.status().as_u16();
-        (status, axum::body::to_bytes(response.into_body(), 100).await.unwrap())
+        (status, axum::body::to_bytes(response.into_body(), 1_000).await.unwrap())
     };
     let layer = || RateLimitLayer::new(policy("9/minute"), Global::new());
     let settling = app().layer(layer().cost(|_| 3).settle_later());
     assert_eq!(body(&settling, "/must").await, (200, "true".into()));
     assert_eq!(body(&settling, "/may").await, (200, "true".into()));
-    for unlimited in [
-        app().layer(layer()),
-        app().layer(layer().settle_later().skip(|_| true)),
-        app().layer(layer().settle_later().storage(failing(), OnError::Admit)),
-    ] {
+    for unlimited in [app().layer(layer()), app().layer(layer().settle_later().skip(|_| true))] {
         assert_eq!(body(&unlimited, "/may").await, (200, "false".into()));
         let (status, text) = body(&unlimited, "/must").await;
-        assert!(status == 500 && !text.windows(6).any(|part| part == b"settle"), "{text:?}");
+        assert_eq!((status, text), (500, format!("{}\n", NoReservation::default()).into()));
     }
     assert!(NoReservation::default().to_string().contains("settle_later()"));
+    // A reservation without a storage does nothing.
+    let admitting = app().layer(layer().cost(|_| 3).settle_later().storage(failing(), OnError::Admit));
+    assert_eq!(body(&admitting, "/may").await, (200, "true".into()));
+    assert_eq!(body(&admitting, "/must").await, (200, "true".into()));
+}
+
+#[tokio::test]
+async fn reservation_without_a_storage_reports_nothing() {
+    let (limit, outcomes) = observed(layer(POLICY, failing()).settle_later().storage(failing(), OnError::Admit));
+    let taken = Taken::default();
+    let service = limit.charge_when(|_| false).layer(keeps_reservation(&taken));
+    let _ = ask(&service, get("/30")).await;
+    let reservation = taken.lock().unwrap().take().unwrap();
+    assert_eq!((reservation.cost(), reservation.remaining()), (30, 100));
+    reservation.settle(10).await.unwrap();
+    let _ = ask(&service, get("/30")).await;
+    drop(taken.lock().unwrap().take());
+    assert_eq!(take(&outcomes), ["failed_open", "failed_open"]);
+}
+
+/// Runs in a process of its own, because only the first missing reservation of a process is logged.
+#[test]
+fn missing_reservation_is_logged_once() {
+    const ALONE: &str = "TOWER_RATELIMIT_TEST_ALONE";
+    if std::env::var_os(ALONE).is_none() {
+        let mut alone = Command::new(std::env::current_exe().unwrap());
+        alone.args(["--exact", "settle::missing_reservation_is_logged_once"]).env(ALONE, "1");
+        let output = alone.output().unwrap();
+        let text = String::from_utf8_lossy(&output.stdout);
+        assert!(output.status.success() && text.contains("1 passed"), "{text}");
+        return;
+    }
+    let app = Router::new()
+        .route("/", on_get(|_: Reservation| async {}))
+        .layer(RateLimitLayer::new(policy("9/minute"), Global::new()));
+    let lines = log_of(|| {
+        for _ in 0..3 {
+            let _ = outside_of_a_runtime(ask(&app, AxumRequest::get("/").body(Body::empty()).unwrap()));
+        }
+    });
+    let errors: Vec<&String> = lines.iter().filter(|line| line.contains("no reservation to settle")).collect();
+    assert!(errors.len() == 1 && errors[0].contains("ERROR"), "{lines:?}");
 }
 
 #[tokio::test(start_paused = true)]
@@ -619,11 +658,13 @@ async fn layer_without_a_reservation_hides_those_of_outer_layers() {
     });
     let skips = named("tokens").skip(|_| true);
     let fails = named("tokens").storage(failing(), OnError::Admit);
-    for layer in [skips, fails] {
+    for (layer, is_limited) in [(skips, false), (fails, true)] {
         let service = named("requests").layer(layer.layer(inner.clone()));
         ask(&service, get("/")).await;
         let reservations: Reservations = taken.lock().unwrap().take().unwrap();
-        assert!(reservations.take().is_none() && reservations.take_policy("tokens").is_none());
+        let own = reservations.take();
+        assert_eq!(own.map(|own| own.policy().identity().to_owned()), is_limited.then(|| "tokens".to_owned()));
+        assert!(reservations.take_policy("tokens").is_none());
         assert!(reservations.take_policy("requests").is_some());
     }
 }
@@ -643,4 +684,103 @@ async fn policies_of_one_identity_share_no_reservation() {
     let reservations: Reservations = taken.lock().unwrap().take().unwrap();
     assert!(reservations.take_policy("tokens").is_some());
     assert!(reservations.take_policy("tokens").is_none(), "the outer layer limits another key");
+}
+
+/// A body that is not a number is rejected before the handler takes the reservation.
+#[tokio::test]
+async fn request_that_fails_before_its_handler_is_settled_by_its_response() {
+    let handler = |reservation: Reservation, body: String| async move {
+        let used = body.parse().unwrap_or(0);
+        reservation.settle(used);
+    };
+    let (storage, _) = memory_with_manual_clock();
+    let (limit, outcomes) = observed(layer(POLICY, storage.clone()).settle_later());
+    let router = || Router::new().route("/50", axum::routing::post(handler));
+    let send = |path: &str, body: Body| Request::post(path).body(body).unwrap();
+    let invalid = || Body::from(vec![0xff]);
+
+    // Without a rule, the request keeps its estimated cost.
+    let plain = router().layer(limit.clone());
+    assert_eq!(status(&plain, send("/50", Body::from("20"))).await, 200);
+    assert_eq!((take(&outcomes), left(POLICY, &storage)), (vec!["admitted".into(), "refunded 30".into()], 80));
+
+    let by_response = router().layer(limit.charge_when(|response| !response.status.is_client_error()));
+    // The handler's reservation wins over the response.
+    assert_eq!(status(&by_response, send("/50", Body::from("30"))).await, 200);
+    assert_eq!((take(&outcomes), left(POLICY, &storage)), (vec!["admitted".into(), "refunded 20".into()], 50));
+    // No route.
+    assert_eq!(status(&by_response, send("/40", Body::empty())).await, 404);
+    assert_eq!((take(&outcomes), left(POLICY, &storage)), (vec!["admitted".into(), "refunded 40".into()], 50));
+    // The body is not valid, but the reservation was taken first: it was dropped by the extractors.
+    assert_eq!(status(&by_response, send("/50", invalid())).await, 400);
+    assert_eq!((take(&outcomes), left(POLICY, &storage)), (vec!["admitted".into(), "refunded 50".into()], 50));
+}
+
+/// A response that charges a request which no handler settles keeps its cost, without an event.
+#[tokio::test]
+async fn response_that_charges_an_abandoned_request_keeps_its_cost() {
+    let (storage, _) = memory_with_manual_clock();
+    let (limit, outcomes) = observed(layer(POLICY, storage.clone()).settle_later());
+    let service = limit.charge_when(|_| true).layer(Inner::default());
+    let _ = ask(&service, get("/30")).await;
+    assert_eq!((take(&outcomes), left(POLICY, &storage)), (vec!["admitted".into()], 70));
+}
+
+/// While a handler holds the reservation, the head of the response settles nothing.
+#[tokio::test]
+async fn held_reservation_is_not_settled_by_the_response() {
+    let (storage, _) = memory_with_manual_clock();
+    let (limit, outcomes) = observed(layer(POLICY, storage.clone()).settle_later());
+    let taken = Taken::default();
+    let service = limit.charge_when(|_| false).layer(keeps_reservation(&taken));
+    let _ = ask(&service, get("/30")).await;
+    assert_eq!((take(&outcomes), left(POLICY, &storage)), (vec!["admitted".into()], 70));
+    let reservation = taken.lock().unwrap().take().unwrap();
+    reservation.settle(10).await.unwrap();
+    assert_eq!((take(&outcomes), left(POLICY, &storage)), (vec!["refunded 20".into()], 90));
+}
+
+#[tokio::test(start_paused = true)]
+async fn key_is_cleared_by_the_response_or_by_the_reservation() {
+    async fn check(storage: impl Storage + Clone, immediate: MemoryStorage) {
+        let (limit, outcomes) = observed(layer(POLICY, storage.clone()));
+        let answers = |clears: bool| limit.clone().clear_when(move |_| clears).layer(Inner::default());
+        for _ in 0..2 {
+            let _ = ask(&answers(false), get("/30")).await;
+        }
+        assert_eq!((take(&outcomes).len(), left(POLICY, &immediate)), (2, 40));
+        let _ = ask(&answers(true), get("/30")).await;
+        yields().await;
+        tokio::time::sleep(Duration::from_secs(1)).await;
+        assert_eq!((take(&outcomes), left(POLICY, &immediate)), (vec!["admitted".into(), "cleared 0".into()], 100));
+
+        let taken = Taken::default();
+        let service = limit.clone().settle_later().layer(keeps_reservation(&taken));
+        let _ = ask(&service, get("/30")).await;
+        let reservation = taken.lock().unwrap().take().unwrap();
+        reservation.clear().await.unwrap();
+        assert_eq!((take(&outcomes), left(POLICY, &immediate)), (vec!["admitted".into(), "cleared 0".into()], 100));
+    }
+    let storage = memory_with_manual_clock().0;
+    check(storage.clone(), storage).await;
+    let storage = memory_with_manual_clock().0;
+    check(slow(storage.clone()), storage).await;
+}
+
+#[tokio::test]
+async fn failed_clear_is_reported() {
+    let storage = FakeStorage::around(memory_with_manual_clock().0);
+    let (limit, outcomes) = observed(layer(POLICY, storage.clone()));
+    storage.set_changes(Behavior::Fails);
+    let _ = ask(&limit.clear_when(|_| true).layer(Inner::default()), get("/30")).await;
+    assert_eq!(take(&outcomes), ["admitted", "not_settled 30"]);
+}
+
+/// The closure of `settle` is not called for a response that clears.
+#[tokio::test]
+async fn response_that_clears_is_not_settled() {
+    let (limit, outcomes) = observed(layer(POLICY, memory_with_manual_clock().0));
+    let service = limit.settle(|_| unreachable!("the key is cleared")).clear_when(|_| true).layer(Inner::default());
+    let first = ask(&service, get("/30")).await;
+    assert_eq!((remaining(&first), take(&outcomes)), (Some(100), vec!["admitted".into(), "cleared 0".into()]));
 }

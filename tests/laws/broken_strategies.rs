@@ -1,9 +1,11 @@
 //! Strategies with one fault each. The suite must report the law that each breaks.
 
+use std::time::Duration;
+
 use common::{assert_breaks, assert_each_breaks, decides_like};
 use tower_ratelimit::strategy::{Hit, Outcome, State, Status, Strategy};
 use tower_ratelimit::testing::StrategyLaws;
-use tower_ratelimit::{ConfigError, FixedWindow, MovingWindow, Quota, Timestamp, TokenBucket};
+use tower_ratelimit::{ConfigError, FixedWindow, Lockout, MovingWindow, Quota, Timestamp, TokenBucket};
 
 /// The fault of a fixed window.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -293,4 +295,71 @@ fn clamping_the_debt_at_each_decision_breaks_a_law() {
     let clamping = Clamping(TokenBucket::new());
     let law = "law 12: waits are exact after a quota has changed";
     assert_breaks(law, clamping, || StrategyLaws::new(clamping).with_bursts().check());
+}
+
+/// The fault of a lockout.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum LockoutFault {
+    RefusalsExtend,
+    /// A refund ends the lock, but the lock counts for the level.
+    RefundLeavesTheLevel,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct BrokenLockout(LockoutFault);
+
+impl BrokenLockout {
+    fn correct() -> Lockout {
+        Lockout::lasting(Duration::from_millis(1)).escalating(2, Duration::from_secs(60))
+    }
+}
+
+impl Strategy for BrokenLockout {
+    fn name(&self) -> &'static str {
+        "broken-lockout"
+    }
+
+    fn check(&self, quota: &Quota, state: &State, now: Timestamp, cost: u32) -> Status {
+        Self::correct().check(quota, state, now, cost)
+    }
+
+    fn spend(&self, quota: &Quota, state: &mut State, now: Timestamp, cost: u32) -> u64 {
+        Self::correct().spend(quota, state, now, cost)
+    }
+
+    fn charge(&self, quota: &Quota, state: &mut State, now: Timestamp, units: u32) {
+        Self::correct().charge(quota, state, now, units);
+    }
+
+    fn refuse(&self, quota: &Quota, state: &mut State, now: Timestamp) {
+        Self::correct().refuse(quota, state, now);
+        let is_locked = Self::correct().check(quota, state, now, 1).lock().is_some();
+        if is_locked && let (LockoutFault::RefusalsExtend, State::Counts { until, .. }) = (self.0, state) {
+            *until = until.plus(1);
+        }
+    }
+
+    fn refund(&self, quota: &Quota, state: &mut State, now: Timestamp, hit: &Hit, units: u32) {
+        let was_locked = Self::correct().check(quota, state, now, 1).lock().is_some();
+        Self::correct().refund(quota, state, now, hit, units);
+        if self.0 == LockoutFault::RefundLeavesTheLevel
+            && was_locked
+            && let State::Counts { amounts: [_, mark], .. } = state
+            && *mark < 1 << 24
+        {
+            *mark += 1 << 24;
+        }
+    }
+}
+
+#[test]
+fn each_fault_of_a_lockout_breaks_a_law() {
+    let faults = [
+        (LockoutFault::RefusalsExtend, "law 3: "),
+        (LockoutFault::RefundLeavesTheLevel, "law of refunds: an immediate refund"),
+    ];
+    assert_each_breaks(faults, |fault| {
+        let longest = |quota: &Quota| quota.period().max(Duration::from_secs(60));
+        StrategyLaws::new(BrokenLockout(fault)).longest_wait(longest).check();
+    });
 }

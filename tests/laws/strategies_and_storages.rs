@@ -5,8 +5,8 @@ use std::time::Duration;
 use common::{memory, memory_with_manual_clock, now, policy};
 use tower_ratelimit::testing::{StorageLaws, StrategyLaws, concurrent_hits_are_exact, decides_like_the_model};
 use tower_ratelimit::{
-    ElasticWindow, FixedWindow, LeakyBucket, MemoryStorage, MovingWindow, RateLimiter, SlidingWindowCounter,
-    TokenBucket,
+    ElasticWindow, FixedWindow, LeakyBucket, Lockout, MemoryStorage, MovingWindow, Quota, RateLimiter,
+    SlidingWindowCounter, TokenBucket,
 };
 
 /// Guards against these defects: a WRONGTYPE error if two strategies use one key, counts of
@@ -59,10 +59,26 @@ fn token_bucket_obeys_the_laws() {
 #[test]
 fn leaky_bucket_obeys_the_laws() {
     for slots in [0, 3] {
-        let promise = move |quota: &tower_ratelimit::Quota| u64::from(slots) + 1 + u64::from(quota.amount());
+        let promise = move |quota: &Quota| u64::from(slots) + 1 + u64::from(quota.amount());
         StrategyLaws::new(LeakyBucket::new().queue(slots)).promise(promise).check();
     }
     StrategyLaws::new(LeakyBucket::new()).promise(|quota| 2 * u64::from(quota.amount()) + 1).check();
+}
+
+/// The locks are shorter than the period, longer, and longer than every script.
+#[test]
+fn lockout_obeys_the_laws() {
+    let longest_wait = |lock: Duration| move |quota: &Quota| lock.max(quota.period());
+    for (lock, factor, longest, quiet) in [(1, 1, 1, 1), (1, 2, 5_000_000, 7), (3_000, 3, 60_000, 90_000)] {
+        let [lock, longest, quiet] = [lock, longest, quiet].map(Duration::from_micros);
+        let strategy = Lockout::lasting(lock).escalating(factor, longest).forgetting_after(quiet);
+        StrategyLaws::new(strategy).longest_wait(longest_wait(longest)).check();
+    }
+    let years = Duration::from_secs(100 * 365 * 86_400);
+    StrategyLaws::new(Lockout::lasting(years))
+        .promise(|quota| 2 * u64::from(quota.amount()) - 1)
+        .longest_wait(longest_wait(years))
+        .check();
 }
 
 #[test]
@@ -74,6 +90,8 @@ fn memory_decides_like_the_model() {
         "moving-window 3/second",
         "token-bucket 7/second burst 4",
         "leaky-bucket 3/second queue 2",
+        "lockout 3/second for 2s x2 up to 1m forget 10s",
+        "3/second; lockout 5 refusals/10 seconds for 2s x2 up to 1m",
         "elastic-window 2/second; moving-window 5/20 seconds",
         "token-bucket 7/second burst 4; sliding-window-counter-aligned 9/minute; leaky-bucket 3/second queue 2",
         "moving-window 4/second; moving-window 6/second; 20/minute; fixed-window-aligned 5/second; 30/hour",
@@ -91,6 +109,7 @@ fn memory_storage_is_exact_for_concurrent_hits() {
         "moving-window 5000/day",
         "token-bucket 5000/year",
         "leaky-bucket 1/day queue 4999",
+        "lockout 5000/day for 1d",
         "moving-window 7000/day; fixed-window 5000/day; token-bucket 6000/year",
     ] {
         concurrent_hits_are_exact(&policy(text), &MemoryStorage::new());

@@ -9,6 +9,7 @@ mod coarse_clock;
 mod divided_quotas;
 mod full_storage;
 mod live_policy;
+mod lockout;
 mod memory;
 mod memory_bounds;
 mod quota_changes;

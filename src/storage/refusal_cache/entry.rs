@@ -35,11 +35,11 @@ impl CachedRefusal {
         received: Timestamp,
         ttl: u64,
     ) -> Option<Self> {
-        let is_lasting = !decision.is_storage_full()
-            && !decision.is_contended()
-            && !decision.is_from_fallback()
-            && policy.limits().iter().all(is_cacheable);
-        let refused_until = sent.plus(decision.retry_after().map_or(u64::MAX, micros));
+        let is_lasting = !decision.is_storage_full() && !decision.is_contended() && !decision.is_from_fallback();
+        let unchanged =
+            policy.limits().iter().zip(decision.limits()).map(|(limit, status)| unchanged_for(limit, status));
+        let refused_for = decision.retry_after().map_or(u64::MAX, micros).min(unchanged.min().unwrap_or(0));
+        let refused_until = sent.plus(refused_for);
         let [end, stale_end] = [sent.plus(ttl), sent.plus(ttl).plus(ttl)].map(|end| end.min(refused_until));
         let is_valid = decision.is_refused() && is_lasting && received < end;
         let (policy, decision) = (policy.clone(), decision.clone());
@@ -122,7 +122,8 @@ struct CachedAnswer {
 impl CachedAnswer {
     /// Derives the answer to `cost` from `status`, the answer to a hit of the cost `known_cost`.
     fn to(cost: u32, limit: &Limit, status: &Status, known_cost: u32) -> Self {
-        if cost == known_cost {
+        // A lockout by refusals is locked for every cost.
+        if cost == known_cost || limit.counts_refusals() {
             return Self { status: *status, is_exact: true };
         }
         let (capacity, remaining, reset) = (status.capacity(), status.remaining(), status.reset_after_micros());
@@ -130,7 +131,10 @@ impl CachedAnswer {
             return Self { status: Status::admitted(capacity, remaining, reset), is_exact: true };
         }
         if cost > capacity {
-            return Self { status: Status::refused(capacity, remaining, reset, None), is_exact: true };
+            return Self {
+                status: Status::refused(capacity, remaining, reset, None).with_lock_of(status),
+                is_exact: true,
+            };
         }
         // `reset` is the time until one more unit remains, so a cost of `remaining + 1` then fits.
         // A larger cost fits no earlier than a smaller one.
@@ -141,7 +145,7 @@ impl CachedAnswer {
         };
         let wait = wait.saturating_add(refill(limit, cost - fits));
         let is_exact = cost == fits || is_window(limit);
-        Self { status: Status::refused(capacity, remaining, reset, Some(wait)), is_exact }
+        Self { status: Status::refused(capacity, remaining, reset, Some(wait)).with_lock_of(status), is_exact }
     }
 
     /// Returns the answer after `passed` microseconds.
@@ -168,14 +172,18 @@ fn refill(limit: &Limit, units: u32) -> u64 {
 
 /// Returns `true` for a limit whose units are all refilled at the same time.
 fn is_window(limit: &Limit) -> bool {
-    matches!(limit.strategy().name(), "fixed-window" | "fixed-window-aligned")
+    matches!(limit.strategy().name(), "fixed-window" | "fixed-window-aligned" | "lockout")
 }
 
-/// Returns `true` if a refusal by this limit changes no state and holds for its whole
-/// `retry_after`.
-fn is_cacheable(limit: &Limit) -> bool {
-    let strategy = limit.strategy();
-    !strategy.counts_refusals() && strategy.name() != "leaky-bucket"
+/// Returns the time in microseconds for which refusals change no state of this limit, and hold for
+/// their whole `retry_after`.
+fn unchanged_for(limit: &Limit, status: &Status) -> u64 {
+    match status.lock() {
+        // Refusals count again after the lock.
+        Some(_) if limit.counts_refusals() => status.retry_micros(),
+        _ if limit.counts_refusals() || limit.strategy().name() == "leaky-bucket" => 0,
+        _ => u64::MAX,
+    }
 }
 
 /// Returns the status of a limit after `passed` microseconds, as part of a refusal. Units that were
@@ -197,6 +205,8 @@ fn after(status: &Status, cost: u32, passed: u64) -> Status {
             let remaining = remaining.max(cost);
             Status::admitted(capacity, remaining, reset(remaining))
         }
-        wait => Status::refused(capacity, remaining, reset(remaining), wait.map(|wait| wait - passed)),
+        wait => {
+            Status::refused(capacity, remaining, reset(remaining), wait.map(|wait| wait - passed)).with_lock_of(status)
+        }
     }
 }

@@ -87,7 +87,7 @@ async fn credentials_provider_is_called_for_each_connection() {
             if password == "none" { Err("the vault is sealed".into()) } else { Ok(Credentials::new("app", password)) }
         }
     });
-    let user = EntryPoints::new(&policy(PLENTY), storage, || Global::new());
+    let user = EntryPoints::new(&policy(PLENTY), storage, Global::new);
     user.recover().await;
     let body = json!({ "name": "app", "password": "second" });
     etcd.members[0].ask("auth/user/changepw", &body, Some(&root)).unwrap();

@@ -30,5 +30,5 @@ fn hasty(url: &str) -> EtcdStorage {
 }
 
 fn entry_points(url: &str) -> EntryPoints {
-    EntryPoints::new(&policy(PLENTY), hasty(url), || Global::new())
+    EntryPoints::new(&policy(PLENTY), hasty(url), Global::new)
 }

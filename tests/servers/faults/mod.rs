@@ -74,7 +74,7 @@ const QUICK: Duration = Duration::from_millis(100);
 
 /// Returns two services and a limiter on the server behind a port.
 fn entry_points<B: Backend>(port: u16) -> EntryPoints {
-    EntryPoints::new(&B::policy(PLENTY), B::storage(port, common::harness::DEADLINE), || Global::new())
+    EntryPoints::new(&B::policy(PLENTY), B::storage(port, common::harness::DEADLINE), Global::new)
 }
 
 /// Returns a limiter on the server behind a port.

@@ -83,7 +83,7 @@ async fn provider_is_called_for_each_connection() {
     assert!(error.contains("the credentials provider failed: the vault is sealed"), "{error}");
 
     vault.set(Some("first"));
-    let user = EntryPoints::new(&policy(PLENTY), storage.clone(), || Global::new());
+    let user = EntryPoints::new(&policy(PLENTY), storage.clone(), Global::new);
     user.recover().await;
     let calls = vault.calls.load(Ordering::SeqCst);
     for _ in 0..3 {

@@ -44,7 +44,7 @@ fn storage_within(url: &str, timeout: Duration) -> RedisStorage {
 }
 
 fn entry_points(url: &str, policy: &Policy) -> EntryPoints {
-    EntryPoints::new(policy, storage_within(url, DEADLINE), || Global::new())
+    EntryPoints::new(policy, storage_within(url, DEADLINE), Global::new)
 }
 
 /// Asserts that `ready` fails within a tenth of a second. Returns the error.

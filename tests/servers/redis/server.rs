@@ -27,8 +27,7 @@ async fn fallback_decides_while_the_server_is_dead_or_hangs() {
     let policy = policy("fixed-window 3000000/day");
     let mut server = Server::start(&[]);
     let breaker = Breaker::new(storage_within(&server.url(), DEADLINE)).fallback(MemoryStorage::new(), 3);
-    let (circuit, entry_points) =
-        (breaker.circuit().clone(), EntryPoints::new(&policy, breaker.clone(), || Global::new()));
+    let (circuit, entry_points) = (breaker.circuit().clone(), EntryPoints::new(&policy, breaker.clone(), Global::new));
     let key = Key::global();
     let primary_again = async || {
         let watch = Stopwatch::start();

@@ -279,7 +279,7 @@ impl Part {
         let (strategy, hit) = variables[1..].split_at(self.arguments);
         let mut line = line
             .replace("NAME$", &self.function)
-            .replace("MAY_CHANGE$", if self.counts_refusals { "till$ > now" } else { "ahead$" })
+            .replace("MAY_CHANGE$", if self.counts_refusals { "true" } else { "ahead$" })
             .replace("TAG$", &variables[0])
             .replace(", ARGUMENTS$", &strategy.iter().fold(String::new(), |text, name| text + ", " + name))
             .replace("KEY$", &self.key.to_string());
