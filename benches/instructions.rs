@@ -16,8 +16,8 @@ use http::{Request, Response};
 use tower::{Layer, Service};
 use tower_ratelimit::storage::ManualClock;
 use tower_ratelimit::{
-    FixedWindow, Headers, IntoPolicy, Key, LivePolicy, LocalLimiter, MemoryStorage, PeerIp, RateLimitLayer,
-    RateLimiter, SlidingWindowCounter, TokenBucket,
+    FixedWindow, Headers, IntoPolicy, Key, LivePolicy, LocalLimiter, Lockout, MemoryStorage, PeerIp, Policy, Quota,
+    RateLimitLayer, RateLimiter, SlidingWindowCounter, TokenBucket,
 };
 
 use support::hits::address;
@@ -27,9 +27,11 @@ use support::services::{BURST, Hello, answer, request};
 /// The number of inputs that are created. It does not depend on the number of calls.
 const INPUTS: u32 = 20_000;
 
+const MINUTE: Duration = Duration::from_secs(60);
+
 type Path = fn(usize);
 
-const PATHS: [(&str, Path); 19] = [
+const PATHS: [(&str, Path); 20] = [
     ("admit token bucket", |times| admit(TokenBucket::generous(), times)),
     ("admit live token bucket", |times| admit(LivePolicy::new(TokenBucket::generous()), times)),
     ("admit three limits", |times| admit(several(3, u32::MAX), times)),
@@ -38,6 +40,7 @@ const PATHS: [(&str, Path); 19] = [
     ("hit token bucket", |times| hit(TokenBucket::generous(), times)),
     ("hit sliding window counter", hit_after_a_previous_window),
     ("hit fixed window", |times| hit(FixedWindow::generous(), times)),
+    ("hit lockout", |times| hit(Policy::new(Lockout::lasting(MINUTE), Quota::per_minute(u32::MAX)), times)),
     ("hit moving window", hit_moving_window),
     ("hit live token bucket", |times| hit(LivePolicy::new(TokenBucket::generous()), times)),
     ("hit three limits", |times| hit(several(3, u32::MAX), times)),

@@ -3,7 +3,7 @@ use std::time::Duration;
 
 use super::fixed_window::status;
 use super::state::{LEVEL_SHIFT, MAX_LEVEL, level};
-use super::{Hit, Script, State, Status, Strategy};
+use super::{Hit, Outcome, Script, State, Status, Strategy};
 use crate::error::{ConfigError, or_panic};
 use crate::quota::{Period, Quota, Time};
 use crate::time::{Timestamp, micros};
@@ -201,6 +201,19 @@ impl Lockout {
         })
     }
 
+    /// Returns the microseconds until the end of a window that counts hits and has no level, and its
+    /// strikes. It is a faster [`at`](Self::at) for the state that most hits find.
+    #[inline(always)]
+    fn first_window(&self, quota: &Quota, state: &State, now: Timestamp) -> Option<(u64, u32)> {
+        match *state {
+            State::Counts { until, amounts: [strikes, mark] } if mark >> LEVEL_SHIFT == 0 && !self.by_refusals => {
+                let left = until.since(now);
+                (1..=quota.period_micros()).contains(&left).then_some((left, strikes))
+            }
+            _ => None,
+        }
+    }
+
     /// Returns the state of a window or lock.
     #[inline]
     fn state(&self, quota: &Quota, window: Window) -> State {
@@ -308,8 +321,11 @@ impl Strategy for Lockout {
         if self.by_refusals { Self::BY_REFUSALS } else { Self::BY_HITS }
     }
 
-    #[inline]
+    #[inline(always)]
     fn check(&self, quota: &Quota, state: &State, now: Timestamp, cost: u32) -> Status {
+        if let Some((left, strikes)) = self.first_window(quota, state, now) {
+            return status(quota, left, strikes, cost, left);
+        }
         let window = self.at(quota, state, now);
         let status = if self.by_refusals {
             self.status_by_refusals(quota, &window, now, cost, false)
@@ -335,6 +351,24 @@ impl Strategy for Lockout {
             self.strike(quota, state, now, window, cost);
         }
         0
+    }
+
+    #[inline]
+    fn hit(&self, quota: &Quota, state: &mut State, now: Timestamp, cost: u32) -> Outcome {
+        if let Some((_, strikes)) = self.first_window(quota, state, now)
+            && cost < quota.amount().saturating_sub(strikes)
+            && let State::Counts { amounts, .. } = state
+        {
+            amounts[0] += cost;
+            return Outcome::Spent { delay: 0 };
+        }
+        let checked = self.check(quota, state, now, cost);
+        if !checked.is_admitted() {
+            self.refuse(quota, state, now);
+            return Outcome::Refused;
+        }
+        self.spend(quota, state, now, cost);
+        Outcome::spent(0, cost < checked.remaining())
     }
 
     fn charge(&self, quota: &Quota, state: &mut State, now: Timestamp, units: u32) {
