@@ -345,7 +345,7 @@ impl SqliteStorage {
                 return Err(overloaded(&shared.path, MAX_WAITING));
             };
             let (ticket, caller) = Ticket::new();
-            shared.send(Job { work, clock, ticket, _counted: counted })?;
+            shared.send(Job { work, clock, ticket, counted })?;
             caller.wait(started + timeout).await.unwrap_or_else(|unanswered| {
                 Err(match unanswered {
                     Unanswered::Dropped => ended(&shared.path),

@@ -35,11 +35,13 @@ async fn full_disk_is_an_error_and_counts_nothing_until_rows_expire() {
     let worker = Worker::with_file(path.clone(), file);
     let worker = thread::spawn(move || worker.run(&received));
     let policy = Policy::new(FixedWindow::new(), Quota::per_day(1_000));
+    let waiting = Gauge::default();
     let hit = async |client: u32| -> Result<WorkResult, StorageError> {
         let key = format!("{client}{}", "x".repeat(150)).into();
         let work = Work::Change { policy: policy.clone(), key, command: Command::Hit(1) };
-        let ((ticket, caller), counted) = (Ticket::new(), Gauge::default().enter(1, 1).unwrap());
-        calls.send(Job { work, clock: None, ticket, _counted: counted }).unwrap();
+        let (ticket, caller) = Ticket::new();
+        let counted = waiting.enter(1, 1).expect("a call that was answered no longer waits");
+        calls.send(Job { work, clock: None, ticket, counted }).unwrap();
         caller.wait(Instant::now() + Duration::from_secs(20)).await.unwrap()
     };
     assert!(has_reserve(&path));

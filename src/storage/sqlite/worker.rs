@@ -132,7 +132,7 @@ impl Worker {
                 Failure::AtCommit(error) => at_commit(&self.path, error),
             };
             for job in jobs {
-                job.ticket.answer(Err(error.clone()));
+                job.answer(Err(error.clone()));
             }
             return;
         }
@@ -169,7 +169,7 @@ impl Worker {
             self.unsynced.get_or_insert_with(Instant::now);
         }
         for (job, answer) in jobs.drain(..).zip(answers) {
-            job.ticket.answer(answer);
+            job.answer(answer);
         }
         Ok(())
     }
@@ -296,12 +296,18 @@ pub(super) struct Job {
     /// Replaces the wall clock in tests.
     pub(super) clock: Option<Arc<dyn Clock>>,
     pub(super) ticket: Ticket<Result<WorkResult, StorageError>>,
-    pub(super) _counted: Counted,
+    pub(super) counted: Counted,
 }
 
 impl Job {
     /// Returns `true` if the job needs the write lock.
     pub(super) fn writes(&self) -> bool {
         !matches!(self.work, Work::Peek { .. })
+    }
+
+    /// Answers the caller. It no longer counts as waiting when it learns the answer.
+    fn answer(self, answer: Reply) {
+        drop(self.counted);
+        self.ticket.answer(answer);
     }
 }
