@@ -18,5 +18,6 @@ mod reservation;
 mod serde;
 mod settle;
 mod text;
+mod upstream;
 mod values;
 mod vectors;
