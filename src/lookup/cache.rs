@@ -17,7 +17,7 @@ use tokio::sync::{Semaphore, watch};
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep, timeout};
 
-use super::{Found, Lookup, LookupError, LookupResult, PolicyLookup, Tenant};
+use super::{Found, Lookup, LookupError, LookupResult, Source, Tenant};
 use crate::extract::Head;
 use crate::sync::unpoisoned;
 
@@ -34,13 +34,17 @@ const WAITING_PER_LOOKUP: usize = 16;
 pub(super) struct LookupCache<I>(Arc<Shared<I>>);
 
 struct Shared<I> {
-    lookup: PolicyLookup<I>,
+    source: Source<I>,
     results: Cache<I, Arc<Cached>>,
-    /// The lookups that run, and those that wait for a permit.
+    /// The lookups that run, and those that wait for a permit. A result is inserted under this lock,
+    /// so a forgotten lookup inserts none.
     flights: Mutex<HashMap<I, Flight>>,
     max_flights: usize,
     permits: Semaphore,
 }
+
+/// The lock on the lookups in flight.
+type Flights<'a, I> = MutexGuard<'a, HashMap<I, Flight>>;
 
 /// A successful result.
 struct Cached {
@@ -52,16 +56,36 @@ struct Cached {
     is_stale: bool,
 }
 
+impl<I> Clone for LookupCache<I> {
+    fn clone(&self) -> Self {
+        Self(Arc::clone(&self.0))
+    }
+}
+
 impl<I: Clone + Eq + Hash + Send + Sync + 'static> LookupCache<I> {
-    pub(super) fn new(lookup: PolicyLookup<I>) -> Self {
-        let max_lookups = lookup.settings.max_lookups.clamp(1, Semaphore::MAX_PERMITS);
+    pub(super) fn new(source: Source<I>) -> Self {
+        let max_lookups = source.settings.max_lookups.clamp(1, Semaphore::MAX_PERMITS);
         Self(Arc::new(Shared {
-            results: cache(lookup.settings.max_tenants.max(1)),
+            results: cache(source.settings.max_tenants.max(1)),
             flights: Mutex::default(),
             max_flights: max_lookups.saturating_mul(1 + WAITING_PER_LOOKUP),
             permits: Semaphore::new(max_lookups),
-            lookup,
+            source,
         }))
+    }
+
+    pub(super) fn forget(&self, id: &I) {
+        let mut flights = self.0.flights();
+        let removed = (flights.remove(id), self.0.results.remove(id));
+        // A value is dropped after the lock is released, because its `Drop` may use the lookup.
+        drop(flights);
+        drop(removed);
+    }
+
+    pub(super) fn clear(&self) {
+        let mut flights = self.0.flights();
+        flights.clear();
+        self.0.results.clear();
     }
 
     /// Joins the lookup of this id that is in flight, or starts one.
@@ -72,11 +96,11 @@ impl<I: Clone + Eq + Hash + Send + Sync + 'static> LookupCache<I> {
             Ok(flight) => flight,
             Err(known) => return known.map_or_else(Found::Failed, Found::Tenant),
         };
-        let (shared, limit) = (Arc::clone(&self.0), self.0.lookup.settings.timeout);
+        let (shared, limit) = (Arc::clone(&self.0), self.0.source.settings.timeout);
         // A timer of this runtime, because that of the lookup may not run.
         let result = timeout(limit, Arc::clone(&self.0).wait(runtime, id.clone(), flight));
         Found::Pending(Box::pin(async move {
-            result.await.unwrap_or_else(|_| shared.keep(&id, Err(LookupError::timed_out(limit))))
+            result.await.unwrap_or_else(|_| shared.keep(&shared.flights(), &id, Err(LookupError::timed_out(limit))))
         }))
     }
 }
@@ -100,7 +124,7 @@ fn runtime_with_time() -> Option<Handle> {
 
 impl<I: Clone + Eq + Hash + Send + Sync + 'static> Lookup for LookupCache<I> {
     fn find(&self, head: &Head<'_>) -> Found {
-        let id = match (self.0.lookup.id)(head) {
+        let id = match (self.0.source.id)(head) {
             Ok(Some(id)) => id,
             Ok(None) => return Found::Unlimited,
             Err(missing) => return Found::Missing(missing),
@@ -133,10 +157,9 @@ impl<I: Clone + Eq + Hash + Send + Sync + 'static> Shared<I> {
         }
         let in_flight = flights.len();
         if known.is_none() && in_flight >= self.max_flights {
-            drop(flights);
-            return Err(self.keep(id, Err(LookupError::too_many(in_flight))));
+            return Err(self.keep(&flights, id, Err(LookupError::too_many(in_flight))));
         }
-        let (sender, flight) = start_flight(self.lookup.settings.timeout);
+        let (sender, flight) = start_flight(self.source.settings.timeout);
         flights.insert(id.clone(), flight.clone());
         drop(flights);
         let task = Task { shared: Arc::clone(self), id: id.clone(), flight: flight.clone(), sender };
@@ -156,9 +179,9 @@ impl<I: Clone + Eq + Hash + Send + Sync + 'static> Shared<I> {
     }
 
     /// Caches a successful result. Replaces an error by the last good result, if there is one.
-    fn keep(&self, id: &I, result: LookupResult) -> LookupResult {
+    fn keep(&self, _flights: &Flights<'_, I>, id: &I, result: LookupResult) -> LookupResult {
         let (tenant, ttl, is_stale) = match result {
-            Ok(tenant) => (tenant, self.lookup.settings.ttl, false),
+            Ok(tenant) => (tenant, self.source.settings.ttl, false),
             Err(error) => match self.results.get(id) {
                 Some(last) if last.is_fresh() => return Ok(Arc::clone(&last.tenant)),
                 Some(last) => (Arc::clone(&last.tenant), RETRY_AFTER, true),
@@ -171,7 +194,7 @@ impl<I: Clone + Eq + Hash + Send + Sync + 'static> Shared<I> {
         Ok(tenant)
     }
 
-    fn flights(&self) -> MutexGuard<'_, HashMap<I, Flight>> {
+    fn flights(&self) -> Flights<'_, I> {
         unpoisoned(self.flights.lock())
     }
 }
@@ -196,14 +219,14 @@ struct Task<I: Clone + Eq + Hash + Send + Sync + 'static> {
 impl<I: Clone + Eq + Hash + Send + Sync + 'static> Task<I> {
     /// Looks up the tenant, and sends the result to the requests that wait for it.
     async fn look_up(self) {
-        let limit = self.shared.lookup.settings.timeout;
+        let limit = self.shared.source.settings.timeout;
         let looking_up = async {
             let _permit = self.shared.permits.acquire().await;
             // The lookup has a task of its own, because it may panic. Dropping the set at the
             // timeout aborts this task.
             let mut task = JoinSet::new();
             let (shared, id) = (Arc::clone(&self.shared), self.id.clone());
-            task.spawn(async move { (shared.lookup.look_up)(id).await });
+            task.spawn(async move { (shared.source.look_up)(id).await });
             task.join_next().await
         };
         let result = match timeout(limit, looking_up).await {
@@ -212,12 +235,15 @@ impl<I: Clone + Eq + Hash + Send + Sync + 'static> Task<I> {
             Ok(_) => Err(LookupError::panicked()),
             Err(_) => Err(LookupError::timed_out(limit)),
         };
-        // A lookup that was replaced because it is overdue may have an older result.
-        let result = if self.is_current(&self.shared.flights()) { self.shared.keep(&self.id, result) } else { result };
+        let flights = self.shared.flights();
+        // A lookup that was forgotten, or replaced because it is overdue, may have an older tenant.
+        let is_older = result.is_ok() && !self.is_current(&flights);
+        let result = if is_older { result } else { self.shared.keep(&flights, &self.id, result) };
+        drop(flights);
         self.sender.complete(result);
     }
 
-    fn is_current(&self, flights: &HashMap<I, Flight>) -> bool {
+    fn is_current(&self, flights: &Flights<'_, I>) -> bool {
         flights.get(&self.id).is_some_and(|flight| flight.is(&self.flight))
     }
 }

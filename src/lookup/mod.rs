@@ -12,19 +12,20 @@
 
 mod cache;
 mod error;
+mod tenant;
 
 use std::fmt;
 use std::hash::Hash;
 use std::pin::Pin;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use self::cache::LookupCache;
 pub use self::error::LookupError;
+pub(crate) use self::tenant::Outcome;
+pub use self::tenant::Tenant;
 use crate::error::BoxError;
 use crate::extract::{Head, KeyError};
-use crate::key::Key;
-use crate::policy::{IntoPolicy, SharedPolicy};
 
 /// Chooses the policy of each request by an asynchronous lookup of its [`Tenant`], for example in
 /// a database. It is the asynchronous counterpart of [`policy_by`](crate::policy_by).
@@ -63,7 +64,8 @@ use crate::policy::{IntoPolicy, SharedPolicy};
 ///
 /// # The cache
 ///
-/// - Each layer has its own cache, which its clones share.
+/// - Clones of a lookup share one cache, and so do the layers that use them. A clone that changes a
+///   setting gets a cache of its own.
 /// - Every [`Tenant`] is cached, also one that is not limited, and one that is a [`KeyError`].
 ///   Errors of the lookup itself are not cached.
 /// - Each id has at most one lookup in flight. Requests with the same id wait for it.
@@ -75,6 +77,8 @@ use crate::policy::{IntoPolicy, SharedPolicy};
 ///   ([`max_lookups`](Self::max_lookups)). Further lookups fail immediately.
 /// - A lookup fails after one second, including the time that it waits for others
 ///   ([`timeout`](Self::timeout)).
+/// - [`forget`](Self::forget) removes an id, for example after its plan has changed.
+///   [`clear`](Self::clear) removes all.
 ///
 /// A client that sends many invalid ids causes a lookup for each. Authenticate clients first where
 /// you can, and put a layer that limits by address around this one.
@@ -102,6 +106,13 @@ use crate::policy::{IntoPolicy, SharedPolicy};
 /// not run until the [timeout](Self::timeout), another runtime starts a new lookup.
 #[must_use = "a lookup does nothing until a layer uses it"]
 pub struct PolicyLookup<I> {
+    source: Source<I>,
+    /// Filled when the first layer uses the lookup or a clone.
+    cache: Arc<OnceLock<LookupCache<I>>>,
+}
+
+/// The closures and the settings of a lookup.
+struct Source<I> {
     id: Arc<IdFn<I>>,
     look_up: Arc<LookUpFn<I>>,
     settings: Settings,
@@ -136,7 +147,7 @@ impl<I: Clone + Eq + Hash + Send + Sync + 'static> PolicyLookup<I> {
         T: Into<Tenant>,
         E: Into<BoxError>,
     {
-        Self {
+        let source = Source {
             id: Arc::new(move |head: &Head<'_>| id(head).into_id()),
             look_up: Arc::new(move |id| {
                 let found = look_up(id);
@@ -148,42 +159,69 @@ impl<I: Clone + Eq + Hash + Send + Sync + 'static> PolicyLookup<I> {
                 max_lookups: 64,
                 timeout: Duration::from_secs(1),
             },
-        }
+        };
+        Self { source, cache: Arc::default() }
     }
 
     /// Sets the time to live of a result. Defaults to 1 minute.
     ///
     /// With zero, each request waits for a lookup. Requests with the same id still share a lookup
     /// that is in flight.
-    pub fn ttl(mut self, ttl: Duration) -> Self {
-        self.settings.ttl = ttl;
-        self
+    pub fn ttl(self, ttl: Duration) -> Self {
+        self.with(|settings| settings.ttl = ttl)
     }
 
     /// Sets the maximum number of ids in the cache. 0 counts as 1. Defaults to 10,000.
-    pub fn max_tenants(mut self, max_tenants: usize) -> Self {
-        self.settings.max_tenants = max_tenants;
-        self
+    pub fn max_tenants(self, max_tenants: usize) -> Self {
+        self.with(|settings| settings.max_tenants = max_tenants)
     }
 
     /// Sets the maximum number of lookups that run at the same time. Up to 16 times as many wait
     /// until one of them has ended, 1,024 by default. Further lookups fail immediately. 0 counts as
     /// 1. Defaults to 64.
-    pub fn max_lookups(mut self, max_lookups: usize) -> Self {
-        self.settings.max_lookups = max_lookups;
-        self
+    pub fn max_lookups(self, max_lookups: usize) -> Self {
+        self.with(|settings| settings.max_lookups = max_lookups)
     }
 
     /// Sets the timeout of a lookup. A lookup that takes longer is aborted and counts as failed.
     /// The timeout includes the wait for [other lookups](Self::max_lookups). Defaults to 1 second.
-    pub fn timeout(mut self, timeout: Duration) -> Self {
-        self.settings.timeout = timeout;
-        self
+    pub fn timeout(self, timeout: Duration) -> Self {
+        self.with(|settings| settings.timeout = timeout)
     }
 
-    /// Returns the lookup with an empty cache.
+    /// Changes a setting. The lookup no longer shares the cache of its clones.
+    fn with(mut self, change: impl FnOnce(&mut Settings)) -> Self {
+        change(&mut self.source.settings);
+        Self { source: self.source, cache: Arc::default() }
+    }
+
+    /// Removes the result of this id from the cache. The next request with the id waits for a new
+    /// lookup. Call it when the tenant has changed in the database.
+    ///
+    /// A lookup of the id that is in flight is not stopped. Its result is used by the requests that
+    /// wait for it already, and is not cached.
+    ///
+    /// The last good result is removed too. If the new lookup fails, [`OnError`](crate::OnError)
+    /// applies.
+    ///
+    /// Each process has its own cache. In the others, a result is used until its
+    /// [time to live](Self::ttl) ends.
+    pub fn forget(&self, id: &I) {
+        if let Some(cache) = self.cache.get() {
+            cache.forget(id);
+        }
+    }
+
+    /// Removes the results of all ids from the cache, like [`forget`](Self::forget) for each.
+    pub fn clear(&self) {
+        if let Some(cache) = self.cache.get() {
+            cache.clear();
+        }
+    }
+
+    /// Returns the lookup with the cache that its clones share.
     pub(crate) fn into_lookup(self) -> Arc<dyn Lookup> {
-        Arc::new(LookupCache::new(self))
+        Arc::new(self.cache.get_or_init(|| LookupCache::new(self.source)).clone())
     }
 }
 
@@ -236,67 +274,14 @@ pub(crate) type Finding = Pin<Box<dyn Future<Output = LookupResult> + Send>>;
 
 impl<I> Clone for PolicyLookup<I> {
     fn clone(&self) -> Self {
-        Self { id: Arc::clone(&self.id), look_up: Arc::clone(&self.look_up), settings: self.settings }
+        let Source { id, look_up, settings } = &self.source;
+        let source = Source { id: Arc::clone(id), look_up: Arc::clone(look_up), settings: *settings };
+        Self { source, cache: Arc::clone(&self.cache) }
     }
 }
 
 impl<I> fmt::Debug for PolicyLookup<I> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("PolicyLookup").field("settings", &self.settings).finish_non_exhaustive()
-    }
-}
-
-/// The result of a [`PolicyLookup`](crate::PolicyLookup). It decides what happens to the requests
-/// with one id.
-///
-/// Created with `Tenant::from` or `into` from one of these:
-///
-/// | type | effect on the requests |
-/// |---|---|
-/// | [`Policy`](crate::Policy), [`Quota`](crate::Quota) or [`Limit`](crate::Limit) | they are limited by this policy |
-/// | [`LivePolicy`](crate::LivePolicy) | they are limited by its current policy, even while the tenant is cached |
-/// | an `Option` of one of these | `None` means that they are not limited |
-/// | [`KeyError`] | they are rejected with the status of the error |
-#[derive(Clone, Debug)]
-pub struct Tenant(pub(crate) Outcome);
-
-#[derive(Clone, Debug)]
-pub(crate) enum Outcome {
-    Limited(SharedPolicy, Option<Key>),
-    Unlimited,
-    Rejected(KeyError),
-}
-
-impl Tenant {
-    /// Sets the key of the tenant's requests. The layer's extractor is then not called for them.
-    /// Defaults to the key that the extractor returns.
-    ///
-    /// Does nothing for a tenant that is not limited or is a [`KeyError`].
-    #[must_use]
-    pub fn key(self, key: Key) -> Self {
-        match self.0 {
-            Outcome::Limited(policy, _) => Self(Outcome::Limited(policy, Some(key))),
-            other => Self(other),
-        }
-    }
-}
-
-impl<P: IntoPolicy> From<P> for Tenant {
-    fn from(policy: P) -> Self {
-        Self(Outcome::Limited(policy.into_shared(), None))
-    }
-}
-
-impl<P: IntoPolicy> From<Option<P>> for Tenant {
-    fn from(policy: Option<P>) -> Self {
-        policy.map_or(Self(Outcome::Unlimited), Self::from)
-    }
-}
-
-/// Rejects the tenant's requests with the status of the error. Use it for an unknown id, for
-/// example.
-impl From<KeyError> for Tenant {
-    fn from(error: KeyError) -> Self {
-        Self(Outcome::Rejected(error))
+        f.debug_struct("PolicyLookup").field("settings", &self.source.settings).finish_non_exhaustive()
     }
 }

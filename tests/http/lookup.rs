@@ -23,14 +23,14 @@ use tower_ratelimit::{
     RateLimitLayer, Tenant,
 };
 
-type Lookup = PolicyLookup<HeaderValue>;
+pub(crate) type Lookup = PolicyLookup<HeaderValue>;
 
 /// Bounds a wait that ends as soon as the code works.
 const GENEROUS: Duration = Duration::from_secs(30);
 
 /// A database of tenants that counts its queries.
 #[derive(Clone)]
-struct Database(Arc<State>);
+pub(crate) struct Database(Arc<State>);
 
 struct State {
     plans: Mutex<BTreeMap<&'static str, &'static str>>,
@@ -41,14 +41,14 @@ struct State {
 }
 
 #[derive(Clone, Copy)]
-enum Behavior {
+pub(crate) enum Behavior {
     Works,
     Fails,
     Hangs,
     Panics,
 }
 
-const QUERY: Duration = Duration::from_millis(10);
+pub(crate) const QUERY: Duration = Duration::from_millis(10);
 
 struct InFlight<'a>(&'a AtomicUsize);
 
@@ -59,7 +59,7 @@ impl Drop for InFlight<'_> {
 }
 
 impl Database {
-    fn new() -> Self {
+    pub(crate) fn new() -> Self {
         Self(Arc::new(State {
             plans: Mutex::new(BTreeMap::from([("a", "5/hour"), ("b", "7/hour")])),
             behavior: Mutex::new(Behavior::Works),
@@ -69,15 +69,15 @@ impl Database {
         }))
     }
 
-    fn set(&self, behavior: Behavior) {
+    pub(crate) fn set(&self, behavior: Behavior) {
         *self.0.behavior.lock().unwrap() = behavior;
     }
 
-    fn plan(&self, tenant: &'static str, plan: &'static str) {
+    pub(crate) fn plan(&self, tenant: &'static str, plan: &'static str) {
         self.0.plans.lock().unwrap().insert(tenant, plan);
     }
 
-    fn queries(&self) -> usize {
+    pub(crate) fn queries(&self) -> usize {
         self.0.queries.swap(0, Ordering::SeqCst)
     }
 
@@ -98,7 +98,7 @@ impl Database {
         Ok(plans.get(tenant.to_str().unwrap()).map(|plan| policy(plan).with_name(tenant.to_str().unwrap())))
     }
 
-    fn lookup(&self) -> Lookup {
+    pub(crate) fn lookup(&self) -> Lookup {
         let database = self.clone();
         PolicyLookup::new(tenant_of, move |tenant| {
             let database = database.clone();
@@ -107,7 +107,7 @@ impl Database {
     }
 }
 
-fn tenant_of(head: &Head<'_>) -> Result<Option<HeaderValue>, KeyError> {
+pub(crate) fn tenant_of(head: &Head<'_>) -> Result<Option<HeaderValue>, KeyError> {
     match head.headers.get("x-tenant") {
         Some(tenant) if tenant.is_empty() => Ok(None),
         Some(tenant) => Ok(Some(tenant.clone())),
@@ -115,15 +115,15 @@ fn tenant_of(head: &Head<'_>) -> Result<Option<HeaderValue>, KeyError> {
     }
 }
 
-fn layer(lookup: Lookup) -> RateLimitLayer {
+pub(crate) fn layer(lookup: Lookup) -> RateLimitLayer {
     RateLimitLayer::new(lookup, Header::new("x-tenant"))
 }
 
-fn from(tenant: &str) -> Request<()> {
+pub(crate) fn from(tenant: &str) -> Request<()> {
     with("x-tenant", tenant)
 }
 
-fn limit<B>(response: &Response<B>) -> Option<&str> {
+pub(crate) fn limit<B>(response: &Response<B>) -> Option<&str> {
     Some(response.headers().get("x-ratelimit-limit")?.to_str().unwrap())
 }
 

@@ -18,6 +18,7 @@ mod live_policy;
 mod lockout;
 mod log;
 mod lookup;
+mod lookup_forget;
 mod middleware;
 mod nat64;
 #[cfg(feature = "metrics")]
