@@ -14,6 +14,7 @@
 //! | Export metrics, set alerts, read logs and lints | [Monitoring](monitoring) |
 //! | Start, check health, rotate logins, change limits, upgrade | [Deploying](deploying) |
 //! | Move from `tower_governor` | [Migrating](migrating_from_tower_governor) |
+//! | Move from `axum-governor`, `actix-limitation` or a `DashMap` | [Migrating from others](migrating_from_others) |
 //!
 //! # The path of a request
 //!
@@ -182,4 +183,8 @@ pub mod deploying {
 
 pub mod migrating_from_tower_governor {
     #![doc = include_str!("migrating_from_tower_governor.md")]
+}
+
+pub mod migrating_from_others {
+    #![doc = include_str!("migrating_from_others.md")]
 }
