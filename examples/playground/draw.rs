@@ -80,17 +80,18 @@ pub(crate) fn bands(lane: &Lane, setup: &Checked) -> Bands {
         y = curves::draw(&mut content, &curves.remaining, &remaining, axis, y + GAP);
         let highest = curves.trailing.highest();
         let promise = promise::of(limit);
+        let Some(most) = promise.most else { continue };
         let past = period(limit);
         let (past, promised) = match axis.plot() {
             0.0..400.0 => (format!("past {past}"), "promised"),
             _ => (format!("started in the past {past}"), "promised at most"),
         };
         let trailing = curves::Band {
-            caption: format!("{past}: highest {highest}, {promised} {} ({})", promise.most, promise.formula),
+            caption: format!("{past}: highest {highest}, {promised} {most} ({})", promise.formula),
             class: "rl-trailing",
             color: svg::ADMITTED,
-            top: highest.max(promise.most),
-            promise: Some(promise.most),
+            top: highest.max(most),
+            promise: Some(most),
         };
         y = curves::draw(&mut content, &curves.trailing, &trailing, axis, y + GAP);
     }

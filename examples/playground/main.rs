@@ -8,6 +8,7 @@
 
 mod draw;
 mod limits;
+mod locks;
 mod page;
 mod pictures;
 mod promise;
@@ -21,6 +22,7 @@ mod trial;
 
 /// The code that the page offers to copy, so that the compiler checks it.
 #[cfg(test)]
+#[rustfmt::skip] // as the page writes it
 mod snippets;
 
 use std::net::SocketAddr;
@@ -117,15 +119,16 @@ mod tests {
         assert_eq!(status, StatusCode::OK, "{body}");
         let answer: serde_json::Value = serde_json::from_str(&body).unwrap();
         let titles: Vec<_> = answer["lanes"].as_array().unwrap().iter().map(|lane| &lane["title"]).collect();
-        let six = [
+        let all = [
             "Fixed window",
             "Sliding window counter",
             "Moving window",
             "Elastic window",
+            "Lockout",
             "Token bucket",
             "Leaky bucket",
         ];
-        assert_eq!(titles, six);
+        assert_eq!(titles, all);
 
         let (status, body) =
             send(&app(), simulation("mode=policy&policy=5/second;%20100/hour&traffic=poisson&hits=20000")).await;

@@ -52,7 +52,7 @@ fn picture(lane: &Lane, setup: &Checked) -> String {
     svg(&label, f64::from(WIDTH), part.height, &part.svg)
 }
 
-/// Returns the six strategies in two columns.
+/// Returns all strategies in two columns.
 fn sheet(lanes: &[Lane], setup: &Checked) -> String {
     let mut content = String::new();
     let mut y = GAP / 2.0;
@@ -63,7 +63,7 @@ fn sheet(lanes: &[Lane], setup: &Checked) -> String {
         }
         y += parts.iter().map(|part| part.height).fold(0.0, f64::max) + GAP;
     }
-    let label = "The six strategies on the same traffic, each with 10 per minute";
+    let label = "All strategies on the same traffic, each with 10 per minute";
     svg(label, f64::from(2 * PART), y, &content)
 }
 

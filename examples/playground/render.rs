@@ -58,8 +58,10 @@ pub(crate) fn summary(lane: &Lane) -> String {
     }
     for (limit, curves) in lane.policy.limits().iter().zip(&lane.limits) {
         let (most, period) = (curves.trailing.highest(), draw::time(limit.quota().period_micros()));
-        let promise = promise::of(limit);
-        summary += &format!(". At most {most} started in any {period}, and {limit} promises at most {}", promise.most);
+        summary += &format!(". At most {most} started in any {period}");
+        if let Some(promised) = promise::of(limit).most {
+            summary += &format!(", and {limit} promises at most {promised}");
+        }
     }
     summary + "."
 }

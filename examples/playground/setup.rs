@@ -1,8 +1,10 @@
 //! The setup of a simulation, as in the query of the page's address.
 
+use std::time::Duration;
+
 use serde::{Deserialize, Serialize};
-use tower_ratelimit::{ConfigError, ElasticWindow, FixedWindow, LeakyBucket, Limit, MovingWindow, Policy, Quota};
-use tower_ratelimit::{SlidingWindowCounter, TokenBucket};
+use tower_ratelimit::{ConfigError, ElasticWindow, FixedWindow, LeakyBucket, Limit, Lockout, MovingWindow, Policy};
+use tower_ratelimit::{Quota, SlidingWindowCounter, TokenBucket};
 
 use crate::traffic::{MAX_HITS, Traffic};
 
@@ -11,7 +13,7 @@ const MAX_LIMITS: usize = 4;
 #[derive(Clone, Debug, Deserialize)]
 #[serde(default)]
 pub(crate) struct Setup {
-    /// `six` compares all strategies with the quota of the first limit. `policy` shows one policy.
+    /// `all` compares all strategies with the quota of the first limit. `policy` shows one policy.
     pub(crate) mode: Mode,
     pub(crate) policy: String,
     pub(crate) traffic: Traffic,
@@ -29,14 +31,14 @@ pub(crate) struct Setup {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum Mode {
-    Six,
+    All,
     Policy,
 }
 
 impl Default for Setup {
     fn default() -> Self {
         Self {
-            mode: Mode::Six,
+            mode: Mode::All,
             policy: "10/minute".to_owned(),
             traffic: Traffic::Mixed,
             hits: None,
@@ -99,7 +101,7 @@ impl Setup {
         }
         let policies = match self.mode {
             Mode::Policy => vec![policy],
-            Mode::Six => match six(first) {
+            Mode::All => match all(first) {
                 Ok(policies) => policies,
                 Err(error) => return invalid("policy", error.to_string()),
             },
@@ -124,7 +126,7 @@ fn clicks(text: &str) -> Result<Vec<u32>, Invalid> {
 
 /// Returns a policy for each strategy, with the quota of `first`. `first` itself is the policy of
 /// its own strategy, so that its burst, its queue and its alignment are shown.
-pub(crate) fn six(first: &Limit) -> Result<Vec<Policy>, ConfigError> {
+pub(crate) fn all(first: &Limit) -> Result<Vec<Policy>, ConfigError> {
     let quota = first.quota();
     let plain = Quota::try_per(quota.amount(), quota.period())?;
     let bucket = quota.burst_size().map_or(Ok(plain), |burst| plain.try_burst(burst))?;
@@ -133,6 +135,7 @@ pub(crate) fn six(first: &Limit) -> Result<Vec<Policy>, ConfigError> {
         Limit::try_new(SlidingWindowCounter::new(), plain)?,
         Limit::try_new(MovingWindow::new(), plain)?,
         Limit::try_new(ElasticWindow::new(), plain)?,
+        Limit::try_new(lockout(quota.period()), plain)?,
         Limit::try_new(TokenBucket::new(), bucket)?,
         Limit::try_new(LeakyBucket::new(), plain)?,
     ];
@@ -142,4 +145,10 @@ pub(crate) fn six(first: &Limit) -> Result<Vec<Policy>, ConfigError> {
         .map(|limit| if family(&limit) == family(first) { first.clone() } else { limit })
         .map(Policy::from)
         .collect())
+}
+
+/// Returns a lockout whose locks last for one, two, four and then eight periods.
+fn lockout(period: Duration) -> Lockout {
+    let longest = period.saturating_mul(8).min(Duration::from_micros(MAX_SPAN));
+    Lockout::lasting(period).escalating(2, longest)
 }

@@ -206,6 +206,7 @@ mod tests {
             ("sliding-window-counter 100/minute", 101),
             ("moving-window 100/minute", 100),
             ("elastic-window 100/minute", 99),
+            ("lockout 100/minute for 1m", 99),
             ("token-bucket 100/minute burst 10", 13),
         ];
         for (policy, admitted) in guide {
@@ -222,13 +223,17 @@ mod tests {
     fn no_lane_exceeds_its_promise() {
         use Traffic::{Bursts, Greedy, Mixed, Poisson, Retry, Steady, Zipf};
         for traffic in [Mixed, Steady, Bursts, Greedy, Poisson, Zipf, Retry] {
-            for policy in
-                ["10/minute", "7/second burst 3", "fixed-window-aligned 5/minute", "leaky-bucket 9/minute queue 4"]
-            {
+            for policy in [
+                "10/minute",
+                "7/second burst 3",
+                "fixed-window-aligned 5/minute",
+                "leaky-bucket 9/minute queue 4",
+                "lockout 3/minute for 25s x2 up to 50s",
+            ] {
                 let setup = Setup { traffic, policy: policy.to_owned(), hits: Some(500), ..Setup::default() };
                 for lane in run(&setup) {
                     let limit = &lane.policy.limits()[0];
-                    let (most, promise) = (lane.limits[0].trailing.highest(), promise::of(limit).most);
+                    let (most, promise) = (lane.limits[0].trailing.highest(), promise::of(limit).most.unwrap());
                     assert!(most <= promise, "{traffic:?} {limit}: {most} > {promise}");
                 }
             }
@@ -243,6 +248,17 @@ mod tests {
             let twice = lane.hits.windows(2).find(|two| two.iter().all(|it| it.verdict == Verdict::Refused));
             assert!(twice.is_none(), "{}: refused again at {:?}", lane.policy, twice.map(|two| two[1].hit));
         }
+    }
+
+    #[test]
+    fn lockout_lane_has_locks_of_one_two_four_and_eight_periods() {
+        let setup = Setup { traffic: Traffic::Steady, periods: 20, hits: Some(2_000), ..Setup::default() };
+        let lanes = run(&setup);
+        let lane = lanes.iter().find(|lane| lane.policy.to_string().starts_with("lockout")).unwrap();
+        // A hit every 0.6 s: ten of them are admitted, and the tenth starts a lock.
+        let locks = lane.hits.chunk_by(|a, b| a.start().is_none() == b.start().is_none());
+        let locks: Vec<usize> = locks.map(<[Decided]>::len).collect();
+        assert_eq!(locks, [10, 99, 10, 199, 10, 399, 10, 799, 10, 454]);
     }
 
     #[test]

@@ -5,35 +5,47 @@ use std::time::Duration;
 
 use tower_ratelimit::{Limit, Policy, Quota};
 
+use crate::locks::{self, Locks};
+
+/// What the limits of a policy add to its code.
+#[derive(Default)]
+struct Parts {
+    uses: BTreeSet<&'static str>,
+    lockouts: Vec<String>,
+}
+
 /// Returns a function that builds a layer with this policy, with its imports.
 pub(crate) fn of(policy: &Policy) -> String {
-    let mut uses = BTreeSet::from(["PeerIp", "Policy", "Quota", "RateLimitLayer"]);
+    let mut parts = Parts::default();
+    parts.uses.extend(["PeerIp", "Policy", "Quota", "RateLimitLayer"]);
     let mut limits = policy.limits().iter();
     let mut built = match limits.next() {
-        Some(first) if first.name().is_some() => format!("Policy::from({})", limit(first, &mut uses)),
-        Some(first) => format!("Policy::new({})", arguments(first, &mut uses)),
+        Some(first) if first.name().is_some() => format!("Policy::from({})", limit(first, &mut parts)),
+        Some(first) => format!("Policy::new({})", arguments(first, &mut parts)),
         None => String::new(),
     };
     for further in limits {
         built += &match further.name() {
-            Some(_) => format!("\n        .with({})", limit(further, &mut uses)),
-            None => format!("\n        .limit({})", arguments(further, &mut uses)),
+            Some(_) => format!("\n        .with({})", limit(further, &mut parts)),
+            None => format!("\n        .limit({})", arguments(further, &mut parts)),
         };
     }
     for shadow in policy.shadows().iter().flat_map(Policy::limits) {
-        built += &format!("\n        .shadow({})", limit(shadow, &mut uses));
+        built += &format!("\n        .shadow({})", limit(shadow, &mut parts));
     }
     if let Some(name) = policy.name() {
         built += &format!("\n        .with_name({name:?})");
     }
-    let duration = if built.contains("Duration::") { "use std::time::Duration;\n\n" } else { "" };
-    let uses: Vec<&str> = uses.into_iter().collect();
+    let lockouts = parts.lockouts.concat();
+    let duration =
+        if built.contains("Duration::") || !lockouts.is_empty() { "use std::time::Duration;\n\n" } else { "" };
+    let uses: Vec<&str> = parts.uses.into_iter().collect();
     format!(
         "{duration}use tower_ratelimit::{{{uses}}};
 
 /// For each client address: {policy}
 pub fn rate_limit() -> RateLimitLayer {{
-    let policy = {built};
+{lockouts}    let policy = {built};
     RateLimitLayer::new(policy, PeerIp::new())
 }}
 
@@ -43,14 +55,14 @@ pub fn rate_limit() -> RateLimitLayer {{
     )
 }
 
-fn limit(limit: &Limit, uses: &mut BTreeSet<&'static str>) -> String {
-    uses.insert("Limit");
+fn limit(limit: &Limit, parts: &mut Parts) -> String {
+    parts.uses.insert("Limit");
     let name = limit.name().map(|name| format!(".named({name:?})")).unwrap_or_default();
-    format!("Limit::new({}){name}", arguments(limit, uses))
+    format!("Limit::new({}){name}", arguments(limit, parts))
 }
 
 /// Returns the strategy and the quota as arguments.
-fn arguments(limit: &Limit, uses: &mut BTreeSet<&'static str>) -> String {
+fn arguments(limit: &Limit, parts: &mut Parts) -> String {
     let (strategy, constructor) = match limit.strategy().name() {
         "fixed-window" => ("FixedWindow", "new()"),
         "fixed-window-aligned" => ("FixedWindow", "aligned()"),
@@ -59,13 +71,38 @@ fn arguments(limit: &Limit, uses: &mut BTreeSet<&'static str>) -> String {
         "moving-window" => ("MovingWindow", "new()"),
         "elastic-window" => ("ElasticWindow", "new()"),
         "leaky-bucket" => ("LeakyBucket", "new()"),
-        _ => ("TokenBucket", "new()"),
+        "token-bucket" => ("TokenBucket", "new()"),
+        _ => ("Lockout", ""),
     };
-    uses.insert(strategy);
+    parts.uses.insert(strategy);
+    if let Some(locks) = locks::of(limit) {
+        let name = lockout(&locks, parts);
+        return format!("{name}, {}", quota(limit.quota()));
+    }
     let text = limit.to_string();
     let queue = text.rsplit_once(" queue ").and_then(|(_, places)| places.parse().ok());
     let queue = queue.map(|places: u64| format!(".queue({})", digits(places))).unwrap_or_default();
     format!("{strategy}::{constructor}{queue}, {}", quota(limit.quota()))
+}
+
+/// Adds the statement that builds a lockout, and returns the name of its variable.
+fn lockout(locks: &Locks, parts: &mut Parts) -> String {
+    let name = match parts.lockouts.len() {
+        0 => "lockout".to_owned(),
+        others => format!("lockout_{}", others + 1),
+    };
+    let mut code = format!("    let {name} = Lockout::lasting({})", duration(locks.first));
+    if let Some((factor, longest)) = locks.escalation {
+        code += &format!("\n        .escalating({factor}, {})", duration(longest));
+    }
+    if let Some(quiet) = locks.forget {
+        code += &format!("\n        .forgetting_after({})", duration(quiet));
+    }
+    if locks.by_refusals {
+        code += "\n        .by_refusals()";
+    }
+    parts.lockouts.push(code + ";\n");
+    name
 }
 
 fn quota(quota: &Quota) -> String {
@@ -102,7 +139,7 @@ fn digits(number: u64) -> String {
 }
 
 /// Policies with every strategy and every option of the text form.
-const SAMPLES: [&str; 13] = [
+const SAMPLES: [&str; 15] = [
     "fixed-window 10/minute",
     "fixed-window-aligned 1000/day",
     "sliding-window-counter 10/minute",
@@ -116,6 +153,8 @@ const SAMPLES: [&str; 13] = [
     "fixed-window 3/250ms; moving-window 7/1500ms; shadow elastic-window 9/week",
     "\"free\": 10/second; \"daily\" moving-window 10000/day",
     "limit \"first\" 10/second; 20/minute",
+    "lockout 5/10m for 15m x2 up to 1d forget 7d",
+    "10/second; limit \"lockout 1 for all\" lockout 100 refusals/m for 1h; lockout 9/h for 2h",
 ];
 
 /// Returns the code of all samples as the module `snippets`, whose test compares them with their

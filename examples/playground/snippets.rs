@@ -168,6 +168,42 @@ mod sample_12 {
     // In a router: .layer(rate_limit())
 }
 
+mod sample_13 {
+    use std::time::Duration;
+
+    use tower_ratelimit::{Lockout, PeerIp, Policy, Quota, RateLimitLayer};
+
+    /// For each client address: lockout 5/10 minutes for 15 minutes x2 up to 1 day forget 1 week
+    pub fn rate_limit() -> RateLimitLayer {
+        let lockout = Lockout::lasting(Duration::from_secs(900))
+            .escalating(2, Duration::from_secs(86_400))
+            .forgetting_after(Duration::from_secs(604_800));
+        let policy = Policy::new(lockout, Quota::per(5, Duration::from_secs(600)));
+        RateLimitLayer::new(policy, PeerIp::new())
+    }
+
+    // In a router: .layer(rate_limit())
+}
+
+mod sample_14 {
+    use std::time::Duration;
+
+    use tower_ratelimit::{Limit, Lockout, PeerIp, Policy, Quota, RateLimitLayer, SlidingWindowCounter};
+
+    /// For each client address: sliding-window-counter 10/second; "lockout 1 for all" lockout 100 refusals/minute for 1 hour; lockout 9/hour for 2 hours
+    pub fn rate_limit() -> RateLimitLayer {
+        let lockout = Lockout::lasting(Duration::from_secs(3_600))
+            .by_refusals();
+        let lockout_2 = Lockout::lasting(Duration::from_secs(7_200));
+        let policy = Policy::new(SlidingWindowCounter::new(), Quota::per_second(10))
+            .with(Limit::new(lockout, Quota::per_minute(100)).named("lockout 1 for all"))
+            .limit(lockout_2, Quota::per_hour(9));
+        RateLimitLayer::new(policy, PeerIp::new())
+    }
+
+    // In a router: .layer(rate_limit())
+}
+
 #[test]
 fn code_builds_the_policy_of_its_text() {
     for (layer, text) in [
@@ -184,6 +220,8 @@ fn code_builds_the_policy_of_its_text() {
         (sample_10::rate_limit(), "fixed-window 3/250ms; moving-window 7/1500ms; shadow elastic-window 9/week"),
         (sample_11::rate_limit(), "\"free\": 10/second; \"daily\" moving-window 10000/day"),
         (sample_12::rate_limit(), "limit \"first\" 10/second; 20/minute"),
+        (sample_13::rate_limit(), "lockout 5/10m for 15m x2 up to 1d forget 7d"),
+        (sample_14::rate_limit(), "10/second; limit \"lockout 1 for all\" lockout 100 refusals/m for 1h; lockout 9/h for 2h"),
     ] {
         let limiter = layer.limiter().expect("the policy is fixed");
         assert_eq!(limiter.policy(), text.parse::<tower_ratelimit::Policy>().unwrap());

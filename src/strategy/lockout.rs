@@ -26,6 +26,8 @@ use crate::time::{Timestamp, micros};
 /// In strings: `lockout 5/10m for 15m`, `lockout 5/10m for 15m x2 up to 1d forget 7d`. With
 /// [`by_refusals`](Self::by_refusals): `10/second; lockout 100 refusals/m for 1h`.
 ///
+#[doc = include_str!("../pictures/lockout.svg")]
+///
 /// ```
 /// use std::time::Duration;
 /// use tower_ratelimit::storage::ManualClock;

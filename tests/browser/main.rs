@@ -8,16 +8,29 @@ use visit::Visit;
 /// The number of lanes in the page.
 const LANES: &str = "document.querySelectorAll('#lanes svg').length";
 
+/// The titles of the lanes of all strategies.
+const TITLES: [&str; 7] = [
+    "Fixed window",
+    "Sliding window counter",
+    "Moving window",
+    "Elastic window",
+    "Lockout",
+    "Token bucket",
+    "Leaky bucket",
+];
+
+/// Waits until the lanes of all strategies are shown.
+async fn until_all(visit: &Visit) {
+    visit.until(&format!("{LANES} === {}", TITLES.len())).await;
+}
+
 #[tokio::test]
 async fn valid_policy_shows_lanes_and_invalid_policy_shows_an_error() {
     let visit = Visit::start("").await;
-    visit.until(&format!("{LANES} === 6")).await;
-    for title in
-        ["Fixed window", "Sliding window counter", "Moving window", "Elastic window", "Token bucket", "Leaky bucket"]
-    {
-        let found = format!("[...document.querySelectorAll('.lane h2')].some(it => it.textContent === '{title}')");
-        visit.until(&found).await;
-    }
+    until_all(&visit).await;
+    let titles: Vec<String> =
+        visit.value("[...document.querySelectorAll('.lane h2')].map(title => title.textContent)").await;
+    assert_eq!(titles, TITLES);
 
     visit.fill("#policy", "10/fortnight").await;
     visit.until("!document.getElementById('policy-error').hidden").await;
@@ -27,7 +40,7 @@ async fn valid_policy_shows_lanes_and_invalid_policy_shows_an_error() {
     visit.screenshot("error", 1600, false).await;
 
     visit.fill("#policy", "token-bucket 5/second burst 8; 20/minute").await;
-    visit.until(&format!("{LANES} === 6 && document.getElementById('policy-error').hidden")).await;
+    visit.until(&format!("{LANES} === 7 && document.getElementById('policy-error').hidden")).await;
     visit.click("input[value=policy] + span").await;
     visit.until(&format!("{LANES} === 1")).await;
     assert_eq!(visit.text(".lane h2").await, "Token bucket and Sliding window counter");
@@ -42,16 +55,16 @@ async fn valid_policy_shows_lanes_and_invalid_policy_shows_an_error() {
 async fn each_kind_of_traffic_shows_lanes() {
     let visit = Visit::start("").await;
     for traffic in ["steady", "bursts", "greedy", "poisson", "zipf", "retry", "mixed"] {
-        visit.until(&format!("{LANES} === 6")).await;
+        until_all(&visit).await;
         visit.choose("#traffic", traffic).await;
         // The address changes before the request for new lanes.
         visit.until(&format!("'{traffic}' === (new URLSearchParams(location.search).get('traffic') ?? 'mixed')")).await;
         visit.until("document.getElementById('lanes').getAttribute('aria-busy') === 'false'").await;
-        visit.until(&format!("{LANES} === 6")).await;
+        until_all(&visit).await;
         visit.screenshot(&format!("traffic-{traffic}"), 1600, false).await;
     }
     visit.fill("#hits", "10000").await;
-    visit.until("document.getElementById('status').textContent.startsWith('60000')").await;
+    visit.until("document.getElementById('status').textContent.startsWith('70000')").await;
     visit.screenshot("many-hits", 1600, false).await;
     visit.end().await;
 }
@@ -59,7 +72,7 @@ async fn each_kind_of_traffic_shows_lanes() {
 #[tokio::test]
 async fn pages_fit_narrow_and_wide_screens_in_light_and_dark() {
     let visit = Visit::start("?policy=10/minute").await;
-    visit.until(&format!("{LANES} === 6")).await;
+    until_all(&visit).await;
     for tab in ["compare", "try", "copy"] {
         visit.click(&format!("#tab-{tab}")).await;
         if tab == "try" {
@@ -116,7 +129,7 @@ async fn refused_client_is_admitted_when_the_countdown_ends() {
 async fn link_shows_the_same_picture() {
     let lanes = "document.getElementById('lanes').innerHTML";
     let visit = Visit::start("").await;
-    visit.until(&format!("{LANES} === 6")).await;
+    until_all(&visit).await;
     visit.fill("#policy", "7/second burst 3").await;
     visit.choose("#traffic", "zipf").await;
     visit.fill("#periods", "3").await;
@@ -125,7 +138,7 @@ async fn link_shows_the_same_picture() {
     let (link, before): (String, String) = (visit.value("location.search").await, visit.value(lanes).await);
 
     let other = Visit::start(&link).await;
-    other.until(&format!("{LANES} === 6")).await;
+    until_all(&other).await;
     let after: String = other.value(lanes).await;
     assert!(before == after, "{link} shows another picture");
     other.end().await;
@@ -135,7 +148,7 @@ async fn link_shows_the_same_picture() {
 #[tokio::test]
 async fn keyboard_reaches_tabs_and_the_time_line() {
     let visit = Visit::start("?traffic=clicks&policy=2/minute").await;
-    visit.until(&format!("{LANES} === 6")).await;
+    until_all(&visit).await;
     visit.focus("#timeline").await;
     for key in ["Home", "Enter", "ArrowRight", "Enter", "ArrowRight", "Enter", "PageUp", "Enter"] {
         visit.press("#timeline", key).await;

@@ -1,7 +1,7 @@
 // The setup: the form, and the query of the page's address. Both always agree, so a link shows the
 // same picture.
 
-const DEFAULTS = { mode: "six", policy: "10/minute", traffic: "mixed", hits: "", periods: "5", seed: "1", at: "" };
+const DEFAULTS = { mode: "all", policy: "10/minute", traffic: "mixed", hits: "", periods: "5", seed: "1", at: "" };
 
 const form = document.getElementById("setup");
 const state = { ...DEFAULTS };
