@@ -85,6 +85,18 @@ impl<'a> Head<'a> {
     pub fn routed_uri(&self) -> &'a Uri {
         self.uri
     }
+
+    /// Copies the head into a request without a body.
+    #[cfg(feature = "lookup")]
+    pub(crate) fn to_request(self) -> Request<()> {
+        let mut request = Request::new(());
+        *request.method_mut() = self.method.clone();
+        *request.version_mut() = self.version;
+        *request.headers_mut() = self.headers.clone();
+        *request.extensions_mut() = self.extensions.clone();
+        *request.uri_mut() = self.uri.clone();
+        request
+    }
 }
 
 /// Extracts a key from a request. Implemented by the types in this [module](self), and by closures

@@ -126,7 +126,7 @@ impl<I: Clone + Eq + Hash + Send + Sync + 'static> Lookup for LookupCache<I> {
     fn find(&self, head: &Head<'_>) -> Found {
         let id = match (self.0.source.id)(head) {
             Ok(Some(id)) => id,
-            Ok(None) => return Found::Unlimited,
+            Ok(None) => return Found::Tenant(Arc::clone(&self.0.source.anonymous)),
             Err(missing) => return Found::Missing(missing),
         };
         let cached = self.0.results.get(&id);

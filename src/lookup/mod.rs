@@ -31,35 +31,47 @@ use crate::extract::{Head, KeyError};
 /// a database. It is the asynchronous counterpart of [`policy_by`](crate::policy_by).
 ///
 /// A lookup has two closures. The first returns the id of the request's tenant, or `None` if the
-/// request is not limited. The second looks up the tenant with this id. Results are cached by id.
+/// request is [anonymous](Self::anonymous). The second looks up the tenant with this id. Results are
+/// cached by id.
 ///
 /// ```
 /// use http::HeaderValue;
 /// use tower_ratelimit::extract::{Head, KeyError};
-/// use tower_ratelimit::{Header, Key, Policy, PolicyLookup, Quota, RateLimitLayer, Tenant};
-/// # async fn query(_: &HeaderValue) -> Result<Option<(u64, bool)>, std::io::Error> { Ok(Some((7, true))) }
+/// use tower_ratelimit::{Key, PeerIp, Policy, PolicyLookup, Quota, RateLimitLayer, Tenant};
+///
+/// /// The handler finds it in the extensions of the request.
+/// #[derive(Clone)]
+/// struct Account {
+///     id: u64,
+///     has_paid: bool,
+/// }
+/// # async fn query(_: &HeaderValue) -> std::io::Result<Option<Account>> { Ok(None) }
 ///
 /// let free = Policy::from(Quota::per_minute(10)).with_name("free");
 /// let paid = Policy::from(Quota::per_minute(1_000)).with_name("paid");
+/// let guests = free.clone();
 ///
 /// let tenants = PolicyLookup::new(
-///     |head: &Head<'_>| match head.headers.get("x-api-key") {
-///         Some(api_key) => Ok(Some(api_key.clone())),
-///         None => Err(KeyError::unauthorized("send an API key in x-api-key")),
-///     },
+///     |head: &Head<'_>| head.headers.get("x-api-key").cloned(),
 ///     move |api_key: HeaderValue| {
 ///         let (free, paid) = (free.clone(), paid.clone());
 ///         async move {
-///             Ok::<_, std::io::Error>(match query(&api_key).await? {
+///             std::io::Result::Ok(match query(&api_key).await? {
 ///                 // All API keys of an account share its quota.
-///                 Some((account, true)) => Tenant::from(paid).key(Key::from(account)),
-///                 Some((account, false)) => Tenant::from(free).key(Key::from(account)),
+///                 Some(account) => Tenant::from(if account.has_paid { paid } else { free })
+///                     .key(Key::from(account.id))
+///                     .extension(account),
 ///                 None => Tenant::from(KeyError::unauthorized("unknown API key")),
 ///             })
 ///         }
 ///     },
-/// );
-/// let layer = RateLimitLayer::new(tenants, Header::new("x-api-key"));
+/// )
+/// .anonymous(guests);
+/// // Guests are limited by their addresses.
+/// let layer = RateLimitLayer::new(tenants.clone(), PeerIp::new());
+///
+/// // Later, when the account of this API key has changed:
+/// tenants.forget(&HeaderValue::from_static("key-of-alice"));
 /// ```
 ///
 /// # The cache
@@ -115,6 +127,8 @@ pub struct PolicyLookup<I> {
 struct Source<I> {
     id: Arc<IdFn<I>>,
     look_up: Arc<LookUpFn<I>>,
+    /// The tenant of requests without an id.
+    anonymous: Arc<Tenant>,
     settings: Settings,
 }
 
@@ -134,7 +148,7 @@ impl<I: Clone + Eq + Hash + Send + Sync + 'static> PolicyLookup<I> {
     ///
     /// | closure | argument | returns |
     /// |---|---|---|
-    /// | `id` | the [`Head`] of a request | the id of its tenant: an `Option<I>`, where `None` means that the request is not limited, or a `Result<Option<I>, KeyError>` |
+    /// | `id` | the [`Head`] of a request | the id of its tenant: an `Option<I>`, where `None` means that the request is [anonymous](Self::anonymous), or a `Result<Option<I>, KeyError>` |
     /// | `look_up` | an id | a future of `Result<T, E>`, where `T` is a [`Tenant`] or converts into one, such as a policy or an `Option` of a policy |
     ///
     /// If the future returns an error or panics, the lookup has failed.
@@ -153,6 +167,7 @@ impl<I: Clone + Eq + Hash + Send + Sync + 'static> PolicyLookup<I> {
                 let found = look_up(id);
                 Box::pin(async move { found.await.map(Into::into).map_err(Into::into) })
             }),
+            anonymous: Arc::new(Tenant::unlimited()),
             settings: Settings {
                 ttl: Duration::from_secs(60),
                 max_tenants: 10_000,
@@ -163,35 +178,43 @@ impl<I: Clone + Eq + Hash + Send + Sync + 'static> PolicyLookup<I> {
         Self { source, cache: Arc::default() }
     }
 
+    /// Sets the policy of requests without an id, for example of guests. They need no lookup, and
+    /// the layer's extractor returns their keys. Defaults to none, so they are not limited.
+    ///
+    /// With a [`KeyError`], they are rejected.
+    pub fn anonymous(self, tenant: impl Into<Tenant>) -> Self {
+        self.with(|source| source.anonymous = Arc::new(tenant.into()))
+    }
+
     /// Sets the time to live of a result. Defaults to 1 minute.
     ///
     /// With zero, each request waits for a lookup. Requests with the same id still share a lookup
     /// that is in flight.
     pub fn ttl(self, ttl: Duration) -> Self {
-        self.with(|settings| settings.ttl = ttl)
+        self.with(|source| source.settings.ttl = ttl)
     }
 
     /// Sets the maximum number of ids in the cache. 0 counts as 1. Defaults to 10,000.
     pub fn max_tenants(self, max_tenants: usize) -> Self {
-        self.with(|settings| settings.max_tenants = max_tenants)
+        self.with(|source| source.settings.max_tenants = max_tenants)
     }
 
     /// Sets the maximum number of lookups that run at the same time. Up to 16 times as many wait
     /// until one of them has ended, 1,024 by default. Further lookups fail immediately. 0 counts as
     /// 1. Defaults to 64.
     pub fn max_lookups(self, max_lookups: usize) -> Self {
-        self.with(|settings| settings.max_lookups = max_lookups)
+        self.with(|source| source.settings.max_lookups = max_lookups)
     }
 
     /// Sets the timeout of a lookup. A lookup that takes longer is aborted and counts as failed.
     /// The timeout includes the wait for [other lookups](Self::max_lookups). Defaults to 1 second.
     pub fn timeout(self, timeout: Duration) -> Self {
-        self.with(|settings| settings.timeout = timeout)
+        self.with(|source| source.settings.timeout = timeout)
     }
 
     /// Changes a setting. The lookup no longer shares the cache of its clones.
-    fn with(mut self, change: impl FnOnce(&mut Settings)) -> Self {
-        change(&mut self.source.settings);
+    fn with(mut self, change: impl FnOnce(&mut Source<I>)) -> Self {
+        change(&mut self.source);
         Self { source: self.source, cache: Arc::default() }
     }
 
@@ -228,7 +251,7 @@ impl<I: Clone + Eq + Hash + Send + Sync + 'static> PolicyLookup<I> {
 /// A value that the first closure of [`PolicyLookup::new`] can return. Implemented for `Option<I>`
 /// and `Result<Option<I>, KeyError>`, where `I` is the type of the id.
 pub trait IntoId<I> {
-    /// Returns the id, or `None` if the request is not limited.
+    /// Returns the id, or `None` if the request is anonymous.
     ///
     /// # Errors
     ///
@@ -257,8 +280,6 @@ pub(crate) trait Lookup: Send + Sync {
 /// The result of [`Lookup::find`].
 pub(crate) enum Found {
     Tenant(Arc<Tenant>),
-    /// The request has no id, and is not limited.
-    Unlimited,
     /// The request has no id, but needs one.
     Missing(KeyError),
     /// The lookup is in flight.
@@ -274,9 +295,9 @@ pub(crate) type Finding = Pin<Box<dyn Future<Output = LookupResult> + Send>>;
 
 impl<I> Clone for PolicyLookup<I> {
     fn clone(&self) -> Self {
-        let Source { id, look_up, settings } = &self.source;
-        let source = Source { id: Arc::clone(id), look_up: Arc::clone(look_up), settings: *settings };
-        Self { source, cache: Arc::clone(&self.cache) }
+        let Source { id, look_up, anonymous, settings } = &self.source;
+        let (id, look_up, anonymous) = (Arc::clone(id), Arc::clone(look_up), Arc::clone(anonymous));
+        Self { source: Source { id, look_up, anonymous, settings: *settings }, cache: Arc::clone(&self.cache) }
     }
 }
 

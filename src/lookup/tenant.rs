@@ -1,5 +1,7 @@
 //! The result of a lookup.
 
+use http::Extensions;
+
 use crate::extract::KeyError;
 use crate::key::Key;
 use crate::policy::{IntoPolicy, SharedPolicy};
@@ -16,7 +18,11 @@ use crate::policy::{IntoPolicy, SharedPolicy};
 /// | an `Option` of one of these | `None` means that they are not limited |
 /// | [`KeyError`] | they are rejected with the status of the error |
 #[derive(Clone, Debug)]
-pub struct Tenant(pub(crate) Outcome);
+pub struct Tenant {
+    pub(crate) outcome: Outcome,
+    /// Inserted into the extensions of each request.
+    pub(crate) extensions: Extensions,
+}
 
 #[derive(Clone, Debug)]
 pub(crate) enum Outcome {
@@ -26,28 +32,51 @@ pub(crate) enum Outcome {
 }
 
 impl Tenant {
+    fn new(outcome: Outcome) -> Self {
+        Self { outcome, extensions: Extensions::new() }
+    }
+
+    pub(super) fn unlimited() -> Self {
+        Self::new(Outcome::Unlimited)
+    }
+
     /// Sets the key of the tenant's requests. The layer's extractor is then not called for them.
     /// Defaults to the key that the extractor returns.
     ///
     /// Does nothing for a tenant that is not limited or is a [`KeyError`].
     #[must_use]
-    pub fn key(self, key: Key) -> Self {
-        match self.0 {
-            Outcome::Limited(policy, _) => Self(Outcome::Limited(policy, Some(key))),
-            other => Self(other),
+    pub fn key(mut self, key: Key) -> Self {
+        if let Outcome::Limited(_, own_key) = &mut self.outcome {
+            *own_key = Some(key);
         }
+        self
+    }
+
+    /// Inserts a clone of `value` into the extensions of each of the tenant's requests, for example
+    /// the account. So the handler needs no query of its own. A value of the same type that is in
+    /// the request already is replaced.
+    ///
+    /// The layer's extractor, its closure of [`cost`](crate::RateLimitLayer::cost) and its
+    /// [`Rejection`](crate::Rejection) find the value too. The value is cached with the tenant.
+    ///
+    /// A request that was admitted although its lookup failed has no value, and neither has a
+    /// skipped request.
+    #[must_use]
+    pub fn extension<T: Clone + Send + Sync + 'static>(mut self, value: T) -> Self {
+        self.extensions.insert(value);
+        self
     }
 }
 
 impl<P: IntoPolicy> From<P> for Tenant {
     fn from(policy: P) -> Self {
-        Self(Outcome::Limited(policy.into_shared(), None))
+        Self::new(Outcome::Limited(policy.into_shared(), None))
     }
 }
 
 impl<P: IntoPolicy> From<Option<P>> for Tenant {
     fn from(policy: Option<P>) -> Self {
-        policy.map_or(Self(Outcome::Unlimited), Self::from)
+        policy.map_or_else(Self::unlimited, Self::from)
     }
 }
 
@@ -55,6 +84,6 @@ impl<P: IntoPolicy> From<Option<P>> for Tenant {
 /// example.
 impl From<KeyError> for Tenant {
     fn from(error: KeyError) -> Self {
-        Self(Outcome::Rejected(error))
+        Self::new(Outcome::Rejected(error))
     }
 }

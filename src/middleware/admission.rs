@@ -310,7 +310,6 @@ impl LayerState {
     pub(super) fn admit_by_lookup(&self, found: Found, exchange: &mut dyn Exchange) -> Step {
         match found {
             Found::Tenant(tenant) => self.admit_tenant(&tenant, exchange),
-            Found::Unlimited => Step::Forward(ResponsePlan::NOTHING),
             Found::Missing(missing) => self.reject_without_key(&missing, &UNKNOWN, exchange),
             Found::Pending(finding) => Step::Wait(Hold::Lookup(finding)),
             Found::Failed(error) => self.admit_found(Err(error), exchange),
@@ -333,7 +332,10 @@ impl LayerState {
     }
 
     fn admit_tenant(&self, tenant: &Tenant, exchange: &mut dyn Exchange) -> Step {
-        match &tenant.0 {
+        if !tenant.extensions.is_empty() {
+            exchange.extensions_mut().extend(tenant.extensions.clone());
+        }
+        match &tenant.outcome {
             Outcome::Limited(policy, key) => self.admit_by_policy(&policy.read(), key.as_ref(), exchange),
             Outcome::Unlimited => Step::Forward(ResponsePlan::NOTHING),
             Outcome::Rejected(error) => self.reject_without_key(error, &UNKNOWN, exchange),

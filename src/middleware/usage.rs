@@ -1,10 +1,17 @@
 //! The usage of a request's client.
 
 use std::borrow::Cow;
+#[cfg(feature = "lookup")]
+use std::sync::Arc;
+
+#[cfg(feature = "lookup")]
+use http::Request;
 
 use super::config::LayerConfig;
 use super::state::LayerState;
 use crate::client_usage::{Usage, UsageError};
+#[cfg(feature = "lookup")]
+use crate::extract::KeyExtractor;
 use crate::extract::{Head, KeyError};
 use crate::key::Key;
 #[cfg(feature = "lookup")]
@@ -36,40 +43,44 @@ fn limited(
     config: &LayerConfig,
     head: &Head<'_>,
 ) -> impl Future<Output = Result<Option<Limited>, UsageError>> + Send + use<> {
-    let key = config.key.extract(head);
     let is_skipped = config.skips(head);
     #[cfg(feature = "lookup")]
-    let found = config.policies.lookup().filter(|_| !is_skipped).map(|lookup| lookup.find(head));
+    let looking_up = config.policies.lookup().filter(|_| !is_skipped).map(|lookup| {
+        // The tenant's extensions are inserted into a copy, because the extractor may read them.
+        looked_up(lookup.find(head), Arc::clone(&config.key), head.to_request())
+    });
     let policy = if is_skipped { None } else { config.policies.of(head).map(Cow::into_owned) };
+    let limited = policy.map(|policy| with_key(policy, config.key.extract(head)));
     async move {
         #[cfg(feature = "lookup")]
-        if let Some(found) = found {
-            return looked_up(found, key).await;
+        if let Some(looking_up) = looking_up {
+            return looking_up.await;
         }
-        with_key(policy, key)
+        limited.unwrap_or(Ok(None))
     }
 }
 
-fn with_key(policy: Option<Policy>, key: Result<Option<Key>, KeyError>) -> Result<Option<Limited>, UsageError> {
-    let Some(policy) = policy else { return Ok(None) };
+fn with_key(policy: Policy, key: Result<Option<Key>, KeyError>) -> Result<Option<Limited>, UsageError> {
     Ok(key.map_err(UsageError::Key)?.map(|key| (policy, key)))
 }
 
 /// Returns the policy and the key of a request after its lookup.
 #[cfg(feature = "lookup")]
-async fn looked_up(found: Found, key: Result<Option<Key>, KeyError>) -> Result<Option<Limited>, UsageError> {
+async fn looked_up(
+    found: Found,
+    extractor: Arc<dyn KeyExtractor>,
+    mut request: Request<()>,
+) -> Result<Option<Limited>, UsageError> {
     let tenant = match found {
         Found::Tenant(tenant) => tenant,
-        Found::Unlimited => return Ok(None),
         Found::Missing(missing) => return Err(UsageError::Key(missing)),
         Found::Pending(finding) => finding.await.map_err(|error| UsageError::Storage(error.into()))?,
         Found::Failed(error) => return Err(UsageError::Storage(error.into())),
     };
-    match &tenant.0 {
+    request.extensions_mut().extend(tenant.extensions.clone());
+    match &tenant.outcome {
         Outcome::Limited(policy, Some(key)) => Ok(Some((policy.read().into_owned(), key.clone()))),
-        Outcome::Limited(policy, None) => {
-            Ok(key.map_err(UsageError::Key)?.map(|key| (policy.read().into_owned(), key)))
-        }
+        Outcome::Limited(policy, None) => with_key(policy.read().into_owned(), extractor.extract(&Head::of(&request))),
         Outcome::Unlimited => Ok(None),
         Outcome::Rejected(error) => Err(UsageError::Key(error.clone())),
     }

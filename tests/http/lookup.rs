@@ -81,7 +81,7 @@ impl Database {
         self.0.queries.swap(0, Ordering::SeqCst)
     }
 
-    async fn query(&self, tenant: HeaderValue) -> Result<Option<Policy>, &'static str> {
+    pub(crate) async fn query(&self, tenant: HeaderValue) -> Result<Option<Policy>, &'static str> {
         self.0.queries.fetch_add(1, Ordering::SeqCst);
         let in_flight = self.0.in_flight.fetch_add(1, Ordering::SeqCst) + 1;
         self.0.most_in_flight.fetch_max(in_flight, Ordering::SeqCst);

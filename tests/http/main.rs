@@ -19,6 +19,7 @@ mod lockout;
 mod log;
 mod lookup;
 mod lookup_forget;
+mod lookup_tenant;
 mod middleware;
 mod nat64;
 #[cfg(feature = "metrics")]
