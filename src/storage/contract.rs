@@ -4,8 +4,10 @@ use std::any::Any;
 use std::fmt;
 use std::iter::successors;
 use std::sync::Arc;
+use std::time::Duration;
 
 use super::future::StorageFuture;
+use super::ready::until_ready;
 use super::{StorageError, StorageErrorKind};
 use crate::decision::Decision;
 use crate::error::ConfigError;
@@ -229,6 +231,38 @@ pub trait Storage: Any + fmt::Debug + Send + Sync {
     /// The future returns an error if the storage is not reachable.
     fn check(&self) -> StorageFuture<()> {
         StorageFuture::ok(())
+    }
+
+    /// Waits until a [check](Self::check) succeeds, for at most `timeout`. Call this method before
+    /// the program accepts traffic.
+    ///
+    /// The first check of a storage on a server opens its connection. A check that fails is repeated
+    /// after 20 milliseconds. Do not implement this method.
+    ///
+    /// # Errors
+    ///
+    /// When `timeout` has passed, returns the error of the last check that did not time out. If all
+    /// checks timed out, returns the last timeout.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use std::time::Duration;
+    /// use tower_ratelimit::Storage;
+    /// use tower_ratelimit::storage::AnyStorage;
+    ///
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// let storage: AnyStorage = "memory://".parse()?;
+    /// storage.ready(Duration::from_secs(5)).await?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    fn ready(&self, timeout: Duration) -> impl Future<Output = Result<(), StorageError>> + Send
+    where
+        Self: Sized,
+    {
+        until_ready(timeout, || self.check())
     }
 
     /// Removes all keys of this storage, and returns their number. A shared storage removes all

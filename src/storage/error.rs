@@ -164,6 +164,11 @@ impl StorageError {
         Self::new(StorageErrorKind::Unsupported, "the storage does not support the policy").with_source(error)
     }
 
+    /// Creates the error of a call outside of a tokio runtime.
+    pub(super) fn no_runtime() -> Self {
+        Self::new(StorageErrorKind::Cancelled, "no tokio runtime: await the call inside a tokio runtime").uncounted()
+    }
+
     /// Marks the error of a call that cannot have counted a hit.
     pub(super) fn uncounted(self) -> Self {
         self.with_may_have_counted(false)

@@ -58,6 +58,7 @@ mod names;
 mod net;
 #[cfg(feature = "postgres")]
 mod postgres;
+mod ready;
 #[cfg(feature = "redis")]
 mod redis;
 mod refusal_cache;

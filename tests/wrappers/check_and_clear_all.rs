@@ -1,10 +1,12 @@
-//! `check` and `clear_all` through wrappers.
+//! `check`, `ready` and `clear_all` through wrappers.
 
+use std::pin::pin;
+use std::task::Poll;
 use std::time::Duration;
 
 use common::fake_cas_store::FakeCasStore;
 use common::{Behavior, FAILURE, FakeStorage, hit, memory_with_manual_clock, message, policy, poll, start_hit};
-use tokio::time::Instant;
+use tokio::time::{Instant, sleep};
 use tower_ratelimit::storage::{AnyStorage, Breaker, Cas, Leases, Phase, RefusalCache, StorageErrorKind};
 use tower_ratelimit::{Key, MemoryStorage, Storage};
 
@@ -30,6 +32,53 @@ async fn check_reaches_the_storage_through_all_wrappers() {
     assert!(late.is_timeout() && !late.may_have_counted(), "{late:?}");
     assert_eq!(started.elapsed(), WITHIN);
     assert!(MemoryStorage::new().check().await.is_ok(), "a storage without a check is ready");
+}
+
+#[tokio::test(start_paused = true)]
+async fn ready_waits_for_the_storage_through_all_wrappers() {
+    let (store, second) = (FakeCasStore::default(), Duration::from_secs(1));
+    let stacked = stacked(Cas::new(store.clone()).timeout(WITHIN));
+    stacked.ready(second).await.unwrap();
+    store.fail(true);
+    let started = Instant::now();
+    let (ready, ()) = tokio::join!(stacked.ready(second), async {
+        sleep(second / 2).await;
+        store.fail(false);
+    });
+    ready.unwrap();
+    assert!((second / 2..second / 2 + WITHIN).contains(&started.elapsed()), "{:?}", started.elapsed());
+}
+
+#[tokio::test(start_paused = true)]
+async fn ready_fails_at_its_timeout_with_the_last_error_that_is_no_timeout() {
+    let (store, second) = (FakeCasStore::default(), Duration::from_secs(1));
+    let slow = stacked(Cas::new(store.clone()).timeout(60 * second));
+    for (storage, timeout) in [(stacked(Cas::new(store.clone()).timeout(WITHIN)), second), (slow, 9 * second)] {
+        store.hang(true);
+        let started = Instant::now();
+        let error = storage.ready(timeout).await.unwrap_err();
+        assert!(error.is_timeout() && !error.may_have_counted(), "{error:?}");
+        let elapsed = started.elapsed();
+        assert!((timeout..timeout + WITHIN).contains(&(elapsed + WITHIN / 2)), "{elapsed:?}");
+        store.hang(false);
+        store.fail(true);
+        let (ready, ()) = tokio::join!(storage.ready(timeout), async {
+            sleep(timeout / 2).await;
+            store.hang(true);
+        });
+        assert_eq!(message(ready.unwrap_err()), "storage failed: the disk is full");
+        store.hang(false);
+        store.fail(false);
+    }
+}
+
+#[test]
+fn ready_needs_a_runtime_only_to_wait() {
+    let memory: AnyStorage = "memory://".parse().unwrap();
+    assert!(matches!(poll(&mut pin!(memory.ready(WITHIN))), Poll::Ready(Ok(()))));
+    let cas = stacked(Cas::new(FakeCasStore::default()));
+    let Poll::Ready(Err(error)) = poll(&mut pin!(cas.ready(WITHIN))) else { panic!("without a runtime") };
+    assert_eq!(message(error), "no tokio runtime: await the call inside a tokio runtime");
 }
 
 #[tokio::test(start_paused = true)]

@@ -38,11 +38,6 @@ pub(super) fn cancelled() -> StorageError {
     StorageError::new(StorageErrorKind::Cancelled, message)
 }
 
-pub(super) fn no_runtime() -> StorageError {
-    StorageError::new(StorageErrorKind::Cancelled, "no tokio runtime: await the call inside a tokio runtime")
-        .uncounted()
-}
-
 /// Creates the error of a decision on a text of another version of this crate.
 pub(super) fn unknown_version(UnknownVersion(version): &UnknownVersion<'_>) -> StorageError {
     let message = format!(

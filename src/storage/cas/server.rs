@@ -2,9 +2,6 @@
 
 use std::fmt;
 use std::sync::Arc;
-use std::time::Duration;
-
-use tokio::time::Instant;
 
 use super::shared::{CasShared, Time, store_deadline};
 use super::skew::Skew;
@@ -16,16 +13,13 @@ use crate::policy::Policy;
 #[cfg(feature = "testing")]
 use crate::storage::Clock;
 use crate::storage::calls::measured;
-use crate::storage::net::{overloaded, until_ready};
+use crate::storage::net::overloaded;
 use crate::storage::url::CasOptions;
 use crate::storage::{Storage, StorageError, StorageFuture, StorageRequest, names};
 
 /// The largest number of log entries of a key, unless long logs are allowed. This many entries take
 /// up to 19 kB.
 const LONGEST_LOG: u32 = 1_000;
-
-/// The longest timeout of `ready`. An instant in the far future can overflow on some systems.
-const LONGEST_WAIT: Duration = Duration::from_secs(365 * 86_400);
 
 /// A [`CasStorage`] on servers.
 pub(in crate::storage) trait ServerStore: CasStorage<Error = StorageError> {
@@ -96,12 +90,6 @@ impl<S: ServerStore> ServerCas<S> {
     #[cfg(feature = "testing")]
     pub(in crate::storage) fn clock(self, clock: impl Clock) -> Self {
         Self(self.0.clock(clock))
-    }
-
-    /// Waits until a check succeeds, for at most `timeout`.
-    pub(in crate::storage) async fn ready(&self, timeout: Duration) -> Result<(), StorageError> {
-        let deadline = Instant::now() + timeout.min(LONGEST_WAIT);
-        until_ready(deadline, |deadline| self.store().ping(&self.0.prefix, deadline.into_std())).await
     }
 
     /// Prints the storage with the name of its type.

@@ -69,7 +69,7 @@ impl<S> CasShared<S> {
         F: Future<Output = Result<(), E>>,
         E: Into<BoxError>,
     {
-        Handle::try_current().map_err(|_| error::no_runtime())?;
+        Handle::try_current().map_err(|_| StorageError::no_runtime())?;
         let checked = timeout(within, check(store_deadline(within))).await;
         let checked = checked.map_err(|_| error::check_timed_out(&self.name))?;
         checked.map_err(|error| StorageError::from_boxed(error).uncounted())

@@ -156,7 +156,7 @@ impl<S: CasStorage> Cas<S> {
         let (shared, policy, name, timeout) =
             (Arc::clone(&self.shared), policy.clone(), self.key(policy, key), self.timeout);
         async move {
-            let runtime = Handle::try_current().map_err(|_| error::no_runtime())?;
+            let runtime = Handle::try_current().map_err(|_| StorageError::no_runtime())?;
             let place = (runtime.id(), name.into());
             let (job, waiting) = Job::new(&policy, command, timeout, &shared.name);
             if shared.queues.add(&place, job) {
@@ -175,7 +175,7 @@ impl<S: CasStorage> Cas<S> {
         let StorageRequest { policy, key, op, cost } = request;
         let (policy, name) = (policy.clone(), self.key(policy, key));
         async move {
-            Handle::try_current().map_err(|_| error::no_runtime())?;
+            Handle::try_current().map_err(|_| StorageError::no_runtime())?;
             let loaded = timeout(within, shared.store.load(&name, store_deadline(within))).await;
             let loaded = loaded.map_err(|_| error::late(&shared.name, false))?;
             let loaded = loaded.map_err(|error| StorageError::from_boxed(error).uncounted())?;

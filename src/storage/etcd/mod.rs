@@ -4,15 +4,12 @@ mod members;
 mod store;
 mod wire;
 
-use std::time::Duration;
-
 use self::connection::Access;
 use self::members::Members;
 use self::store::EtcdStore;
 use crate::error::{BoxError, ConfigError};
 #[cfg(feature = "testing")]
 use crate::storage::Clock;
-use crate::storage::StorageError;
 #[cfg(feature = "etcd-rustls")]
 use crate::storage::TlsConfig;
 use crate::storage::cas::{ServerCas, forward_to_server_cas};
@@ -86,10 +83,10 @@ const HTTP2: Option<&'static [u8]> = Some(b"h2");
 ///
 /// # Errors
 ///
-/// Calls fail with [`StorageError`] if no member is reachable, if etcd rejects the call, or if it
+/// Calls fail with [`StorageError`](crate::storage::StorageError) if no member is reachable, if etcd rejects the call, or if it
 /// does not reply within the timeout. They also fail if 1,024 calls are in flight on the connection
 /// to a member, or fewer while calls time out. A write that etcd may have executed is not retried:
-/// see [`may_have_counted`](StorageError::may_have_counted).
+/// see [`may_have_counted`](crate::storage::StorageError::may_have_counted).
 #[derive(Clone)]
 pub struct EtcdStorage(ServerCas<EtcdStore>);
 
@@ -177,17 +174,6 @@ impl EtcdStorage {
     #[must_use]
     pub fn clock(self, clock: impl Clock) -> Self {
         Self(self.0.clock(clock))
-    }
-
-    /// Waits until etcd can decide, for at most `timeout`: a majority of its members replies, and
-    /// the user may read the keys of the storage. Call this method before the program accepts
-    /// traffic.
-    ///
-    /// # Errors
-    ///
-    /// Returns the last error if etcd cannot decide within `timeout`.
-    pub async fn ready(&self, timeout: Duration) -> Result<(), StorageError> {
-        self.0.ready(timeout).await
     }
 }
 

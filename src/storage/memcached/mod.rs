@@ -8,14 +8,13 @@ mod server_time;
 mod tests;
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use self::client::Client;
 use self::server_time::MachineClock;
 use crate::error::ConfigError;
+use crate::storage::Clock;
 use crate::storage::cas::{ServerCas, forward_to_server_cas};
 use crate::storage::url::{self, Address, Authority, CasOptions, Options, Parts, Wrong};
-use crate::storage::{Clock, StorageError};
 
 /// The valid forms of a URL.
 const EXAMPLES: &str =
@@ -69,10 +68,10 @@ const PORT: u16 = 11_211;
 ///
 /// # Errors
 ///
-/// Calls fail with [`StorageError`] if the server of the key is unreachable, fails, or does not
+/// Calls fail with [`StorageError`](crate::storage::StorageError) if the server of the key is unreachable, fails, or does not
 /// reply within the timeout. They also fail if 1,024 calls are in flight on its connection, or
 /// fewer while calls time out. A write that was sent is not retried, because the server may have
-/// executed it: see [`may_have_counted`](StorageError::may_have_counted).
+/// executed it: see [`may_have_counted`](crate::storage::StorageError::may_have_counted).
 #[derive(Clone)]
 pub struct MemcachedStorage(ServerCas<Client>);
 
@@ -107,17 +106,6 @@ impl MemcachedStorage {
         let machine: Arc<dyn Clock> = Arc::new(machine);
         let client = self.0.store().reconnected(&machine);
         Self(self.0.with_store(client))
-    }
-
-    /// Waits until all servers have replied, for at most `timeout`. Call this method before the
-    /// program accepts traffic.
-    ///
-    /// # Errors
-    ///
-    /// Returns an error if a server has not replied when `timeout` has passed. This is the last
-    /// error that is not a timeout. If all checks timed out, it is the timeout.
-    pub async fn ready(&self, timeout: Duration) -> Result<(), StorageError> {
-        self.0.ready(timeout).await
     }
 }
 

@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use socket2::{SockRef, TcpKeepalive};
 use tokio::net::{TcpStream, ToSocketAddrs};
-use tokio::time::{Instant, sleep, sleep_until};
+use tokio::time::{Instant, sleep};
 
 #[cfg(feature = "redis")]
 pub(super) use self::calls::Call;
@@ -31,40 +31,6 @@ pub(in crate::storage) const MOST: usize = 1_024;
 pub(in crate::storage) async fn overloaded<T>(error: StorageError, timeout: Duration) -> Result<T, StorageError> {
     sleep(timeout * 3 / 4).await;
     Err(error)
-}
-
-/// The delay between two checks.
-const RETRY_AFTER: Duration = Duration::from_millis(20);
-
-/// The timeout of one check.
-const CHECK_TIMEOUT: Duration = Duration::from_secs(1);
-
-/// Repeats `check` until it succeeds. The argument of `check` is the deadline of that check.
-///
-/// # Errors
-///
-/// Returns the last error if no check has succeeded at `deadline`. A timeout does not replace an
-/// earlier error, because that error explains more.
-pub(in crate::storage) async fn until_ready<F>(
-    deadline: Instant,
-    check: impl Fn(Instant) -> F,
-) -> Result<(), StorageError>
-where
-    F: Future<Output = Result<(), StorageError>>,
-{
-    let mut last = None;
-    loop {
-        let Err(error) = check((Instant::now() + CHECK_TIMEOUT).min(deadline)).await else { return Ok(()) };
-        let error = match &last {
-            Some(before) if error.is_timeout() => before,
-            _ => last.insert(error),
-        };
-        let retry = Instant::now() + RETRY_AFTER;
-        if retry >= deadline {
-            return Err(error.clone());
-        }
-        sleep_until(retry).await;
-    }
 }
 
 /// The delay before another try starts, while the earlier ones continue. TCP repeats a lost SYN

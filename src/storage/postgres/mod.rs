@@ -29,7 +29,6 @@ mod table;
 
 use std::str::FromStr;
 use std::sync::Arc;
-use std::time::Duration;
 
 use tokio_postgres::Config;
 #[cfg(unix)]
@@ -319,17 +318,6 @@ impl PostgresStorage {
     /// table or the schema.
     pub async fn migrate(&self) -> Result<(), StorageError> {
         self.0.store().link.migrate().await
-    }
-
-    /// Waits until the server replies and the table can be read, for at most `timeout`. Call this
-    /// method before the program accepts traffic.
-    ///
-    /// # Errors
-    ///
-    /// Returns the last error if the server does not reply, or the table cannot be read, within
-    /// `timeout`.
-    pub async fn ready(&self, timeout: Duration) -> Result<(), StorageError> {
-        self.0.ready(timeout).await
     }
 }
 

@@ -36,7 +36,7 @@ use crate::key::Key;
 use crate::policy::{Op, Policy};
 use crate::storage::calls::measured;
 use crate::storage::credentials::{Credentials, LoginSource};
-use crate::storage::net::{overloaded, until_ready};
+use crate::storage::net::overloaded;
 use crate::storage::{Cas, Clock, Storage, StorageError, StorageFuture, StorageRequest};
 use crate::time::Timestamp;
 
@@ -140,39 +140,10 @@ impl RedisStorage {
     pub fn clock(self, clock: impl Clock) -> Self {
         Self { clock: Some(Arc::new(clock)), ..self }.with_new_cas()
     }
-
-    /// Waits until the server is ready. In a cluster, waits for every node that holds keys.
-    ///
-    /// Call this method before the program accepts traffic. It repeats a check until the check
-    /// succeeds, or until `timeout` has passed. One check takes at most a second. Then it waits up to a
-    /// second for the proof that hits can [share calls](Self#shared-calls).
-    ///
-    /// The check runs every command of the scripts on a temporary key under the
-    /// [prefix](Self#options). So it detects a missing
-    /// [right](Self#rights), a renamed command, a read-only replica and a
-    /// server without memory. It does not run `SCAN`, which only
-    /// [`clear_all`](crate::Storage::clear_all) needs.
-    ///
-    /// # Errors
-    ///
-    /// When `timeout` has passed, returns the error of the last check that did not time out. If all
-    /// checks timed out, returns that timeout. If the user has no right to run a command, the error
-    /// names the command.
-    pub async fn ready(&self, timeout: Duration) -> Result<(), StorageError> {
-        let deadline = Instant::now() + timeout.min(LONGEST_WAIT);
-        until_ready(deadline, |deadline| self.probe(deadline)).await?;
-        // A health check does not wait for this, because its timeout is short.
-        self.combiner.prepare(&self.link, deadline).await;
-        Ok(())
-    }
 }
 
 /// The value of the metrics label `storage`.
 const LABEL: &str = "redis";
-
-/// The maximum timeout of `ready`. An `Instant` in a more distant future can overflow on some
-/// systems.
-const LONGEST_WAIT: Duration = Duration::from_secs(365 * 86_400);
 
 impl fmt::Debug for RedisStorage {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -289,12 +260,25 @@ impl Storage for RedisStorage {
         self.update(call)
     }
 
-    /// Makes one check within the [timeout](RedisStorage#options), like those of
-    /// [`ready`](RedisStorage::ready).
+    /// Makes one check within the [timeout](RedisStorage#options). In a cluster, checks every node
+    /// that holds keys.
+    ///
+    /// The check runs every command of the scripts on a temporary key under the
+    /// [prefix](RedisStorage#options). So it detects a missing [right](RedisStorage#rights), a
+    /// renamed command, a read-only replica and a server without memory. It does not run `SCAN`,
+    /// which only [`clear_all`](Storage::clear_all) needs. The first check on a connection also
+    /// waits for the proof that hits can [share calls](RedisStorage#shared-calls).
+    ///
+    /// # Errors
+    ///
+    /// If the user has no right to run a command, the error names the command.
     fn check(&self) -> StorageFuture<()> {
         let storage = self.clone();
         StorageFuture::new(async move {
-            storage.probe(Instant::now() + storage.timeout).await.map_err(StorageError::uncounted)
+            let deadline = Instant::now() + storage.timeout;
+            storage.probe(deadline).await.map_err(StorageError::uncounted)?;
+            storage.combiner.prepare(&storage.link, deadline).await;
+            Ok(())
         })
     }
 

@@ -308,19 +308,6 @@ impl Storage for SqliteStorage {
 }
 
 impl SqliteStorage {
-    /// Checks that the file can be written to. If another process holds the lock of the file, waits
-    /// for at most `timeout`. Call this method before the program accepts traffic.
-    ///
-    /// # Errors
-    ///
-    /// Returns an error immediately if the file cannot be written to, and after `timeout` if the
-    /// lock was not free.
-    pub async fn ready(&self, timeout: Duration) -> Result<(), StorageError> {
-        let longest = Duration::from_secs(365 * 86_400);
-        let patient = Self { timeout: timeout.min(longest), ..self.clone() };
-        patient.call(Work::Check).await.map(drop)
-    }
-
     fn name(&self, policy: &Policy, key: &Key) -> Arc<str> {
         format!("{}:{}", self.prefix, names::of(policy, key)).into()
     }
@@ -335,8 +322,7 @@ impl SqliteStorage {
         let (shared, clock, timeout) = (Arc::clone(&self.shared), self.clock.clone(), self.timeout);
         async move {
             if Handle::try_current().is_err() {
-                let message = "no tokio runtime: await the call inside a tokio runtime";
-                return Err(StorageError::new(StorageErrorKind::Cancelled, message).with_may_have_counted(false));
+                return Err(StorageError::no_runtime());
             }
             let started = Instant::now();
             let Some(counted) = shared.waiting.enter(1, MAX_WAITING) else {

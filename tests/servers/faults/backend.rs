@@ -1,16 +1,11 @@
 //! The backends of the suite: a storage, a policy, and the server that they need.
 
-use std::marker::PhantomData;
 use std::time::Duration;
 
-use common::harness::AGAIN;
 use common::servers::{Etcd, FaultyServer, Memcached, Postgres, Server, with_timeout};
 use common::{foreign, policy};
-use tokio::time::{Instant, sleep, timeout_at};
-use tower_ratelimit::storage::{
-    AnyStorage, EtcdStorage, MemcachedStorage, PostgresStorage, RedisStorage, StorageError,
-};
-use tower_ratelimit::{Policy, Storage};
+use tower_ratelimit::Policy;
+use tower_ratelimit::storage::{AnyStorage, EtcdStorage, MemcachedStorage, PostgresStorage, RedisStorage};
 
 /// A storage on one server.
 pub(crate) trait Backend: 'static {
@@ -40,16 +35,8 @@ pub(crate) trait Backend: 'static {
         policy(&format!("fixed-window {limit}/day; moving-window {limit}/day"))
     }
 
-    /// Waits until a storage of [`storage`](Self::storage) is ready.
-    fn ready(storage: &AnyStorage, timeout: Duration) -> impl Future<Output = Result<(), StorageError>> + Send;
-
     /// Drops the caches of the server, for example its scripts.
     fn flush_caches(_: &Self::Server) {}
-}
-
-/// Returns the storage inside of an `AnyStorage`.
-fn concrete<St: Storage>(storage: &AnyStorage) -> &St {
-    storage.downcast_ref().expect("a storage of this backend")
 }
 
 /// A backend whose server sends each reply as one packet, so that a proxy can count replies.
@@ -73,10 +60,6 @@ impl Backend for Redis {
 
     fn storage(port: u16, timeout: Duration) -> AnyStorage {
         AnyStorage::new(RedisStorage::new(&format!("redis://127.0.0.1:{port}?timeout={timeout:?}")).unwrap())
-    }
-
-    async fn ready(storage: &AnyStorage, timeout: Duration) -> Result<(), StorageError> {
-        concrete::<RedisStorage>(storage).ready(timeout).await
     }
 
     fn flush_caches(server: &Server) {
@@ -110,10 +93,6 @@ impl Backend for RedisSwap {
         foreign(limit)
     }
 
-    async fn ready(storage: &AnyStorage, timeout: Duration) -> Result<(), StorageError> {
-        Redis::ready(storage, timeout).await
-    }
-
     fn flush_caches(server: &Server) {
         Redis::flush_caches(server);
     }
@@ -140,10 +119,6 @@ impl Backend for MemcachedServer {
         let url = format!("memcached://127.0.0.1:{port}?long-logs=allow");
         AnyStorage::new(MemcachedStorage::new(&with_timeout(&url, timeout)).unwrap())
     }
-
-    async fn ready(storage: &AnyStorage, timeout: Duration) -> Result<(), StorageError> {
-        concrete::<MemcachedStorage>(storage).ready(timeout).await
-    }
 }
 
 impl CountsReplies for MemcachedServer {
@@ -169,10 +144,6 @@ impl Backend for EtcdMember {
         let url = format!("etcd://127.0.0.1:{port}?long-logs=allow");
         AnyStorage::new(EtcdStorage::new(&with_timeout(&url, timeout)).unwrap())
     }
-
-    async fn ready(storage: &AnyStorage, timeout: Duration) -> Result<(), StorageError> {
-        concrete::<EtcdStorage>(storage).ready(timeout).await
-    }
 }
 
 /// A PostgreSQL, with one connection so that tests can count them.
@@ -191,54 +162,5 @@ impl Backend for PostgresServer {
     fn storage(port: u16, timeout: Duration) -> AnyStorage {
         let url = format!("postgres://postgres@127.0.0.1:{port}/postgres?connections=1&long-logs=allow");
         AnyStorage::new(PostgresStorage::new(&with_timeout(&url, timeout)).unwrap())
-    }
-
-    async fn ready(storage: &AnyStorage, timeout: Duration) -> Result<(), StorageError> {
-        concrete::<PostgresStorage>(storage).ready(timeout).await
-    }
-}
-
-/// A backend whose storage has an unknown type.
-pub(crate) struct Erased<B>(PhantomData<B>);
-
-pub(crate) type ErasedRedis = Erased<Redis>;
-pub(crate) type ErasedMemcached = Erased<MemcachedServer>;
-pub(crate) type ErasedEtcd = Erased<EtcdMember>;
-pub(crate) type ErasedPostgres = Erased<PostgresServer>;
-
-impl<B: Backend> Backend for Erased<B> {
-    type Server = B::Server;
-
-    const TIMEOUT: Duration = B::TIMEOUT;
-    const MARGIN: Duration = B::MARGIN;
-    const LOGIN: Duration = B::LOGIN;
-    const READS_FIRST: bool = B::READS_FIRST;
-    const KEEPS_COUNTS: bool = B::KEEPS_COUNTS;
-
-    fn storage(port: u16, timeout: Duration) -> AnyStorage {
-        B::storage(port, timeout)
-    }
-
-    fn policy(limit: u32) -> Policy {
-        B::policy(limit)
-    }
-
-    /// Repeats the check, because an [`AnyStorage`] has no method `ready`.
-    async fn ready(storage: &AnyStorage, timeout: Duration) -> Result<(), StorageError> {
-        let deadline = Instant::now() + timeout;
-        // The first check has the timeout of the storage.
-        let mut checked = storage.check().await;
-        while let Err(error) = checked {
-            if Instant::now() + AGAIN >= deadline {
-                return Err(error);
-            }
-            sleep(AGAIN).await;
-            checked = timeout_at(deadline, storage.check()).await.unwrap_or(Err(error));
-        }
-        Ok(())
-    }
-
-    fn flush_caches(server: &B::Server) {
-        B::flush_caches(server);
     }
 }

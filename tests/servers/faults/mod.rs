@@ -59,7 +59,7 @@ use common::harness::{AGAIN, EntryPoints, SECOND, within};
 use common::time::{EVENTUALLY, Stopwatch};
 use tokio::time::sleep;
 use tower_ratelimit::storage::{AnyStorage, StorageError};
-use tower_ratelimit::{Decision, Global, Key, RateLimiter};
+use tower_ratelimit::{Decision, Global, Key, RateLimiter, Storage};
 
 use self::backend::Backend;
 
@@ -119,12 +119,12 @@ fn most_connections(time: Duration) -> usize {
 
 /// Asserts that `ready` fails within [`QUICK`]. Returns the error.
 async fn not_ready<B: Backend>(storage: &AnyStorage) -> StorageError {
-    within(QUICK + B::MARGIN, B::ready(storage, QUICK)).await.unwrap_err()
+    within(QUICK + B::MARGIN, storage.ready(QUICK)).await.unwrap_err()
 }
 
 /// Waits until the storage is ready. Returns the elapsed time.
 async fn ready<B: Backend>(storage: &AnyStorage) -> Duration {
     let watch = Stopwatch::start();
-    B::ready(storage, LONG).await.unwrap();
+    storage.ready(LONG).await.unwrap();
     watch.elapsed()
 }

@@ -14,19 +14,7 @@ use tower_ratelimit::{Key, RateLimiter, Storage};
 use super::backend::Backend;
 use super::{QUICK, entry_points, limiter, not_ready, quick_hit, ready, recovers};
 
-/// Creates the tests for every backend, and for an erased storage on each kind of server.
-macro_rules! outages {
-    ($tests:tt) => {
-        on_every_backend! { [tokio::test] [await] $tests }
-        on_backends! {
-            [tokio::test] [await] $tests
-            erased_redis: ErasedRedis, erased_memcached: ErasedMemcached, erased_etcd: ErasedEtcd,
-            erased_postgres: ErasedPostgres
-        }
-    };
-}
-
-outages! { [
+on_every_backend! { [tokio::test] [await] [
     storage_recovers_from_network_faults,
     storage_connects_to_a_server_that_starts_later,
     storage_recovers_after_its_server_dies,

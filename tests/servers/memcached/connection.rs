@@ -2,7 +2,7 @@
 
 use common::servers::{Memcached, Server};
 use common::{message, policy};
-use tower_ratelimit::{Key, RateLimiter};
+use tower_ratelimit::{Key, RateLimiter, Storage};
 
 use super::{LONG, not_ready, storage};
 

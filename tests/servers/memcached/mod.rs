@@ -10,6 +10,7 @@ use std::time::Duration;
 
 use common::harness::{SECOND, within};
 use common::servers::{Memcached, with_timeout};
+use tower_ratelimit::Storage;
 use tower_ratelimit::storage::{MemcachedStorage, StorageError};
 
 /// A timeout that only a hanging test reaches.

@@ -6,7 +6,7 @@ use common::time::Stopwatch;
 use common::{policy, with};
 use tokio::time::sleep;
 use tower_ratelimit::storage::MemcachedStorage;
-use tower_ratelimit::{Header, Key, RateLimiter};
+use tower_ratelimit::{Header, Key, RateLimiter, Storage};
 
 use super::{LONG, not_ready, storage, url_of};
 

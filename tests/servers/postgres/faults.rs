@@ -8,7 +8,7 @@ use common::servers::{Postgres, wait_until, with_timeout};
 use common::time::Stopwatch;
 use tokio::task::JoinSet;
 use tower_ratelimit::storage::{PostgresStorage, StorageError, StorageErrorKind};
-use tower_ratelimit::{Key, RateLimiter};
+use tower_ratelimit::{Key, RateLimiter, Storage};
 
 use super::{LONG, connected, storage, within};
 

@@ -7,7 +7,7 @@ use common::servers::storage::RUNTIME;
 use common::servers::{Postgres, wait_until};
 use tokio::task::JoinSet;
 use tower_ratelimit::storage::PostgresStorage;
-use tower_ratelimit::{Key, RateLimiter};
+use tower_ratelimit::{Key, RateLimiter, Storage};
 
 use super::{LONG, within};
 

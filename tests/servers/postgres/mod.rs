@@ -13,6 +13,7 @@ use std::time::Duration;
 
 use common::servers::storage::RUNTIME;
 use common::servers::{Postgres, with_timeout};
+use tower_ratelimit::Storage;
 use tower_ratelimit::storage::PostgresStorage;
 
 /// A timeout that only a hanging test reaches.

@@ -5,7 +5,7 @@ use common::servers::storage::RUNTIME;
 use common::servers::{PgBouncer, Postgres, with_timeout};
 use tokio::task::JoinSet;
 use tower_ratelimit::storage::PostgresStorage;
-use tower_ratelimit::{Key, RateLimiter};
+use tower_ratelimit::{Key, RateLimiter, Storage};
 
 use super::LONG;
 

@@ -7,7 +7,7 @@ use common::message;
 use common::servers::storage::RUNTIME;
 use common::servers::{Postgres, with_timeout};
 use tower_ratelimit::storage::{PostgresStorage, StorageErrorKind, TlsConfig};
-use tower_ratelimit::{Key, Quota, RateLimiter};
+use tower_ratelimit::{Key, Quota, RateLimiter, Storage};
 
 const LONG: Duration = Duration::from_secs(10);
 const SHORT: Duration = Duration::from_millis(200);

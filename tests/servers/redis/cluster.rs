@@ -8,7 +8,7 @@ use common::time::Stopwatch;
 use common::{foreign, policy, with};
 use tokio::task::JoinSet;
 use tokio::time::sleep;
-use tower_ratelimit::{Header, Key, RateLimiter};
+use tower_ratelimit::{Header, Key, RateLimiter, Storage};
 
 use super::{LONG, PLENTY, not_ready, ready, storage, storage_within};
 

@@ -11,7 +11,7 @@ use common::{message, policy};
 use tokio::task::JoinSet;
 use tokio::time::{interval, sleep};
 use tower_ratelimit::storage::RedisStorage;
-use tower_ratelimit::{Decision, Key, RateLimiter};
+use tower_ratelimit::{Decision, Key, RateLimiter, Storage};
 
 use super::{LITTLE, LONG, check_error, ready, storage, storage_within};
 

@@ -11,7 +11,7 @@ use common::policy;
 use common::servers::storage::RUNTIME;
 use rusqlite::Connection;
 use tower_ratelimit::storage::SqliteStorage;
-use tower_ratelimit::{Key, RateLimiter};
+use tower_ratelimit::{Key, RateLimiter, Storage};
 
 use super::{Folder, LONG, open};
 

@@ -9,7 +9,7 @@ use rusqlite::Connection;
 use tokio::task::JoinSet;
 use tokio::time::timeout;
 use tower_ratelimit::storage::{SqliteStorage, StorageError, StorageErrorKind};
-use tower_ratelimit::{Decision, Key, RateLimiter};
+use tower_ratelimit::{Decision, Key, RateLimiter, Storage};
 
 use super::{Folder, LONG, open, open_with};
 

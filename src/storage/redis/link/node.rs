@@ -171,10 +171,13 @@ impl Node {
         is_single_server
     }
 
-    /// Waits for the proof that all keys under `prefix` are on one server, if one can begin now.
-    pub(in super::super) async fn prove(&self, prefix: &str, deadline: Instant) {
-        if let Ok(open) = self.open(deadline).await {
-            let _ = timeout_at(deadline, open.prove(prefix)).await;
+    /// Waits for the proof that all keys under `prefix` are on one server, if one can begin now. At
+    /// `deadline`, it continues in the background.
+    pub(in super::super) async fn prove(&self, prefix: &Arc<str>, deadline: Instant) {
+        if let Some(open) = self.0.connection.value().filter(|open| open.proof.is_due()) {
+            let prefix = Arc::clone(prefix);
+            let proof = tokio::spawn(async move { open.prove(&prefix).await });
+            let _ = timeout_at(deadline, proof).await;
         }
     }
 
