@@ -1,5 +1,5 @@
-//! An operator's view: the remaining units of a client, a way to clear them, and the state of the
-//! storages.
+//! An operator's view: the remaining units and the lock of a client, ways to lock and to clear it, the
+//! locks that have begun, and the state of the storages.
 //!
 //! `cargo run --example operator --features redis -- redis://localhost`, and then
 //!
@@ -7,28 +7,43 @@
 //! curl -i -H 'x-api-key: k-42' http://127.0.0.1:3000/   a limited request
 //! curl http://127.0.0.1:3001/limits/alice               peeks at a user's limits and spends nothing
 //! curl http://127.0.0.1:3001/states/alice               the stored states of a user, with a redis:// URL
-//! curl -X DELETE http://127.0.0.1:3001/limits/alice     clears the user's limits
+//! curl -X DELETE http://127.0.0.1:3001/limits/alice     clears the user's limits and its lock
 //! curl -X DELETE http://127.0.0.1:3001/limits           clears the limits of all users
+//! curl -X PUT http://127.0.0.1:3001/locks/alice         locks the user now
+//! curl http://127.0.0.1:3001/locks                      lists the users whose lock has not ended
 //! curl http://127.0.0.1:3001/storage                    the circuit breaker and the refusal cache
 //! curl -i http://127.0.0.1:3001/health                  200 while the process runs
 //! curl -i http://127.0.0.1:3001/ready                   200 while Redis can decide, else 503 and the cause
 //! ```
 //!
+//! A user who sends 1,000 requests within an hour is locked for 15 minutes, the next time for 30, and
+//! so on. The list has the locks that began in this process. The layer reports each of them once.
+//!
 //! While Redis is down, the fallback decides. Keep the second address private, because its
 //! clients can clear limits.
+
+use std::collections::HashSet;
+use std::sync::{Arc, Mutex};
 
 use axum::Router;
 use axum::extract::{Path, Request, State};
 use axum::http::{HeaderValue, StatusCode};
 use axum::middleware::{Next, from_fn};
 use axum::response::{IntoResponse, Response};
-use axum::routing::{delete, get};
+use axum::routing::{delete, get, put};
 use tower_ratelimit::extract::Extension;
 use tower_ratelimit::storage::{AnyStorage, Breaker, Circuit, RefusalCache, Storage};
-use tower_ratelimit::{BoxError, ConfigError, Key, MemoryStorage, OnError, Policy, Quota, RateLimitLayer, RateLimiter};
+use tower_ratelimit::{
+    BoxError, ConfigError, EventKind, Key, MemoryStorage, OnError, Policy, RateLimitLayer, RateLimiter,
+};
 
 /// The fallback admits a third of the quota, because three servers share the storage.
 const REPLICAS: u32 = 3;
+
+const POLICY: &str = "30/minute; lockout 1000/hour for 15m x2 up to 1d";
+
+/// The units that lock a user at once.
+const STRIKES: u32 = 1_000;
 
 /// The limiter of the API, and handles to the wrappers of its storage.
 #[derive(Clone)]
@@ -36,13 +51,16 @@ struct Limits {
     limiter: RateLimiter,
     circuit: Circuit,
     cache: RefusalCache,
+    /// The users whose lock has begun.
+    locked: Arc<Mutex<HashSet<Key>>>,
 }
 
-fn limits(url: &str) -> Result<Limits, ConfigError> {
+fn limits(url: &str, policy: &str) -> Result<Limits, ConfigError> {
     let breaker = Breaker::new(url.parse::<AnyStorage>()?).fallback(MemoryStorage::new(), REPLICAS);
     let (circuit, cache) = (breaker.circuit().clone(), RefusalCache::new(breaker));
-    let policy = Policy::from(Quota::per_minute(30)).with_name("api");
-    Ok(Limits { limiter: RateLimiter::try_with_storage(policy, cache.clone())?, circuit, cache })
+    let policy = policy.parse::<Policy>()?.with_name("api");
+    let limiter = RateLimiter::try_with_storage(policy, cache.clone())?;
+    Ok(Limits { limiter, circuit, cache, locked: Arc::default() })
 }
 
 /// An authenticated user.
@@ -63,9 +81,16 @@ async fn authenticate(mut request: Request, next: Next) -> Result<Response, Stat
     Ok(next.run(request).await)
 }
 
-fn api(Limits { limiter, .. }: &Limits) -> Router {
+fn api(Limits { limiter, locked, .. }: &Limits) -> Router {
     let by_user = Extension::new(|user: &User| Key::from(user.0));
-    let limit = RateLimitLayer::new(limiter.policy(), by_user).storage(limiter.storage().clone(), OnError::Admit);
+    let locked = Arc::clone(locked);
+    let limit = RateLimitLayer::new(limiter.policy(), by_user)
+        .storage(limiter.storage().clone(), OnError::Admit)
+        .observer(move |event| {
+            if let (EventKind::Locked(_), Some(key)) = (&event.kind, event.key) {
+                locked.lock().unwrap().insert(key.clone());
+            }
+        });
     Router::new().route("/", get(|| async { "hello\n" })).layer(limit).layer(from_fn(authenticate))
 }
 
@@ -74,6 +99,8 @@ fn operators(limits: Limits) -> Router {
     Router::new()
         .route("/limits", delete(clear_all))
         .route("/limits/{user}", get(peek).delete(clear))
+        .route("/locks", get(locks))
+        .route("/locks/{user}", put(lock))
         .route("/storage", get(storage))
         .route("/health", get(|| async { "ok\n" }))
         .route("/ready", get(ready))
@@ -94,7 +121,38 @@ async fn peek(
     for (limit, status) in limiter.policy().limits().iter().zip(decision.limits()) {
         let (remaining, capacity) = (status.remaining(), status.capacity());
         lines.push(format!("limit {limit}: {remaining} of {capacity} remain, full in {:?}", status.reset_after()));
+        lines.extend(status.lock().map(|lock| format!("lock {} ends in {:?}", lock.level() + 1, lock.ends_after())));
     }
+    Ok(page(&lines))
+}
+
+/// Locks a user as if all strikes of the lockout were spent.
+async fn lock(
+    State(Limits { limiter, locked, .. }): State<Limits>,
+    Path(user): Path<String>,
+) -> Result<StatusCode, (StatusCode, String)> {
+    let user = Key::from(&*user);
+    limiter.charge(&user, STRIKES).await.map_err(unavailable)?;
+    locked.lock().unwrap().insert(user);
+    Ok(StatusCode::NO_CONTENT)
+}
+
+/// Lists the locked users, and forgets those whose lock has ended.
+async fn locks(State(Limits { limiter, locked, .. }): State<Limits>) -> Result<String, (StatusCode, String)> {
+    let keys: Vec<Key> = locked.lock().unwrap().iter().cloned().collect();
+    let mut lines = Vec::new();
+    for key in keys {
+        let decision = limiter.peek(&key).await.map_err(unavailable)?;
+        let Some(lock) = decision.limits().iter().find_map(|status| status.lock()) else {
+            locked.lock().unwrap().remove(&key);
+            continue;
+        };
+        // The text of a key begins with its kind.
+        let key = key.to_string();
+        let user = key.trim_start_matches("t:");
+        lines.push(format!("{user} lock {} ends in {:?}", lock.level() + 1, lock.ends_after()));
+    }
+    lines.sort();
     Ok(page(&lines))
 }
 
@@ -151,7 +209,7 @@ fn unavailable(error: impl Into<BoxError>) -> (StatusCode, String) {
 #[tokio::main]
 async fn main() -> Result<(), BoxError> {
     let url = std::env::args().nth(1).unwrap_or_else(|| "memory://".to_owned());
-    let limits = limits(&url)?;
+    let limits = limits(&url, POLICY)?;
     let [users, operator] = [3000, 3001].map(|port| tokio::net::TcpListener::bind(("127.0.0.1", port)));
     let (users, operator) = (users.await?, operator.await?);
     println!("limited: http://127.0.0.1:3000/\nfor operators: http://127.0.0.1:3001/storage and /limits/USER");
@@ -191,7 +249,7 @@ mod tests {
 
     #[tokio::test]
     async fn requests_without_a_valid_api_key_are_not_counted() {
-        let limits = limits("memory://").unwrap();
+        let limits = limits("memory://", POLICY).unwrap();
         let api = api(&limits);
         for number in 0..100 {
             let request = Request::get("/").header("x-api-key", number).body(Body::empty()).unwrap();
@@ -202,7 +260,7 @@ mod tests {
 
     #[tokio::test]
     async fn operators_see_a_limited_user_and_clear_its_limits() {
-        let limits = limits("memory://").unwrap();
+        let limits = limits("memory://", POLICY).unwrap();
         let (api, operators) = (api(&limits), operators(limits));
         for _ in 0..30 {
             assert_eq!(ask(&api, "GET", "/").await.0, 200);
@@ -232,10 +290,39 @@ mod tests {
         assert_eq!(ask(&operators, "GET", "/ready").await, (200, "ok\n".to_owned()));
     }
 
+    #[tokio::test]
+    async fn operators_lock_a_user_and_list_and_clear_the_lock() {
+        let limits = limits("memory://", POLICY).unwrap();
+        let (api, operators) = (api(&limits), operators(limits));
+        assert_eq!(ask(&api, "GET", "/").await.0, 200);
+        assert_eq!(ask(&operators, "GET", "/locks").await.1, "\n");
+        assert_eq!(ask(&operators, "PUT", "/locks/alice").await.0, 204);
+        assert_eq!(ask(&api, "GET", "/").await.0, 429);
+        for (path, line) in [("/locks", "alice lock 1 ends in "), ("/limits/alice", "lock 1 ends in ")] {
+            let (_, seen) = ask(&operators, "GET", path).await;
+            let ends = seen.lines().find_map(|seen| seen.strip_prefix(line)).unwrap_or_else(|| panic!("{seen}"));
+            assert!(ends.starts_with("899.") || ends == "900s", "{ends}");
+        }
+        assert_eq!(ask(&operators, "DELETE", "/limits/alice").await.0, 204);
+        assert_eq!(ask(&operators, "GET", "/locks").await.1, "\n");
+        assert_eq!(ask(&api, "GET", "/").await.0, 200);
+    }
+
+    #[tokio::test]
+    async fn operators_list_a_lock_that_a_request_began() {
+        let limits = limits("memory://", "lockout 3/hour for 15m").unwrap();
+        let (api, operators) = (api(&limits), operators(limits));
+        for listed in ["\n", "\n", "alice lock 1 ends in "] {
+            assert_eq!(ask(&api, "GET", "/").await.0, 200);
+            let (_, locks) = ask(&operators, "GET", "/locks").await;
+            assert!(locks.starts_with(listed), "{locks}");
+        }
+    }
+
     #[cfg(feature = "redis")]
     #[tokio::test]
     async fn operators_see_that_the_fallback_decides() {
-        let limits = limits("redis://127.0.0.1:1").unwrap();
+        let limits = limits("redis://127.0.0.1:1", POLICY).unwrap();
         let (api, operators) = (api(&limits), operators(limits));
         let mut admitted = 0;
         for _ in 0..15 {

@@ -83,6 +83,14 @@ pub enum Lint {
     /// block of 365 days. If that is intended, ignore this lint. For calendar months, see the guide
     /// on [choosing a strategy](crate::guide::choosing_a_strategy#windows-by-the-calendar).
     AlignedCalendar,
+    /// `RL009`: the only key of a [`Lockout`](crate::Lockout) is a header field, which the client
+    /// chooses.
+    ///
+    /// A client can lock out another one by its value, such as the name of an account. It can also
+    /// start anew with each value that it invents. Join the field with the address, as in
+    /// `Header::new("x-account").and(PeerIp::new())`. If an outer layer has verified the value, use
+    /// [`Extension`](crate::extract::Extension), or ignore this lint.
+    LockoutByHeader,
 }
 
 /// Expands to the number, the code and the documentation path of a lint.
@@ -103,6 +111,7 @@ impl Lint {
             Self::ElasticWindowRefunded => entry!(6, ElasticWindowRefunded),
             Self::SmallStorage { .. } => entry!(7, SmallStorage),
             Self::AlignedCalendar => entry!(8, AlignedCalendar),
+            Self::LockoutByHeader => entry!(9, LockoutByHeader),
         }
     }
 
@@ -150,6 +159,9 @@ impl fmt::Display for Lint {
             }
             Self::AlignedCalendar => {
                 "an aligned week starts on Thursday, and an aligned month or year is a block of 30 or 365 days"
+            }
+            Self::LockoutByHeader => {
+                "the only key of a lockout is a header field, so anyone can lock out others: add PeerIp to the key"
             }
         })
     }

@@ -104,6 +104,10 @@ fn layer(
         let charged = options.charge.clone();
         layer = layer.charge_when(move |response| charged.iter().any(|statuses| statuses.contain(response.status)));
     }
+    if !options.clear.is_empty() {
+        let cleared = options.clear.clone();
+        layer = layer.clear_when(move |response| cleared.iter().any(|statuses| statuses.contain(response.status)));
+    }
     if let Some(header) = options.settle_header.clone() {
         layer = layer.settle(move |response| response.headers.get(&header)?.to_str().ok()?.parse().ok());
     }

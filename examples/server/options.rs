@@ -42,6 +42,8 @@ An axum server with rate limits. /status/CODE responds with that status, every o
 --cost-header NAME       reads the cost of a request from this header field: 1 if it is missing, 400 if it is not a number.
                          For experiments only: a client must not choose the cost of its own request
 --charge-status STATUS   charges only responses with this status: 401, 4xx, or several joined by commas; may be repeated
+--clear-status STATUS    clears the client's limits after responses with this status: 2xx, or several joined by commas;
+                         may be repeated
 --settle-header NAME     corrects the cost of a request to the number in this header field of its response;
                          /status/CODE?cost=N writes N into it; a response without it keeps the cost
 --headers FIELDS         header fields of responses: x (the default), ietf, draft6 or none; repeat it for several
@@ -68,6 +70,7 @@ pub(crate) struct Options {
     pub(crate) allow: Vec<String>,
     pub(crate) cost_header: Option<HeaderName>,
     pub(crate) charge: Vec<Statuses>,
+    pub(crate) clear: Vec<Statuses>,
     pub(crate) settle_header: Option<HeaderName>,
     pub(crate) headers: Headers,
     pub(crate) rejection: Kind,
@@ -75,7 +78,7 @@ pub(crate) struct Options {
 }
 
 const FLAGS: &str = "--listen, --policy, --route, --policies, --tier-header, --storage, --on-error, --timeout, --fallback, --replicas, --deny-cache, --lease, --key, --trust, --client-ip-header, --allow, --cost-header, \
-                     --charge-status, --settle-header, --headers, --rejection, --shadow";
+                     --charge-status, --clear-status, --settle-header, --headers, --rejection, --shadow";
 
 impl Options {
     pub(crate) fn parse(arguments: impl IntoIterator<Item = String>) -> Result<Self, String> {
@@ -101,6 +104,7 @@ impl Options {
             allow: Vec::new(),
             cost_header: None,
             charge: Vec::new(),
+            clear: Vec::new(),
             settle_header: None,
             headers: Headers::default(),
             rejection: Kind::Text,
@@ -195,11 +199,8 @@ impl Options {
             "--client-ip-header" => self.client_ip_header = Some(header_name(&value)?),
             "--allow" => self.allow.push(value),
             "--cost-header" => self.cost_header = Some(header_name(&value)?),
-            "--charge-status" => {
-                for part in value.split(',') {
-                    self.charge.push(Statuses::parse(part)?);
-                }
-            }
+            "--charge-status" => self.charge.extend(Statuses::parse_list(&value)?),
+            "--clear-status" => self.clear.extend(Statuses::parse_list(&value)?),
             "--settle-header" => self.settle_header = Some(header_name(&value)?),
             "--headers" => {
                 let family = family(&value)?;
@@ -312,6 +313,10 @@ pub(crate) enum Statuses {
 }
 
 impl Statuses {
+    fn parse_list(text: &str) -> Result<Vec<Self>, String> {
+        text.split(',').map(Self::parse).collect()
+    }
+
     fn parse(text: &str) -> Result<Self, String> {
         let wrong = || format!("cannot read {text:?}: write a status like 401, or a class like 4xx");
         let text = &*text.trim().to_lowercase();

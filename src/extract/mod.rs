@@ -235,8 +235,13 @@ impl<A: KeyExtractor, B: KeyExtractor> KeyExtractor for And<A, B> {
         })
     }
 
+    /// Omits [`Lint::LockoutByHeader`] unless the client chooses both keys.
     fn lints(&self, head: Option<&Head<'_>>) -> Vec<Lint> {
-        [self.first.lints(head), self.second.lints(head)].concat()
+        let parts = [self.first.lints(head), self.second.lints(head)];
+        let is_chosen = parts.iter().all(|lints| lints.contains(&Lint::LockoutByHeader));
+        let mut lints = parts.concat();
+        lints.retain(|lint| is_chosen || *lint != Lint::LockoutByHeader);
+        lints
     }
 
     fn reads_forwarding(&self) -> bool {

@@ -10,6 +10,7 @@ use super::forwarded::FORWARDING;
 use super::{Head, KeyError, KeyExtractor};
 use crate::error::{ConfigError, or_panic};
 use crate::key::Key;
+use crate::lint::Lint;
 
 /// The return value of a closure that extracts a key: one that is a [`KeyExtractor`], or that of
 /// [`Extension::new`].
@@ -245,6 +246,13 @@ impl KeyExtractor for Header {
             Some(value) => Ok(Some(Key::from(value.as_bytes()))),
             None => Err(KeyError::client(format!("the header field {:?} is missing", self.0.as_str()))),
         }
+    }
+
+    /// Returns [`Lint::LockoutByHeader`], which layers without a [`Lockout`](crate::Lockout) ignore.
+    /// Forwarding fields are written by proxies.
+    fn lints(&self, head: Option<&Head<'_>>) -> Vec<Lint> {
+        let is_chosen = head.is_none() && !self.reads_forwarding();
+        is_chosen.then_some(Lint::LockoutByHeader).into_iter().collect()
     }
 
     fn reads_forwarding(&self) -> bool {

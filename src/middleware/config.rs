@@ -125,10 +125,15 @@ impl LayerConfig {
     }
 
     /// Returns the lints of the allow lists and of the extractor. See [`KeyExtractor::lints`]. Omits
-    /// [`Lint::ForwardedPeer`] if the extractor reads a forwarding field.
+    /// [`Lint::ForwardedPeer`] if the extractor reads a forwarding field, and
+    /// [`Lint::LockoutByHeader`], which depends on the policy.
     pub(crate) fn lints(&self, head: Option<&Head<'_>>) -> impl Iterator<Item = Lint> {
-        let is_forwarded_peer = |lint: &Lint| *lint == Lint::ForwardedPeer && self.key.reads_forwarding();
+        let is_omitted = |lint: &Lint| match lint {
+            Lint::ForwardedPeer => self.key.reads_forwarding(),
+            Lint::LockoutByHeader => true,
+            _ => false,
+        };
         let lists = self.allow_lists.iter().flat_map(move |list| list.lints(head));
-        lists.chain(self.key.lints(head)).filter(move |lint| !is_forwarded_peer(lint))
+        lists.chain(self.key.lints(head)).filter(move |lint| !is_omitted(lint))
     }
 }

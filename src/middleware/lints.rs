@@ -84,9 +84,15 @@ impl Lints {
         let is_refunded = config.settling.is_some() && policy.limits().iter().any(is_elastic);
         let clients = clients_to_fill(storage, policy).filter(|clients| *clients < FEW_CLIENTS);
         let is_aligned = policy.limits().iter().any(is_aligned_to_weeks_or_more);
-        let elastic = is_refunded.then_some(Lint::ElasticWindowRefunded);
-        let small = clients.map(|clients| Lint::SmallStorage { clients });
-        self.warn(config, elastic.into_iter().chain(small).chain(is_aligned.then_some(Lint::AlignedCalendar)));
+        let is_chosen =
+            policy.limits().iter().any(Limit::locks) && config.key.lints(None).contains(&Lint::LockoutByHeader);
+        let lints = [
+            is_refunded.then_some(Lint::ElasticWindowRefunded),
+            clients.map(|clients| Lint::SmallStorage { clients }),
+            is_aligned.then_some(Lint::AlignedCalendar),
+            is_chosen.then_some(Lint::LockoutByHeader),
+        ];
+        self.warn(config, lints.into_iter().flatten());
     }
 
     /// Reports each of the lints that this layer has not reported yet.

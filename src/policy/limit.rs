@@ -199,7 +199,7 @@ impl Limit {
     }
 
     /// Returns `true` if this limit is a [`Lockout`].
-    pub(super) fn locks(&self) -> bool {
+    pub(crate) fn locks(&self) -> bool {
         matches!(self.strategy.name(), Lockout::BY_HITS | Lockout::BY_REFUSALS)
     }
 

@@ -235,6 +235,19 @@ fn charge_status_flag_selects_the_statuses_that_are_charged() {
 }
 
 #[test]
+fn clear_status_flag_selects_the_statuses_that_clear_the_client() {
+    let limits = ["--policy", "lockout 3/h for 1h", "--charge-status", "401", "--clear-status", "2xx,304"];
+    let server = Server::start(&limits);
+    for path in ["/status/401", "/status/401", "/", "/status/401", "/status/401", "/status/304"] {
+        assert_ne!(server.status(path, ""), 429, "{path}");
+    }
+    for _ in 0..3 {
+        assert_eq!(server.status("/status/401", ""), 401);
+    }
+    assert_eq!(server.status("/", ""), 429, "three failures without a success lock the client");
+}
+
+#[test]
 fn settle_header_flag_corrects_the_cost_to_the_value_in_the_response() {
     let server = Server::start(&[
         "--policy",
@@ -385,6 +398,7 @@ fn help_lists_the_flags() {
         "--rejection",
         "--shadow",
         "--charge-status",
+        "--clear-status",
         "--settle-header",
     ] {
         assert!(help.contains(flag), "{flag}: {help}");
@@ -430,6 +444,7 @@ fn invalid_flags_are_rejected_with_one_clear_line() {
         (&["--rejection", "xml"], "text, json, empty or grpc"),
         (&["--charge-status", "6xx"], "\"6xx\""),
         (&["--charge-status", "401,"], "a status like 401"),
+        (&["--clear-status", "ok"], "a class like 4xx"),
         (&["--settle-header", "a b"], "\"a b\""),
         (&["--settle-header", "x-cost", "--charge-status", "401"], "exclude each other"),
         (&["--policy", "shadow 1/day"], "first limit"),

@@ -251,6 +251,38 @@ async fn aligned_calendar_lint_is_reported_once() {
 }
 
 #[tokio::test]
+async fn lockout_by_header_lint_is_reported_once() {
+    let account = || Header::new("x-account");
+    let cases: [(&str, Box<dyn KeyExtractor>, bool); 8] = [
+        ("lockout 5/10m for 15m", Box::new(account()), true),
+        ("10/s; lockout 100 refusals/m for 1h", Box::new(account()), true),
+        ("lockout 5/10m for 15m", Box::new(account().or(PeerIp::new())), true),
+        ("lockout 5/10m for 15m", Box::new(account().and(Header::new("x-device"))), true),
+        ("lockout 5/10m for 15m", Box::new(account().and(PeerIp::new())), false),
+        ("lockout 5/10m for 15m", Box::new(PeerIp::new()), false),
+        ("lockout 5/10m for 15m", Box::new(Header::new("x-real-ip")), false),
+        ("moving-window 5/10m", Box::new(account()), false),
+    ];
+    for (text, key, is_reported) in cases {
+        let linted = LintObserver::default();
+        let expected = if is_reported { vec![Lint::LockoutByHeader] } else { vec![] };
+        let key: Arc<dyn KeyExtractor> = key.into();
+        let fixed = RateLimitLayer::new(policy(text), Arc::clone(&key)).on_lint(linted.keep());
+        for _ in 0..2 {
+            let _ = fixed.clone().layer(Inner::default());
+        }
+        assert_eq!(linted.take(), expected, "{text}: before the first request");
+        let chosen = RateLimitLayer::new(policy_by(move |_| policy(text)), key).on_lint(linted.keep());
+        for _ in 0..2 {
+            let mut request = with("x-account", "alice");
+            request.headers_mut().insert("x-device", "phone".parse().unwrap());
+            ask(&chosen.layer(Inner::default()), request).await;
+        }
+        assert_eq!(linted.take(), expected, "{text}: chosen for each request");
+    }
+}
+
+#[tokio::test]
 async fn layers_can_share_an_observer_as_a_trait_object() {
     let outcomes = Arc::new(Mutex::new(Vec::new()));
     let kept = Arc::clone(&outcomes);

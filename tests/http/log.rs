@@ -175,6 +175,7 @@ fn lint_is_logged_as_a_warning_with_code_and_link() {
         Lint::ElasticWindowRefunded,
         Lint::SmallStorage { clients: 0 },
         Lint::AlignedCalendar,
+        Lint::LockoutByHeader,
     ];
     for (number, lint) in (1..).zip(lints) {
         assert_eq!(lint.code(), format!("RL{number:03}"));
