@@ -33,6 +33,7 @@ use axum::response::{IntoResponse, Response};
 use axum::routing::{delete, get, put};
 use tower_ratelimit::extract::Extension;
 use tower_ratelimit::storage::{AnyStorage, Breaker, Circuit, RefusalCache, Storage};
+use tower_ratelimit::strategy::Status;
 use tower_ratelimit::{
     BoxError, ConfigError, EventKind, Key, MemoryStorage, OnError, Policy, RateLimitLayer, RateLimiter,
 };
@@ -132,7 +133,7 @@ async fn lock(
     Path(user): Path<String>,
 ) -> Result<StatusCode, (StatusCode, String)> {
     let user = Key::from(&*user);
-    limiter.charge(&user, STRIKES).await.map_err(unavailable)?;
+    let _ = limiter.charge(&user, STRIKES).await.map_err(unavailable)?;
     locked.lock().unwrap().insert(user);
     Ok(StatusCode::NO_CONTENT)
 }
@@ -143,7 +144,7 @@ async fn locks(State(Limits { limiter, locked, .. }): State<Limits>) -> Result<S
     let mut lines = Vec::new();
     for key in keys {
         let decision = limiter.peek(&key).await.map_err(unavailable)?;
-        let Some(lock) = decision.limits().iter().find_map(|status| status.lock()) else {
+        let Some(lock) = decision.limits().iter().find_map(Status::lock) else {
             locked.lock().unwrap().remove(&key);
             continue;
         };
