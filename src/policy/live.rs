@@ -86,7 +86,48 @@ impl LivePolicy {
     /// Returns an error, and keeps the old policy, if the storage of a layer or a limiter that uses
     /// this live policy does not support the new policy or one of its shadow limits.
     pub fn set(&self, policy: impl IntoPolicy) -> Result<(), ConfigError> {
-        self.0.set(&policy.into_policy())
+        PolicyCell::set_all(&[(&self.0, policy.into_policy())]).map_err(|(_, error)| error)
+    }
+
+    /// Replaces the policies of several live policies, or none of them, for example after a
+    /// configuration file has changed.
+    ///
+    /// ```
+    /// use tower_ratelimit::{LivePolicy, Policy};
+    ///
+    /// let read = |text: &str| text.parse::<Policy>();
+    /// let api = LivePolicy::new(read("\"api\": 10/minute")?);
+    /// let login = LivePolicy::new(read("\"login\": 5/minute")?);
+    ///
+    /// let changes = [(&api, read("\"api\": 20/minute")?), (&login, read("\"login\": 3/minute")?)];
+    /// LivePolicy::set_all(changes)?;
+    /// # Ok::<(), tower_ratelimit::ConfigError>(())
+    /// ```
+    ///
+    /// All new policies are validated before the first one is published. Then they are published one
+    /// after the other, and this cannot fail. A request that reads two of the live policies at that
+    /// moment, for example in two layers, may get one new and one old policy. Two concurrent calls
+    /// do not mix: afterwards, the live policies that are in both lists have the policies of one call.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error, and keeps all old policies, if one of the new policies is not supported, as
+    /// in [`set`](Self::set), or if a live policy is in the list twice.
+    pub fn set_all<'a, P: IntoPolicy>(
+        policies: impl IntoIterator<Item = (&'a LivePolicy, P)>,
+    ) -> Result<(), ConfigError> {
+        let mut changes: Vec<_> = policies.into_iter().map(|(live, policy)| (&live.0, policy.into_policy())).collect();
+        // Concurrent calls lock the policies in the same order, so they do not wait for each other.
+        changes.sort_by_key(|(cell, _)| Arc::as_ptr(cell));
+        if let Some(twice) = changes.windows(2).find(|pair| Arc::ptr_eq(pair[0].0, pair[1].0)) {
+            let policy = twice[0].0.read();
+            let name = policy.identity();
+            let message = format!("the live policy {name:?} is in the list twice: keep one of its new policies");
+            return Err(ConfigError::new(message));
+        }
+        PolicyCell::set_all(&changes).map_err(|(policy, error)| {
+            ConfigError::new(format!("cannot change the policy {:?}: {error}", policy.identity()))
+        })
     }
 }
 
@@ -308,20 +349,29 @@ impl PolicyCell {
         cell
     }
 
-    /// Replaces the policy, if all users support the new one.
-    fn set(&self, policy: &Policy) -> Result<(), ConfigError> {
-        // Dropped after the lock is released, because a user that is dropped takes the lock.
+    /// Replaces the policies of these cells, if all users support the new ones. Otherwise returns the
+    /// policy that is not supported. The cells must be distinct and in the order of their addresses.
+    fn set_all<'a>(changes: &'a [(&Arc<Self>, Policy)]) -> Result<(), (&'a Policy, ConfigError)> {
+        // Dropped after the locks are released, because a user that is dropped takes its lock.
         let mut present = Vec::new();
-        // The lock is held until the policy is published, so a user that joins meanwhile validates
-        // the new policy.
-        let users = self.users();
-        present.extend(users.by_number.values().filter_map(Weak::upgrade));
-        present.iter().try_for_each(|user| (user.validate)(policy))?;
-        self.publish(policy);
+        // The locks are held until all policies are published, so a user that joins meanwhile
+        // validates the new policy.
+        let mut locked = Vec::new();
+        for (cell, policy) in changes {
+            let users = cell.users();
+            let first = present.len();
+            present.extend(users.by_number.values().filter_map(Weak::upgrade));
+            locked.push(users);
+            let validated = present[first..].iter().try_for_each(|user| (user.validate)(policy));
+            validated.map_err(|error| (policy, error))?;
+        }
+        for (cell, policy) in changes {
+            cell.publish(policy);
+        }
         for user in &present {
             user.has_changed.store(true, Ordering::Relaxed);
         }
-        drop(users);
+        drop(locked);
         Ok(())
     }
 

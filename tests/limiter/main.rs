@@ -8,6 +8,7 @@ mod cas_versions;
 mod coarse_clock;
 mod divided_quotas;
 mod full_storage;
+mod live_policies;
 mod live_policy;
 mod lockout;
 mod memory;
