@@ -7,6 +7,9 @@ use tower_ratelimit::{Limit, Policy, Quota};
 
 use crate::locks::{self, Locks};
 
+/// The default width of rustfmt.
+const WIDTH: usize = 100;
+
 /// What the limits of a policy add to its code.
 #[derive(Default)]
 struct Parts {
@@ -39,9 +42,8 @@ pub(crate) fn of(policy: &Policy) -> String {
     let lockouts = parts.lockouts.concat();
     let duration =
         if built.contains("Duration::") || !lockouts.is_empty() { "use std::time::Duration;\n\n" } else { "" };
-    let uses: Vec<&str> = parts.uses.into_iter().collect();
     format!(
-        "{duration}use tower_ratelimit::{{{uses}}};
+        "{duration}{imports}
 
 /// For each client address: {policy}
 pub fn rate_limit() -> RateLimitLayer {{
@@ -51,8 +53,26 @@ pub fn rate_limit() -> RateLimitLayer {{
 
 // In a router: .layer(rate_limit())
 ",
-        uses = uses.join(", "),
+        imports = imports(&parts.uses),
     )
+}
+
+/// Returns the imports in the style of rustfmt, in lines of at most 100 columns.
+fn imports(uses: &BTreeSet<&str>) -> String {
+    let names: Vec<&str> = uses.iter().copied().collect();
+    let line = format!("use tower_ratelimit::{{{}}};", names.join(", "));
+    if line.len() <= WIDTH {
+        return line;
+    }
+    let mut lines = "use tower_ratelimit::{\n   ".to_owned();
+    for name in names {
+        let column = lines.len() - lines.rfind('\n').unwrap_or(0) - 1;
+        if column + name.len() + 2 > WIDTH {
+            lines += "\n   ";
+        }
+        lines += &format!(" {name},");
+    }
+    lines + "\n};"
 }
 
 fn limit(limit: &Limit, parts: &mut Parts) -> String {
@@ -191,6 +211,19 @@ fn code_builds_the_policy_of_its_text() {{
 
 #[cfg(test)]
 mod tests {
+    #[test]
+    fn imports_wrap_at_100_columns() {
+        let all =
+            "limit \"a\" fixed-window 1/s; 2/s; moving-window 3/s; elastic-window 4/s; lockout 5/s for 6s; 7/s burst 8";
+        let code = super::of(&all.parse().unwrap());
+        let imports = code.split_once("\nuse ").unwrap().1.split_once(';').unwrap().0;
+        let wrapped = "tower_ratelimit::{
+    ElasticWindow, FixedWindow, Limit, Lockout, MovingWindow, PeerIp, Policy, Quota, RateLimitLayer,
+    SlidingWindowCounter, TokenBucket,
+}";
+        assert_eq!(imports, wrapped);
+    }
+
     #[test]
     fn snippets_are_current() {
         let stored = include_str!("snippets.rs");

@@ -128,7 +128,9 @@ mod sample_9 {
 mod sample_10 {
     use std::time::Duration;
 
-    use tower_ratelimit::{ElasticWindow, FixedWindow, Limit, MovingWindow, PeerIp, Policy, Quota, RateLimitLayer};
+    use tower_ratelimit::{
+        ElasticWindow, FixedWindow, Limit, MovingWindow, PeerIp, Policy, Quota, RateLimitLayer,
+    };
 
     /// For each client address: fixed-window 3/250ms; moving-window 7/1500ms; shadow elastic-window 9/week
     pub fn rate_limit() -> RateLimitLayer {
@@ -142,7 +144,9 @@ mod sample_10 {
 }
 
 mod sample_11 {
-    use tower_ratelimit::{Limit, MovingWindow, PeerIp, Policy, Quota, RateLimitLayer, SlidingWindowCounter};
+    use tower_ratelimit::{
+        Limit, MovingWindow, PeerIp, Policy, Quota, RateLimitLayer, SlidingWindowCounter,
+    };
 
     /// For each client address: "free": sliding-window-counter 10/second; "daily" moving-window 10000/day
     pub fn rate_limit() -> RateLimitLayer {
