@@ -45,6 +45,11 @@ impl Axis {
         self.width - LEFT - RIGHT
     }
 
+    /// Returns the height of a band, which is smaller on a phone. So two lanes are in view together.
+    fn height(self, usual: f64) -> f64 {
+        if self.plot() < 300.0 { 0.55 * usual } else { usual }
+    }
+
     fn x(self, at: u64) -> f64 {
         LEFT + self.plot() * float(at.min(self.span)) / float(self.span)
     }

@@ -37,3 +37,36 @@ pub(crate) async fn file(uri: Uri) -> Response {
     ];
     (fields, *text).into_response()
 }
+
+#[cfg(test)]
+mod tests {
+    use tower_ratelimit::Policy;
+
+    /// The first table of the guide: what a user wants, and a policy for it.
+    fn choices() -> Vec<(&'static str, Policy)> {
+        let guide = include_str!("../../src/guide/choosing_a_strategy.md");
+        let table = guide.lines().skip_while(|line| !line.starts_with("| you want |"));
+        let rows = table.take_while(|line| line.starts_with('|')).skip(2);
+        let row = |row: &'static str| {
+            let [_, want, _, text, _] = row.split('|').collect::<Vec<_>>().try_into().expect("three columns");
+            (want.trim(), text.trim().trim_matches('`').parse().expect("a policy"))
+        };
+        rows.map(row).collect()
+    }
+
+    #[test]
+    fn recommendations_agree_with_the_guide() {
+        let page = include_str!("page/index.html");
+        let choices = choices();
+        let mut needs = 0;
+        for need in page.split("name=\"need\" value=\"").skip(1) {
+            let (strategy, rest) = need.split_once('"').unwrap();
+            let want = rest.split_once("data-want=\"").unwrap().1.split('"').next().unwrap();
+            let (_, policy) = choices.iter().find(|(row, _)| *row == want).expect(want);
+            let name = policy.limits()[0].strategy().name();
+            assert!(name.starts_with(strategy), "the guide recommends {policy} for {want}");
+            needs += 1;
+        }
+        assert_eq!(needs, 5);
+    }
+}

@@ -27,6 +27,7 @@ fn of_lane(lane: &Lane, setup: &Checked) -> Value {
     let idea = if lane.policy.limits().len() == 1 { promise::of(&lane.policy.limits()[0]).idea } else { "" };
     json!({
         "title": title(lane),
+        "strategy": lane.policy.limits()[0].strategy().name(),
         "idea": idea,
         "policy": lane.policy.to_string(),
         "svg": format!(

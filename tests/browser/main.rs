@@ -8,6 +8,9 @@ use visit::Visit;
 /// The number of lanes in the page.
 const LANES: &str = "document.querySelectorAll('#lanes svg').length";
 
+/// The opacity of the lanes, which are dimmed while the setup is invalid.
+const OPACITY: &str = "Number(getComputedStyle(document.getElementById('lanes')).opacity)";
+
 /// The titles of the lanes of all strategies.
 const TITLES: [&str; 7] = [
     "Fixed window",
@@ -36,11 +39,15 @@ async fn valid_policy_shows_lanes_and_invalid_policy_shows_an_error() {
     visit.until("!document.getElementById('policy-error').hidden").await;
     let error = visit.text("#policy-error").await;
     assert!(error.contains("cannot read the unit \"fortnight\""), "{error}");
-    visit.until(&format!("{LANES} === 0 && document.getElementById('policy').ariaInvalid === 'true'")).await;
-    visit.screenshot("error", 1600, false).await;
+    visit.until("document.getElementById('policy').ariaInvalid === 'true'").await;
+    // The lanes of the last valid policy stay, dimmed.
+    until_all(&visit).await;
+    visit.until(&format!("{OPACITY} < 0.5")).await;
+    visit.screenshot("error", 1280, false).await;
 
     visit.fill("#policy", "token-bucket 5/second burst 8; 20/minute").await;
     visit.until(&format!("{LANES} === 7 && document.getElementById('policy-error').hidden")).await;
+    visit.until(&format!("{OPACITY} === 1")).await;
     visit.click("input[value=policy] + span").await;
     visit.until(&format!("{LANES} === 1")).await;
     assert_eq!(visit.text(".lane h2").await, "Token bucket and Sliding window counter");
@@ -79,10 +86,14 @@ async fn pages_fit_narrow_and_wide_screens_in_light_and_dark() {
             visit.click("[data-send='25']").await;
             visit.until("document.querySelectorAll('#responses li').length === 25").await;
         }
-        for (width, dark) in [(360, false), (360, true), (1600, false), (1600, true)] {
+        for (width, dark) in [(360, false), (360, true), (1280, false), (1280, true)] {
             let light = if dark { "dark" } else { "light" };
             let wide = visit.screenshot(&format!("{tab}-{width}-{light}"), width, dark).await;
             assert!(wide <= width, "{tab} is {wide} pixels wide on a screen of {width}");
+            let cut: u32 = visit
+                .value("[...document.querySelectorAll('pre')].filter(it => it.scrollWidth > it.clientWidth).length")
+                .await;
+            assert_eq!(cut, 0, "the code is wider than its box on a screen of {width}");
         }
     }
     // Each picture, field and button has an accessible name.
@@ -94,6 +105,64 @@ async fn pages_fit_narrow_and_wide_screens_in_light_and_dark() {
         )
         .await;
     assert_eq!(unnamed, 0);
+    visit.end().await;
+}
+
+#[tokio::test]
+async fn each_need_has_a_recommended_strategy() {
+    let visit = Visit::start("?policy=7/second&need=lockout").await;
+    visit.until("document.querySelector('.recommended h2')?.textContent === 'Lockout'").await;
+    for (need, title) in [
+        ("lockout", "Lockout"),
+        ("moving-window", "Moving window"),
+        ("token-bucket", "Token bucket"),
+        ("leaky-bucket", "Leaky bucket"),
+        ("fixed-window", "Fixed window"),
+    ] {
+        visit.click(&format!("[name=need][value={need}] + span")).await;
+        visit.until(&format!("document.querySelector('.recommended h2')?.textContent === '{title}'")).await;
+        let text = visit.text("#recommended").await;
+        assert!(text.contains(&format!("use {title}, {need} 7/second")), "{text}");
+        for width in [360, 1280] {
+            visit.screenshot(&format!("need-{need}-{width}"), width, false).await;
+        }
+    }
+    visit.click("#recommended button").await;
+    visit.until(&format!("{LANES} === 1 && document.getElementById('policy').value === 'fixed-window 7/second'")).await;
+    visit.until("document.querySelector('#recommended button').hidden").await;
+    visit.click("[name=need][value=token-bucket] + span").await;
+    until_all(&visit).await;
+    visit.end().await;
+}
+
+#[tokio::test]
+async fn policy_field_shows_long_policies() {
+    let visit = Visit::start("").await;
+    for (width, policy) in [
+        (360, "lockout 5/10m for 15m x2 up to 1d"),
+        (1280, "token-bucket 10/second burst 20; 1000/day; lockout 100 refusals/m for 1h x2 up to 1d"),
+    ] {
+        visit.resize(width).await;
+        visit.fill("#policy", policy).await;
+        let fits = "(field => field.scrollWidth <= field.clientWidth)(document.getElementById('policy'))";
+        assert!(visit.value::<bool>(fits).await, "{policy} is wider than its field on a screen of {width}");
+    }
+    visit.end().await;
+}
+
+#[tokio::test]
+async fn two_lanes_are_in_view_together_on_a_phone() {
+    let visit = Visit::start("").await;
+    until_all(&visit).await;
+    visit.resize(360).await;
+    let heights: Vec<f64> = visit
+        .value(
+            "[...document.querySelectorAll('.lane')].map(lane => lane.getBoundingClientRect())
+             .slice(1).map((lane, at) => lane.bottom - document.querySelectorAll('.lane')[at].getBoundingClientRect().top)",
+        )
+        .await;
+    let screen: f64 = visit.value("innerHeight").await;
+    assert!(heights.len() == 6 && heights.iter().all(|height| *height <= screen), "{heights:?}");
     visit.end().await;
 }
 

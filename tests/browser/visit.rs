@@ -101,10 +101,17 @@ impl Visit {
         self.page.find_element(selector).await.unwrap_or_else(|error| panic!("{selector}: {error}"))
     }
 
-    async fn resize(&self, width: u32) {
+    /// Changes the size of the screen, and waits until the lanes are drawn for it.
+    pub(crate) async fn resize(&self, width: u32) {
         let height = if width < 600 { 740 } else { 1000 };
         let size = SetDeviceMetricsOverrideParams::new(i64::from(width), height, 1.0, width < 600);
         self.page.execute(size).await.expect("the size can be emulated");
+        // The page draws its lanes again after its width has changed.
+        tokio::time::sleep(Duration::from_millis(400)).await;
+        let drawn = "document.getElementById('lanes')?.getAttribute('aria-busy') !== 'true'";
+        while !self.value::<bool>(drawn).await {
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
     }
 
     /// Writes a picture of the whole page into the folder of screenshots. Returns the width of the
@@ -115,12 +122,6 @@ impl Visit {
         let features = vec![feature("prefers-color-scheme", scheme), feature("prefers-reduced-motion", "reduce")];
         self.page.emulate_media_features(features).await.expect("the screen can be emulated");
         self.resize(width).await;
-        // The page draws its lanes again after its width has changed.
-        tokio::time::sleep(Duration::from_millis(400)).await;
-        let drawn = "document.getElementById('lanes').getAttribute('aria-busy') !== 'true'";
-        while !self.value::<bool>(drawn).await {
-            tokio::time::sleep(Duration::from_millis(50)).await;
-        }
         // Taking the picture resizes the page.
         let content = self.value("document.documentElement.scrollWidth").await;
         let folder = folder();

@@ -20,8 +20,9 @@ pub(super) struct Band {
 pub(super) fn draw(svg: &mut Svg, series: &Series, band: &Band, axis: Axis, y: f64) -> f64 {
     svg.text((LEFT, y + 11.0), Anchor::Start, &band.caption);
     let (y, top) = (y + CAPTION, band.top.max(1));
-    let bottom = y + HEIGHT;
-    let down = |value: u32| bottom - HEIGHT * f64::from(value) / f64::from(top);
+    let height = axis.height(HEIGHT);
+    let bottom = y + height;
+    let down = |value: u32| bottom - height * f64::from(value) / f64::from(top);
 
     svg.text((LEFT - 5.0, y + 5.0), Anchor::End, &short(top));
     svg.text((LEFT - 5.0, bottom + 3.0), Anchor::End, "0");

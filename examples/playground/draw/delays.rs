@@ -31,7 +31,7 @@ pub(super) fn draw(svg: &mut Svg, lane: &Lane, axis: Axis, y: f64) -> f64 {
     let y = y + GAP + CAPTION;
 
     let (slots, count) = slots(&shown);
-    let unit = f64::min(5.0, HIGHEST / f64::from(count.max(1)));
+    let unit = f64::min(5.0, axis.height(HIGHEST) / f64::from(count.max(1)));
     let (mut bars, mut starts) = (String::new(), String::new());
     for ((from, until), slot) in shown.iter().zip(slots) {
         let middle = y + unit * (f64::from(slot) + 0.5);

@@ -10,7 +10,7 @@ const COLUMN: f64 = 7.0;
 /// The largest height of a column of marks.
 const HIGHEST: f64 = 105.0;
 /// Marks that would be smaller are drawn as bars.
-const SMALLEST: f64 = 4.0;
+const SMALLEST: f64 = 3.8;
 /// The height of the names of scenes.
 const SCENE: f64 = 14.0;
 /// The height of a client's row.
@@ -70,7 +70,7 @@ fn stacks(svg: &mut Svg, lane: &Lane, axis: Axis, y: f64) -> f64 {
     let columns = columns(lane, axis, |_| true);
     let most = |count: fn(&Count) -> u32| f64::from(columns.iter().map(count).max().unwrap_or(0));
     // The same for all lanes of the same traffic.
-    let unit = f64::min(COLUMN, HIGHEST / most(|it| it.admitted + it.delayed + it.refused).max(1.0));
+    let unit = f64::min(COLUMN, axis.height(HIGHEST) / most(|it| it.admitted + it.delayed + it.refused).max(1.0));
     let (above, below) = (most(|it| it.admitted + it.delayed), most(|it| it.refused));
     let line = y + (above * unit).max(2.0 * COLUMN) + 2.0;
     if unit < SMALLEST {

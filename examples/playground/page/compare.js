@@ -6,6 +6,7 @@ import * as setup from "./setup.js";
 const lanes = document.getElementById("lanes");
 const status = document.getElementById("status");
 const timeline = document.getElementById("timeline");
+const recommended = document.getElementById("recommended");
 const share = document.getElementById("share");
 
 /** The number of the last request. Responses to earlier ones are dropped. */
@@ -51,16 +52,36 @@ async function simulate() {
   }
   if (!response.ok) {
     setup.showError(answer.field, answer.error);
-    status.textContent = "Correct the setup to see its lanes.";
-    lanes.replaceChildren();
-    dispatchEvent(new CustomEvent("lanes", { detail: [] }));
+    status.textContent =
+      lanes.firstChild ? "These are the lanes of the last valid setup." : "Correct the setup to see its lanes.";
+    document.body.classList.add("stale");
     return;
   }
   setup.showError(null);
+  document.body.classList.remove("stale");
   status.textContent = `${answer.hits} hits simulated in ${(answer.micros / 1000).toFixed(1)} ms`;
   lanes.classList.toggle("single", answer.lanes.length === 1);
   lanes.replaceChildren(...answer.lanes.map(show));
+  recommend(answer.lanes);
   dispatchEvent(new CustomEvent("lanes", { detail: answer.lanes }));
+}
+
+/** Returns the chosen need if the strategy of a lane is recommended for it. */
+function need(lane) {
+  const chosen = document.querySelector("[name=need]:checked");
+  return chosen && lane.strategy.startsWith(chosen.value) ? chosen : null;
+}
+
+function recommend(all) {
+  const lane = all.find(need);
+  recommended.hidden = !lane;
+  if (!lane) return;
+  const use = element("button", { type: "button", className: "quiet", textContent: "Show only this" });
+  use.addEventListener("click", () => setup.set({ mode: "policy", policy: lane.policy }));
+  use.hidden = all.length === 1;
+  recommended.replaceChildren(element("p", {}, `You want ${need(lane).dataset.want}: use `,
+    element("strong", { textContent: lane.title }), ", ", element("code", { textContent: lane.policy }),
+    `. ${lane.idea}`), use);
 }
 
 function show(lane) {
@@ -69,13 +90,14 @@ function show(lane) {
   const shown = counts.filter(([kind, count]) => kind !== "delayed" || count > 0);
   const heads = ["From", "Hits", "Admitted", "Late", "Refused"];
   const picture = new DOMParser().parseFromString(lane.svg, "image/svg+xml").documentElement;
-  return element("article", { className: "lane card" },
+  return element("article", { className: need(lane) ? "lane card recommended" : "lane card" },
     element("header", {},
       element("h2", { textContent: lane.title }),
       element("p", { className: "idea", textContent: lane.idea }),
-      element("p", { className: "policy mono", textContent: lane.policy })),
-    element("p", { className: "counts" }, ...shown.map(([kind, count, text]) =>
-      element("span", { className: kind }, element("b", { textContent: count }), ` ${text}`))),
+      element("p", { className: "policy mono", textContent: lane.policy }),
+      element("p", { className: "counts" }, ...shown.map(([kind, count, text]) =>
+        element("span", { className: kind }, element("b", { textContent: count }),
+          element("span", { textContent: ` ${text}` }))))),
     document.adoptNode(picture),
     element("details", {},
       element("summary", { textContent: "As text and table" }),
@@ -110,7 +132,7 @@ function drawTimeline() {
 
 function add(at) {
   cursor = Math.max(0, Math.min(9999, Math.round(at)));
-  setup.set("at", [...clicks(), cursor].join(","));
+  setup.set({ at: [...clicks(), cursor].join(",") });
 }
 
 timeline.addEventListener("click", (event) => {
@@ -130,10 +152,10 @@ timeline.addEventListener("keydown", (event) => {
 });
 
 function undo() {
-  setup.set("at", clicks().slice(0, -1).join(","));
+  setup.set({ at: clicks().slice(0, -1).join(",") });
 }
 document.getElementById("undo").addEventListener("click", undo);
-document.getElementById("clear").addEventListener("click", () => setup.set("at", ""));
+document.getElementById("clear").addEventListener("click", () => setup.set({ at: "" }));
 
 copies(share, () => location.href);
 

@@ -11,5 +11,5 @@ function show(lane) {
   copies(button, () => lane.rust);
   return element("article", { className: "snippet card" },
     element("header", {}, element("h2", { textContent: lane.title }), button),
-    element("pre", { tabIndex: 0 }, element("code", { textContent: lane.rust })));
+    element("pre", {}, element("code", { textContent: lane.rust })));
 }

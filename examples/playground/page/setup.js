@@ -1,7 +1,8 @@
 // The setup: the form, and the query of the page's address. Both always agree, so a link shows the
 // same picture.
 
-const DEFAULTS = { mode: "all", policy: "10/minute", traffic: "mixed", hits: "", periods: "5", seed: "1", at: "" };
+const DEFAULTS = { mode: "all", policy: "10/minute", traffic: "mixed", hits: "", periods: "5", seed: "1", at: "",
+  need: "" };
 
 const form = document.getElementById("setup");
 const state = { ...DEFAULTS };
@@ -19,10 +20,16 @@ export function get(name) {
   return state[name];
 }
 
-/** Changes a field from code. */
-export function set(name, value) {
-  state[name] = value;
+/** Changes fields from code. */
+export function set(values) {
+  for (const [name, value] of Object.entries(values)) fill(name, value);
   changed();
+}
+
+function fill(name, value) {
+  state[name] = value;
+  const field = form.elements.namedItem(name);
+  if (field) field.value = value;
 }
 
 const listeners = [];
@@ -42,16 +49,16 @@ function changed() {
 export function load() {
   const address = new URLSearchParams(location.search);
   for (const name of Object.keys(DEFAULTS)) {
-    state[name] = address.get(name) ?? DEFAULTS[name];
-    const field = form.elements.namedItem(name);
-    if (field) field.value = state[name];
+    fill(name, address.get(name) ?? DEFAULTS[name]);
   }
   if (!form.elements.namedItem("traffic").value) form.elements.namedItem("traffic").value = state.traffic = "mixed";
   for (const listener of listeners) listener();
 }
 
 let timer;
-form.addEventListener("input", () => {
+form.addEventListener("input", (event) => {
+  // The recommended strategy is one of all.
+  if (event.target.name === "need") fill("mode", "all");
   for (const name of Object.keys(DEFAULTS)) {
     const field = form.elements.namedItem(name);
     if (field) state[name] = field.value.trim();
