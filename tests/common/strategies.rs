@@ -18,7 +18,7 @@ pub const STRATEGY_NAMES: [&str; 8] = [
 ];
 
 /// Every strategy, each with a period of 7 s and an amount of 3, which does not divide it.
-pub const EVERY_STRATEGY: [&str; 9] = [
+pub const EVERY_STRATEGY: [&str; 10] = [
     "fixed-window 3 per 7 seconds",
     "fixed-window-aligned 3 per 7 seconds",
     "elastic-window 3 per 7 seconds",
@@ -28,6 +28,7 @@ pub const EVERY_STRATEGY: [&str; 9] = [
     "token-bucket 3 per 7 seconds",
     "token-bucket 3 per 7 seconds burst 5",
     "leaky-bucket 3 per 7 seconds queue 0",
+    "lockout 3 per 7 seconds for 7 seconds",
 ];
 
 /// Parses a policy.

@@ -11,6 +11,7 @@ mod full_storage;
 mod live_policies;
 mod live_policy;
 mod lockout;
+mod lockout_model;
 mod memory;
 mod memory_bounds;
 mod quota_changes;

@@ -516,6 +516,22 @@ async fn fallback_extends_elastic_windows_and_queues_hits() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn fallback_has_locks_of_its_own_and_the_primary_keeps_those_of_before() {
+    let (limiter, primary, _) = limiter("lockout 4 per hour for 1 day", Behavior::Works, 2);
+    assert!(spend(&limiter, 4).await.new_lock().is_some());
+    primary.set(Behavior::Fails);
+    open(&limiter).await;
+    // The fallback does not know the lock. It admits its share, and then locks the key itself.
+    assert!(spend(&limiter, 2).await.new_lock().is_some());
+    let refused = spend(&limiter, 1).await;
+    assert!(refused.is_refused() && refused.is_from_fallback());
+    primary.set(Behavior::Works);
+    until_closed(&limiter).await;
+    let refused = spend(&limiter, 1).await;
+    assert!(refused.is_refused() && !refused.is_from_fallback());
+}
+
+#[tokio::test(start_paused = true)]
 async fn open_circuit_without_a_fallback_fails_at_once() {
     let (store, within) = (FakeCasStore::default(), 70 * MS);
     store.hang(true);
