@@ -17,6 +17,9 @@ use futures_util::StreamExt;
 /// The longest time until a condition holds. It is long, because test machines can be busy.
 const PATIENCE: Duration = Duration::from_secs(60);
 
+/// The height of screens that are narrower than 600 pixels.
+pub(crate) const PHONE_HEIGHT: u16 = 740;
+
 pub(crate) struct Visit {
     browser: Browser,
     page: Page,
@@ -103,7 +106,7 @@ impl Visit {
 
     /// Changes the size of the screen, and waits until the lanes are drawn for it.
     pub(crate) async fn resize(&self, width: u32) {
-        let height = if width < 600 { 740 } else { 1000 };
+        let height = if width < 600 { PHONE_HEIGHT.into() } else { 1000 };
         let size = SetDeviceMetricsOverrideParams::new(i64::from(width), height, 1.0, width < 600);
         self.page.execute(size).await.expect("the size can be emulated");
         // The page draws its lanes again after its width has changed.
