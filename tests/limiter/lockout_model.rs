@@ -5,6 +5,7 @@ use std::time::Duration;
 use common::memory_with_manual_clock;
 use common::random::Numbers;
 use tower_ratelimit::storage::{Clock, ManualClock};
+use tower_ratelimit::strategy::Status;
 use tower_ratelimit::{
     Decision, FixedWindow, Key, LocalLimiter, Lockout, MemoryStorage, Policy, Quota, RateLimiter, Storage,
 };
@@ -134,7 +135,7 @@ fn seen(decision: &Decision) -> Seen {
         is_admitted: decision.is_admitted(),
         remaining: decision.remaining().into(),
         retry: decision.retry_after().map(micros),
-        lock: decision.limits().iter().find_map(|status| status.lock()).map(|it| (it.level(), micros(it.ends_after()))),
+        lock: decision.limits().iter().find_map(Status::lock).map(|it| (it.level(), micros(it.ends_after()))),
     }
 }
 
