@@ -36,8 +36,8 @@ pub(super) struct LookupCache<I>(Arc<Shared<I>>);
 struct Shared<I> {
     source: Source<I>,
     results: Cache<I, Arc<Cached>>,
-    /// The lookups that run, and those that wait for a permit. A result is inserted under this lock,
-    /// so a forgotten lookup inserts none.
+    /// The lookups that run, and those that wait for a permit. A result is inserted under this
+    /// lock, so a forgotten lookup inserts none.
     flights: Mutex<HashMap<I, Flight>>,
     max_flights: usize,
     permits: Semaphore,

@@ -31,8 +31,8 @@ use crate::extract::{Head, KeyError};
 /// a database. It is the asynchronous counterpart of [`policy_by`](crate::policy_by).
 ///
 /// A lookup has two closures. The first returns the id of the request's tenant, or `None` if the
-/// request is [anonymous](Self::anonymous). The second looks up the tenant with this id. Results are
-/// cached by id.
+/// request is [anonymous](Self::anonymous). The second looks up the tenant with this id. Results
+/// are cached by id.
 ///
 /// ```
 /// use http::HeaderValue;
@@ -76,8 +76,8 @@ use crate::extract::{Head, KeyError};
 ///
 /// # The cache
 ///
-/// - Clones of a lookup share one cache, and so do the layers that use them. A clone that changes a
-///   setting gets a cache of its own.
+/// - Clones of a lookup share one cache, and so do the layers that use them. A clone that changes
+///   a setting gets a cache of its own.
 /// - Every [`Tenant`] is cached, also one that is not limited, and one that is a [`KeyError`].
 ///   Errors of the lookup itself are not cached.
 /// - Each id has at most one lookup in flight. Requests with the same id wait for it.
@@ -221,8 +221,9 @@ impl<I: Clone + Eq + Hash + Send + Sync + 'static> PolicyLookup<I> {
     /// Removes the result of this id from the cache. The next request with the id waits for a new
     /// lookup. Call it when the tenant has changed in the database.
     ///
-    /// A lookup of the id that is in flight is not stopped. Its result is used by the requests that
-    /// wait for it already, and is not cached.
+    /// A lookup of the id that is in flight is not stopped, but
+    /// [`max_lookups`](Self::max_lookups) no longer counts it among those that wait. The requests
+    /// that wait for it already use its result, which is not cached.
     ///
     /// The last good result is removed too. If the new lookup fails, [`OnError`](crate::OnError)
     /// applies.

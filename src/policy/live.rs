@@ -104,15 +104,15 @@ impl LivePolicy {
     /// # Ok::<(), tower_ratelimit::ConfigError>(())
     /// ```
     ///
-    /// All new policies are validated before the first one is published. Then they are published one
-    /// after the other, and this cannot fail. A request that reads two of the live policies at that
-    /// moment, for example in two layers, may get one new and one old policy. Two concurrent calls
-    /// do not mix: afterwards, the live policies that are in both lists have the policies of one call.
+    /// All new policies are validated before the first one is published. Then they are published
+    /// one after the other, and this cannot fail. A request that reads two of the live policies at
+    /// that moment, for example in two layers, may get one new and one old policy. Two concurrent
+    /// calls do not mix: afterwards, the live policies in both lists have the policies of one call.
     ///
     /// # Errors
     ///
-    /// Returns an error, and keeps all old policies, if one of the new policies is not supported, as
-    /// in [`set`](Self::set), or if a live policy is in the list twice.
+    /// Returns an error, and keeps all old policies, if one of the new policies is not supported,
+    /// as in [`set`](Self::set), or if a live policy is in the list twice.
     pub fn set_all<'a, P: IntoPolicy>(
         policies: impl IntoIterator<Item = (&'a LivePolicy, P)>,
     ) -> Result<(), ConfigError> {
@@ -349,8 +349,9 @@ impl PolicyCell {
         cell
     }
 
-    /// Replaces the policies of these cells, if all users support the new ones. Otherwise returns the
-    /// policy that is not supported. The cells must be distinct and in the order of their addresses.
+    /// Replaces the policies of these cells, if all users support the new ones. Otherwise returns
+    /// the policy that is not supported. The cells must be distinct and in the order of their
+    /// addresses.
     fn set_all<'a>(changes: &'a [(&Arc<Self>, Policy)]) -> Result<(), (&'a Policy, ConfigError)> {
         // Dropped after the locks are released, because a user that is dropped takes its lock.
         let mut present = Vec::new();

@@ -105,6 +105,26 @@ async fn look_up_that_times_out_after_it_was_forgotten_keeps_the_newer_result() 
 }
 
 #[tokio::test(start_paused = true)]
+async fn forgotten_lookups_run_on_within_max_lookups_and_do_not_count_as_waiting() {
+    let database = Database::new();
+    let lookup = database.lookup().max_lookups(2);
+    let service = service(&lookup);
+    database.set(Behavior::Hangs);
+    let mut requests = Vec::new();
+    for round in 0..3 {
+        for i in 0..35 {
+            let mut request = Box::pin(service.clone().oneshot(from(&i.to_string())));
+            // Two lookups run, and 32 wait.
+            assert_eq!(poll(&mut request).is_pending(), i < 34, "{i} in round {round}");
+            requests.push(request);
+        }
+        sleep(QUERY * 2).await;
+        lookup.clear();
+    }
+    assert_eq!(database.queries(), 2, "the first two lookups keep their permits");
+}
+
+#[tokio::test(start_paused = true)]
 async fn clones_share_a_cache_until_a_setting_changes() {
     let database = Database::new();
     let lookup = database.lookup();
