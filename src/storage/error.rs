@@ -44,8 +44,8 @@ struct Inner {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum StorageErrorKind {
-    /// The server could not be reached, or the database file could not be opened. The call was not
-    /// executed.
+    /// The server could not be reached, it rejected the login, or the database file could not be
+    /// opened. The call was not executed.
     Unreachable,
     /// Too many calls are in flight. The call was not sent.
     Overloaded,
@@ -191,6 +191,12 @@ impl StorageError {
         Self::new(StorageErrorKind::Unreachable, format!("cannot reach {server}"))
     }
 
+    /// Creates the error of a server that rejects the login, or of credentials that are missing.
+    #[cfg(any(feature = "redis", feature = "etcd", feature = "postgres"))]
+    pub(super) fn cannot_log_in(server: &str, source: impl Into<BoxError>) -> Self {
+        Self::new(StorageErrorKind::Unreachable, format!("cannot log in to {server}")).with_source(source)
+    }
+
     pub(super) fn overloaded(server: &str, in_flight: usize) -> Self {
         let message = format!("overloaded: {in_flight} calls to {server} are in flight, this call was not sent");
         Self::new(StorageErrorKind::Overloaded, message)
@@ -222,6 +228,9 @@ impl StorageError {
     /// Converts the error of an attempt to connect to `server`. The caller's call was not sent.
     #[cfg(any(feature = "redis", feature = "etcd"))]
     pub(super) fn while_connecting(self, server: &str) -> Self {
+        if self.kind() == StorageErrorKind::Unreachable {
+            return self;
+        }
         match &self.0.source {
             Some(source) => Self::cannot_reach(server).with_shared_source(Arc::clone(source)),
             None if self.is_timeout() => Self::unreachable(server, "timed out"),

@@ -3,6 +3,7 @@
 mod clock_skew;
 mod etcd;
 mod faults;
+mod foreign;
 mod long_logs;
 mod memcached;
 mod postgres;

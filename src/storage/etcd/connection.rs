@@ -29,7 +29,7 @@ use tower_service::Service;
 use super::wire::{Authenticate, Call, Status};
 use crate::error::BoxError;
 use crate::storage::credentials::LoginSource;
-use crate::storage::net::{CONNECT_WITHIN, open_tcp};
+use crate::storage::net::{CONNECT_WITHIN, FirstBytes, open_tcp};
 use crate::storage::tls::Tls;
 use crate::storage::url::Host;
 use crate::storage::{StorageError, StorageErrorKind};
@@ -64,19 +64,21 @@ impl EtcdConnection {
     /// Connects to `host` and logs in. Without a login, it waits for the response to a status call,
     /// because an accepted connection does not prove that the member works.
     pub(super) async fn open(host: &Host, access: &Access) -> Result<Self, StorageError> {
-        let member = host.to_string();
+        let (member, first) = (host.to_string(), FirstBytes::default());
         let connected = async {
             let stream =
                 open_tcp((&*host.name, host.port)).await.map_err(|error| StorageError::unreachable(&member, error))?;
             let mut connection = match &access.tls {
                 Some(tls) => {
                     let stream = tls.over(stream, &host.name).await;
-                    Self::over(stream.map_err(|error| StorageError::unreachable(&member, error))?, "https", &member)
-                        .await?
+                    let stream = stream.map_err(|error| StorageError::unreachable(&member, error))?;
+                    Self::over(first.of(stream), "https", &member).await?
                 }
-                None => Self::over(stream, "http", &member).await?,
+                None => Self::over(first.of(stream), "http", &member).await?,
             };
-            connection.log_in(access).await.map_err(|error| error.while_connecting(&member))?;
+            let logged_in = connection.log_in(access).await;
+            logged_in
+                .map_err(|error| first.foreign(&member, "etcd").unwrap_or_else(|| error.while_connecting(&member)))?;
             Ok(connection)
         };
         let late = || StorageError::unreachable(&member, format!("connecting took longer than {CONNECT_WITHIN:?}"));
@@ -106,7 +108,7 @@ impl EtcdConnection {
 
     /// Requests a token with the login. Without a login, sends a status call.
     async fn log_in(&mut self, access: &Access) -> Result<(), StorageError> {
-        let login = access.login.get().await.map_err(|error| StorageError::unreachable(&self.member, error))?;
+        let login = access.login.get().await.map_err(|error| StorageError::cannot_log_in(&self.member, error))?;
         let (Some(name), Some(password)) = (login.user, login.password) else {
             return match self.call(&Status {}).await {
                 // A member that refuses the call for lack of permission is reachable, so the
@@ -126,7 +128,12 @@ impl EtcdConnection {
                 Ok(())
             }
             Err(error) if is_auth_disabled(&error) => Ok(()),
-            Err(error) => Err(error),
+            Err(error) => match status(&error) {
+                Some(refused) if means_not_executed(refused) && !means_no_leader(refused) => {
+                    Err(StorageError::cannot_log_in(&self.member, EtcdCause(refused.clone())))
+                }
+                _ => Err(error),
+            },
         }
     }
 

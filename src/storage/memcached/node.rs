@@ -13,7 +13,7 @@ use super::connection::{MemcachedConnection, Unanswered};
 use super::meta::{NOOP, Reply, STATS};
 use super::server_time::ServerTime;
 use crate::error::BoxError;
-use crate::storage::net::{CONNECT_WITHIN, Calls, Connected, Reconnecting, Usable, open_tcp};
+use crate::storage::net::{CONNECT_WITHIN, Calls, Connected, FirstBytes, Reconnecting, Usable, open_tcp};
 use crate::storage::url::Address;
 use crate::storage::{Clock, StorageError};
 
@@ -153,11 +153,12 @@ impl Node {
 /// them.
 async fn connect(address: Address, time: Arc<ServerTime>) -> Result<Open, StorageError> {
     static NUMBER: AtomicU64 = AtomicU64::new(0);
+    let first = FirstBytes::default();
     let connected = async {
         let connection = match &address {
-            Address::Tcp(host) => MemcachedConnection::new(open_tcp((&*host.name, host.port)).await?),
+            Address::Tcp(host) => MemcachedConnection::new(first.of(open_tcp((&*host.name, host.port)).await?)),
             #[cfg(unix)]
-            Address::Unix(path) => MemcachedConnection::new(UnixStream::connect(path).await?),
+            Address::Unix(path) => MemcachedConnection::new(first.of(UnixStream::connect(path).await?)),
             #[cfg(not(unix))]
             Address::Unix(_) => return Err(std::io::Error::from(std::io::ErrorKind::Unsupported).into()),
         };
@@ -173,7 +174,10 @@ async fn connect(address: Address, time: Arc<ServerTime>) -> Result<Open, Storag
     };
     let connected: Result<Result<Open, BoxError>, _> = timeout(CONNECT_WITHIN, connected).await;
     let late = |_| Err(format!("no connection within {CONNECT_WITHIN:?}").into());
-    connected.unwrap_or_else(late).map_err(|why| StorageError::unreachable(&address.to_string(), why))
+    connected.unwrap_or_else(late).map_err(|why| {
+        let server = address.to_string();
+        first.foreign(&server, "memcached").unwrap_or_else(|| StorageError::unreachable(&server, why))
+    })
 }
 
 /// Requests the server's time. Also succeeds if the server reports no time, as some proxies do.

@@ -1,6 +1,8 @@
 //! Connections to servers: opened at the first use, and opened again after failures.
 
 mod calls;
+#[cfg(any(feature = "redis", feature = "memcached", feature = "etcd"))]
+mod foreign;
 mod reconnect;
 
 use std::future::poll_fn;
@@ -16,6 +18,8 @@ use tokio::time::{Instant, sleep};
 #[cfg(feature = "redis")]
 pub(super) use self::calls::Call;
 pub(super) use self::calls::{Calls, Connected};
+#[cfg(any(feature = "redis", feature = "memcached", feature = "etcd"))]
+pub(super) use self::foreign::FirstBytes;
 pub(super) use self::reconnect::{Reconnecting, Usable};
 use crate::storage::StorageError;
 

@@ -13,7 +13,7 @@ use tokio_postgres::tls::TlsConnect;
 use tokio_postgres::{Client, Config, Error, NoTls, Row, SimpleQueryMessage};
 
 use super::cancel::{CLOSES_WITHIN, Canceller, process_id};
-use super::error::Cause;
+use super::error;
 use super::socket::{Address, Security, Server, Slot, Slots, Socket, resolve};
 use super::table::{Query, Statement, Table};
 use crate::storage::StorageError;
@@ -87,7 +87,6 @@ impl PostgresConnection {
     }
 
     async fn open_on(settings: &Settings, server: &Server, slot: Slot) -> Result<Self, StorageError> {
-        let unreachable = |error| StorageError::unreachable(&settings.server, Cause(error));
         let socket = Socket::connect(&server.address).await;
         let socket = socket.map_err(|error| StorageError::unreachable(&settings.server, error))?;
         let end = End { socket, canceller: None, slot: Some(slot) };
@@ -102,10 +101,11 @@ impl PostgresConnection {
             }
             _ => Self::login(settings, end, NoTls, address, Security::None).await,
         };
-        let mut connection = connection.map_err(unreachable)?;
+        let mut connection = connection.map_err(|error| error::at_login(&settings.server, error))?;
         let is_missing = connection.check(settings).await?;
         if is_missing {
-            connection.client.batch_execute(&settings.table.migration()).await.map_err(unreachable)?;
+            let created = connection.client.batch_execute(&settings.table.migration()).await;
+            created.map_err(|error| error::at_table(&settings.server, error))?;
         }
         Ok(connection)
     }
@@ -151,7 +151,7 @@ impl PostgresConnection {
         let is_missing = if settings.migrates { settings.table.is_missing() } else { "false".to_owned() };
         let sql = format!("SELECT pg_backend_pid(), {is_missing}, current_setting('transaction_read_only')");
         let rows = self.client.simple_query(&sql).await;
-        let rows = rows.map_err(|error| StorageError::unreachable(&settings.server, Cause(error)))?;
+        let rows = rows.map_err(|error| error::at_table(&settings.server, error))?;
         let row = rows.iter().find_map(|message| match message {
             SimpleQueryMessage::Row(row) => Some([row.get(0)?, row.get(1)?, row.get(2)?]),
             _ => None,

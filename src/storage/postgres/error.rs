@@ -26,6 +26,30 @@ pub(super) fn of_statement(server: &str, error: Error) -> StorageError {
     StorageError::refused(server, Cause(error))
 }
 
+/// Converts the error of a login on `server`. The server has rejected it, or it needs a password.
+/// Any other error has broken the connection.
+pub(super) fn at_login(server: &str, error: Error) -> StorageError {
+    if error.as_db_error().is_some() || needs_password(&error) {
+        StorageError::cannot_log_in(server, Cause(error))
+    } else {
+        StorageError::unreachable(server, Cause(error))
+    }
+}
+
+/// Converts the error of a new connection that looks for the table, or creates it.
+pub(super) fn at_table(server: &str, error: Error) -> StorageError {
+    if error.as_db_error().is_none() {
+        return StorageError::unreachable(server, Cause(error));
+    }
+    let message = format!("cannot find or create the table for the states on {server}");
+    StorageError::new(StorageErrorKind::Unreachable, message).with_source(Cause(error))
+}
+
+/// Returns `true` if the server requires a password, and the URL has none.
+fn needs_password(error: &Error) -> bool {
+    error.source().is_some_and(|source| source.to_string() == "password missing")
+}
+
 /// Returns `true` if the statement was cancelled, and has changed nothing.
 pub(super) fn is_cancelled(error: &Error) -> bool {
     error.code() == Some(&SqlState::QUERY_CANCELED)
@@ -63,6 +87,9 @@ impl std::fmt::Display for Cause {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match (self.0.as_db_error(), self.0.source()) {
             (Some(error), _) => write!(f, "{} (SQLSTATE {})", error.message(), error.code().code()),
+            _ if needs_password(&self.0) => {
+                f.write_str("the server requires a password: write postgres://user:password@host/database in the URL")
+            }
             (None, Some(source)) => write!(f, "{}: {source}", self.0),
             (None, None) => self.0.fmt(f),
         }

@@ -37,6 +37,16 @@ pub(super) fn from_redis(server: &str, error: RedisError) -> StorageError {
     }
 }
 
+/// Converts the error of an attempt to connect to `server`.
+pub(super) fn while_connecting(server: &str, error: RedisError) -> StorageError {
+    let is_login =
+        error.kind() == ErrorKind::AuthenticationFailed || matches!(error.code(), Some("NOAUTH" | "WRONGPASS"));
+    if is_login {
+        return StorageError::cannot_log_in(server, RedisCause(without_arguments(error)));
+    }
+    from_redis(server, error).while_connecting(server)
+}
+
 /// Returns `true` if the server has not cached the script. Then it has executed nothing.
 pub(super) fn is_script_missing(error: &StorageError) -> bool {
     is_server_error(error, ServerErrorKind::NoScript)
@@ -98,10 +108,18 @@ impl fmt::Display for RedisCause {
             (Some(code), Some(detail)) => write!(f, "{code} {detail}")?,
             _ => error.fmt(f)?,
         }
-        if error.kind() == ErrorKind::Server(ServerErrorKind::Moved) {
-            f.write_str(" (the server belongs to a cluster: write redis+cluster:// in the URL)")?;
-        }
-        Ok(())
+        f.write_str(match (error.kind(), error.code()) {
+            (ErrorKind::Server(ServerErrorKind::Moved), _) => {
+                " (the server belongs to a cluster: write redis+cluster:// in the URL)"
+            }
+            (_, Some("NOAUTH")) => {
+                " (put the password into the URL: write redis://:password@ or redis://user:password@)"
+            }
+            (ErrorKind::AuthenticationFailed, _) | (_, Some("WRONGPASS")) => {
+                " (check the user and the password; a server without a password rejects one)"
+            }
+            _ => "",
+        })
     }
 }
 

@@ -51,6 +51,9 @@ async fn storage_recovers_when_a_wrong_password_is_corrected() {
     user.fail().await;
     let error = user.limiter.hit(&Key::global()).await.unwrap_err();
     assert!(!error.may_have_counted() && !format!("{error:#}").contains("first"), "{error}");
+    let wrong = storage(&format!("etcd://app:wrong@{}", etcd.hosts()));
+    let error = message(wrong.check().await.unwrap_err());
+    assert!(error.starts_with(&format!("cannot log in to {}: ", etcd.hosts())), "{error}");
     change("first");
     user.recover().await;
     let second_handle = storage(&format!("etcd://app:first@{}?prefix=other", etcd.hosts()));

@@ -2,10 +2,10 @@
 
 use std::time::{Duration, Instant};
 
-use common::policy;
 use common::servers::storage::RUNTIME;
 use common::servers::{Postgres, wait_until, with_timeout};
 use common::time::Stopwatch;
+use common::{message, policy};
 use tokio::task::JoinSet;
 use tower_ratelimit::storage::{PostgresStorage, StorageError, StorageErrorKind};
 use tower_ratelimit::{Key, RateLimiter, Storage};
@@ -37,11 +37,21 @@ fn wrong_password_is_a_clear_error_and_the_right_one_recovers() {
     server.ask("CREATE USER app PASSWORD 'secret'; GRANT ALL ON SCHEMA public TO app");
     server.set_access("local all all trust\nhost all all 127.0.0.1/32 scram-sha-256\n");
     let url = |password| format!("postgres://app:{password}@127.0.0.1:{}/postgres", server.port());
+    let at = format!("127.0.0.1:{}/", server.port());
+    for (login, expected) in [
+        (format!("app@{at}postgres"), "the server requires a password: write postgres://user:password@"),
+        (format!("app:secret@{at}other"), "database \"other\" does not exist"),
+    ] {
+        let storage = PostgresStorage::new(&with_timeout(&format!("postgres://{login}"), LONG)).unwrap();
+        let error = message(hit(&limiter(storage)).unwrap_err());
+        assert!(error.starts_with("cannot log in to 127.0.0.1:") && error.contains(expected), "{error}");
+    }
     let storage = PostgresStorage::new(&with_timeout(&url("wrong"), LONG)).unwrap();
     let wrong = limiter(storage.clone());
     let error = hit(&wrong).unwrap_err();
     assert_eq!(error.kind(), StorageErrorKind::Unreachable);
     let text = format!("{error:#}");
+    assert!(text.starts_with("cannot log in to 127.0.0.1:"), "{text}");
     assert!(text.contains("password authentication failed for user \"app\"") && !text.contains("wrong"), "{text}");
     assert!(!error.may_have_counted());
     assert_eq!(hit(&limiter(PostgresStorage::new(&with_timeout(&url("secret"), LONG)).unwrap())).unwrap(), 999);

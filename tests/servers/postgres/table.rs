@@ -2,7 +2,7 @@
 
 use common::servers::storage::RUNTIME;
 use common::servers::{Postgres, with_timeout};
-use common::{hit, policy};
+use common::{hit, message, policy};
 use tokio::task::JoinSet;
 use tower_ratelimit::storage::{PostgresStorage, StorageErrorKind};
 use tower_ratelimit::{Key, RateLimiter, Storage};
@@ -58,7 +58,9 @@ fn user_without_the_right_to_create_tables_can_use_the_table() {
     server.ask("CREATE USER app");
     let app = PostgresStorage::new(&with_timeout(&url, LONG)).unwrap();
     let error = RUNTIME.block_on(app.check()).unwrap_err();
-    assert!(format!("{error:#}").contains("permission denied for schema limits"), "{error:?}");
+    let begin = format!("cannot find or create the table for the states on 127.0.0.1:{}: ", server.port());
+    let text = message(error);
+    assert!(text.starts_with(&begin) && text.contains("permission denied for schema limits"), "{text}");
     server.ask(
         "GRANT USAGE ON SCHEMA limits TO app; GRANT SELECT, INSERT, UPDATE, DELETE ON limits.tower_ratelimit TO app",
     );

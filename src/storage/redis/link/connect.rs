@@ -16,10 +16,10 @@ use tokio::net::UnixStream;
 use tokio::task::AbortHandle;
 use tokio::time::timeout;
 
-use super::super::error::from_redis;
+use super::super::error::while_connecting;
 use super::super::url::Access;
 use crate::storage::StorageError;
-use crate::storage::net::{CONNECT_WITHIN, open_tcp};
+use crate::storage::net::{CONNECT_WITHIN, FirstBytes, open_tcp};
 use crate::storage::url::{Address, Login};
 
 /// A connection, and the task that does its I/O.
@@ -37,13 +37,14 @@ impl RedisConnection {
     /// The reply proves that the server can run commands. A server that only accepts the connection
     /// may need a password, may still load its data, or may not speak the protocol.
     pub(super) async fn open(address: &Address, access: &Access, hello: &Cmd) -> Result<(Self, Value), StorageError> {
-        let server = address.to_string();
+        let (server, first) = (address.to_string(), FirstBytes::default());
         let connected = async {
-            let login = access.login.get().await.map_err(|error| StorageError::unreachable(&server, error))?;
+            let login = access.login.get().await.map_err(|error| StorageError::cannot_log_in(&server, error))?;
             let failed = |error: RedisError| {
-                hide_password(from_redis(&server, error).while_connecting(&server), &server, &login)
+                let converted = || while_connecting(&server, hide_password(error, &login));
+                first.foreign(&server, "Redis").unwrap_or_else(converted)
             };
-            let mut connection = Self::connect(address, access, &login).await.map_err(failed)?;
+            let mut connection = Self::connect(address, access, &login, &first).await.map_err(failed)?;
             let reply = connection.commands.send_packed_command(hello).await;
             match reply.and_then(Value::extract_error) {
                 // A user without the right to run `hello` may have the rights to run the scripts.
@@ -58,18 +59,25 @@ impl RedisConnection {
         timeout(CONNECT_WITHIN, connected).await.unwrap_or_else(|_| Err(late()))
     }
 
-    async fn connect(address: &Address, access: &Access, login: &Login) -> Result<Self, RedisError> {
+    async fn connect(
+        address: &Address,
+        access: &Access,
+        login: &Login,
+        first: &FirstBytes,
+    ) -> Result<Self, RedisError> {
         let host = match address {
             Address::Tcp(host) => host,
             #[cfg(unix)]
-            Address::Unix(path) => return Self::over(UnixStream::connect(path).await?, access.db, login).await,
+            Address::Unix(path) => {
+                return Self::over(first.of(UnixStream::connect(path).await?), access.db, login).await;
+            }
             #[cfg(not(unix))]
             Address::Unix(_) => return Err(io::Error::from(io::ErrorKind::Unsupported).into()),
         };
         let stream = open_tcp((&*host.name, host.port)).await?;
         match &access.tls {
-            Some(tls) => Self::over(tls.over(stream, &host.name).await?, access.db, login).await,
-            None => Self::over(stream, access.db, login).await,
+            Some(tls) => Self::over(first.of(tls.over(stream, &host.name).await?), access.db, login).await,
+            None => Self::over(first.of(stream), access.db, login).await,
         }
     }
 
@@ -110,10 +118,10 @@ impl Drop for RedisConnection {
 
 /// Replaces an error whose message contains the password. A server without the `AUTH` command
 /// quotes the arguments of the unknown command.
-fn hide_password(error: StorageError, server: &str, login: &Login) -> StorageError {
+fn hide_password(error: RedisError, login: &Login) -> RedisError {
     match &login.password {
-        Some(password) if format!("{error:#}").contains(&**password) => {
-            StorageError::unreachable(server, "the server's message is hidden, because it contains the password")
+        Some(password) if error.to_string().contains(&**password) => {
+            (error.kind(), "the server's message is hidden, because it contains the password").into()
         }
         _ => error,
     }

@@ -1,0 +1,74 @@
+//! Servers that answer in another protocol than that of the URL, and logins that servers reject.
+
+use std::io::{Read, Write};
+use std::net::TcpListener;
+use std::thread;
+use std::time::Duration;
+
+use common::message;
+use common::servers::{Memcached, Server, with_timeout};
+use tower_ratelimit::Storage;
+use tower_ratelimit::storage::{AnyStorage, StorageErrorKind};
+
+/// A timeout that only a test that hangs reaches.
+const LONG: Duration = Duration::from_secs(60);
+
+/// Returns the error of a check, with all causes.
+async fn check_error(url: &str) -> String {
+    let storage: AnyStorage = with_timeout(url, LONG).parse().unwrap();
+    let error = storage.check().await.unwrap_err();
+    assert_eq!(error.kind(), StorageErrorKind::Unreachable, "{url}");
+    message(error)
+}
+
+/// Answers each connection with `text`, and returns the port.
+fn answering(text: &'static [u8]) -> u16 {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = listener.local_addr().unwrap().port();
+    thread::spawn(move || {
+        // The connections stay open. Closing one can discard an answer that the client has not read.
+        let mut clients = Vec::new();
+        for mut client in listener.incoming().map_while(Result::ok) {
+            let _ = client.read(&mut [0; 1_024]);
+            let _ = client.write_all(text);
+            clients.push(client);
+        }
+    });
+    port
+}
+
+#[tokio::test]
+async fn protocol_of_another_server_is_named() {
+    let (redis, memcached) = (Server::start(&[]), Memcached::start(&[]));
+    let http = answering(b"HTTP/1.1 400 Bad Request\r\nconnection: close\r\n\r\n");
+    let tls = answering(&[0x15, 3, 1, 0, 2, 2, 10]);
+    let servers = [(redis.port(), "Redis"), (memcached.port(), "memcached"), (http, "HTTP"), (tls, "TLS")];
+    for (scheme, expected) in [("redis", "Redis"), ("memcached", "memcached"), ("etcd", "etcd")] {
+        // memcached closes a connection of etcd's protocol, which can discard its answer.
+        let is_named = |found| found != expected && (found, expected) != ("memcached", "etcd");
+        for (port, found) in servers.iter().filter(|(_, found)| is_named(*found)) {
+            let error = check_error(&format!("{scheme}://127.0.0.1:{port}")).await;
+            let advice = "check the scheme, the host and the port in the URL";
+            assert_eq!(error, format!("127.0.0.1:{port} speaks {found}, not {expected}: {advice}"));
+        }
+    }
+    let unknown = answering(b"220 mail.example ESMTP\r\n");
+    for scheme in ["redis", "memcached", "etcd"] {
+        let error = check_error(&format!("{scheme}://127.0.0.1:{unknown}")).await;
+        assert!(error.starts_with(&format!("cannot reach 127.0.0.1:{unknown}: ")), "{error}");
+    }
+}
+
+#[tokio::test]
+async fn rejected_login_to_redis_says_what_to_write() {
+    let server = Server::start(&["--requirepass", "secret"]);
+    let at = format!("127.0.0.1:{}", server.port());
+    let begin = format!("cannot log in to {at}: ");
+    let missing = check_error(&format!("redis://{at}")).await;
+    assert!(missing.starts_with(&format!("{begin}NOAUTH ")), "{missing}");
+    assert!(missing.contains("put the password into the URL: write redis://:password@"), "{missing}");
+    for login in [":wrong", "nobody:secret"] {
+        let wrong = check_error(&format!("redis://{login}@{at}")).await;
+        assert!(wrong.starts_with(&begin) && wrong.contains("check the user and the password"), "{wrong}");
+    }
+}
