@@ -202,10 +202,15 @@ impl StorageError {
         Self::new(StorageErrorKind::Overloaded, message)
     }
 
-    /// Creates the error of a call that timed out before it was sent.
-    pub(super) fn not_connected(server: &str) -> Self {
+    /// Creates the error of a call that timed out before it was sent. `failure` is the error of the
+    /// last attempt to connect.
+    pub(super) fn not_connected(server: &str, failure: Option<Self>) -> Self {
         let message = format!("no connection to {server} within the timeout");
-        Self::new(StorageErrorKind::Timeout, message).uncounted()
+        let error = Self::new(StorageErrorKind::Timeout, message).uncounted();
+        match failure {
+            Some(failure) => error.with_source(failure),
+            None => error,
+        }
     }
 
     /// Creates the error of a call that timed out after it was sent.

@@ -1,9 +1,9 @@
 //! Storages on real servers, which the tests start.
 
 mod clock_skew;
+mod connecting;
 mod etcd;
 mod faults;
-mod foreign;
 mod long_logs;
 mod memcached;
 mod postgres;

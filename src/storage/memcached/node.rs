@@ -87,7 +87,7 @@ impl Node {
     pub(super) async fn open(&self, deadline: Instant) -> Result<Arc<Open>, StorageError> {
         let Inner { address, connection, time } = &*self.0;
         if Instant::now() >= deadline {
-            return Err(StorageError::not_connected(connection.name()));
+            return Err(connection.not_connected());
         }
         connection.get(deadline, || connect(address.clone(), Arc::clone(time))).await
     }

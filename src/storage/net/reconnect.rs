@@ -59,7 +59,8 @@ struct ConnectionState<T> {
     attempt: Option<Running>,
     /// The number of attempts so far.
     attempts: u64,
-    /// The error of the last attempt. Callers get it until `not_before`.
+    /// The error of the last attempt. Callers get it until `not_before`, and then as the source of
+    /// their timeout.
     failure: Option<StorageError>,
     /// The earliest time of the next attempt.
     not_before: Instant,
@@ -126,6 +127,12 @@ impl<T: Usable + Send + Sync + 'static> Reconnecting<T> {
         if state.attempt.is_none() && Instant::now() >= state.not_before {
             self.attempt(state, super::race(super::tries(make)));
         }
+    }
+
+    /// Returns the error of a call that timed out without a connection. Its source is the error of
+    /// the last attempt, even if no caller was waiting when that failed.
+    pub(in crate::storage) fn not_connected(&self) -> StorageError {
+        StorageError::not_connected(&self.name, self.lock().failure.clone())
     }
 
     /// Discards the value, if it is still the current one. With an `error`, callers get that error
@@ -273,7 +280,7 @@ impl<T: Usable + Send + Sync + 'static> Reconnecting<T> {
             let _ = timeout_at(deadline.min(attempt.until), attempt.ended.changed()).await;
             drop(waiter);
             if Instant::now() >= deadline {
-                return Err(StorageError::not_connected(self.name()));
+                return Err(self.not_connected());
             }
             // On a runtime that shuts down, each attempt ends before it begins. Yielding lets this
             // task end too.

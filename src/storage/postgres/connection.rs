@@ -53,15 +53,21 @@ pub(super) struct Settings {
     /// The addresses of the server, for error messages.
     pub(super) server: Arc<str>,
     pub(super) table: Table,
-    /// `true` if [`Connection::open`] creates a missing table.
-    pub(super) migrates: bool,
+    pub(super) if_missing: IfMissing,
     /// Set by `Link::own`.
     pub(super) slots: Arc<Slots>,
 }
 
+/// What a new connection does if the table does not exist.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum IfMissing {
+    Create,
+    Fail,
+    Ignore,
+}
+
 impl PostgresConnection {
-    /// Connects to the first server that accepts the connection. Creates the table if it is missing
-    /// and [`migrates`](Settings::migrates) is set.
+    /// Connects to the first server that accepts the connection, and looks for the table.
     pub(super) async fn open(settings: Settings) -> Result<Self, StorageError> {
         let deadline = Instant::now() + CONNECT_WITHIN;
         let late =
@@ -103,6 +109,9 @@ impl PostgresConnection {
         };
         let mut connection = connection.map_err(|error| error::at_login(&settings.server, error))?;
         let is_missing = connection.check(settings).await?;
+        if is_missing && settings.if_missing == IfMissing::Fail {
+            return Err(error::missing_table(&settings.server));
+        }
         if is_missing {
             let created = connection.client.batch_execute(&settings.table.migration()).await;
             created.map_err(|error| error::at_table(&settings.server, error))?;
@@ -145,10 +154,11 @@ impl PostgresConnection {
         })
     }
 
-    /// Checks the server, and detects a pooler. Returns `true` if the table is missing and has to be
-    /// created. Takes no lock on the table.
+    /// Checks the server, and detects a pooler. Returns `true` if the table is missing, unless that
+    /// is ignored. Takes no lock on the table.
     async fn check(&mut self, settings: &Settings) -> Result<bool, StorageError> {
-        let is_missing = if settings.migrates { settings.table.is_missing() } else { "false".to_owned() };
+        let is_ignored = settings.if_missing == IfMissing::Ignore;
+        let is_missing = if is_ignored { "false".to_owned() } else { settings.table.is_missing() };
         let sql = format!("SELECT pg_backend_pid(), {is_missing}, current_setting('transaction_read_only')");
         let rows = self.client.simple_query(&sql).await;
         let rows = rows.map_err(|error| error::at_table(&settings.server, error))?;

@@ -20,8 +20,7 @@ pub(super) fn of_statement(server: &str, error: Error) -> StorageError {
         return StorageError::new(StorageErrorKind::Timeout, message).uncounted().with_source(Cause(error));
     }
     if is_missing_table(&error) {
-        let message = format!("{server} has no table for the states; call migrate(), or create it");
-        return StorageError::new(StorageErrorKind::Refused, message).with_source(Cause(error));
+        return missing_table(server).with_source(Cause(error));
     }
     StorageError::refused(server, Cause(error))
 }
@@ -43,6 +42,12 @@ pub(super) fn at_table(server: &str, error: Error) -> StorageError {
     }
     let message = format!("cannot find or create the table for the states on {server}");
     StorageError::new(StorageErrorKind::Unreachable, message).with_source(Cause(error))
+}
+
+/// Creates the error of a table that does not exist.
+pub(super) fn missing_table(server: &str) -> StorageError {
+    let message = format!("{server} has no table for the states; call migrate(), or create it");
+    StorageError::new(StorageErrorKind::Refused, message)
 }
 
 /// Returns `true` if the server requires a password, and the URL has none.

@@ -8,7 +8,7 @@ use tokio::time::{Instant, timeout_at};
 use tokio_postgres::Row;
 
 use super::call::Sent;
-use super::connection::{PostgresConnection, Settings};
+use super::connection::{IfMissing, PostgresConnection, Settings};
 use super::error;
 #[cfg(feature = "deadpool-postgres")]
 use super::pool::{Lender, POOL};
@@ -176,7 +176,8 @@ impl Link {
         let sql = self.table().migration();
         match self {
             Self::Own { settings, .. } => {
-                let connection = PostgresConnection::open(Settings { migrates: false, ..settings.clone() }).await?;
+                let connection =
+                    PostgresConnection::open(Settings { if_missing: IfMissing::Ignore, ..settings.clone() }).await?;
                 let executed = connection.client.batch_execute(&sql).await;
                 executed.map_err(|error| error::of_statement(self.server(), error))
             }

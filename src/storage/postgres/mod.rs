@@ -35,7 +35,7 @@ use tokio_postgres::Config;
 use tokio_postgres::config::Host;
 use tokio_postgres::config::{SslMode, TargetSessionAttrs};
 
-use self::connection::Settings;
+use self::connection::{IfMissing, Settings};
 use self::link::Link;
 use self::store::PostgresStore;
 use self::table::Table;
@@ -330,7 +330,8 @@ fn read(parts: &Parts<'_>, wrong: &Wrong<'_>) -> Result<(Link, CasOptions), Conf
     let mut options = Options::parse(query, wrong)?;
     let common = options.cas()?;
     let table = Table::from_options(&mut options, wrong)?;
-    let migrates = options.choice("migrate", true, &YES_OR_NO)?;
+    let if_missing =
+        options.choice("migrate", IfMissing::Create, &[("true", IfMissing::Create), ("false", IfMissing::Fail)])?;
     let connections = match options.take("connections") {
         None => CONNECTIONS,
         Some(text) => text.parse().ok().filter(|count| (1..=64).contains(count)).ok_or_else(|| {
@@ -365,7 +366,7 @@ fn read(parts: &Parts<'_>, wrong: &Wrong<'_>) -> Result<(Link, CasOptions), Conf
     let hosts = authority.rsplit_once('@').map_or(authority, |(_, hosts)| hosts);
     let server = if hosts.is_empty() { "PostgreSQL" } else { hosts }.to_owned();
     let settings =
-        Settings { config: Arc::new(config), tls, server: server.into(), table, migrates, slots: Arc::default() };
+        Settings { config: Arc::new(config), tls, server: server.into(), table, if_missing, slots: Arc::default() };
     Ok((Link::own(settings, connections), common))
 }
 

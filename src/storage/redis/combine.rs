@@ -154,7 +154,7 @@ impl Combiner {
                 // The runtime ended after the call was sent. The server may have executed it.
                 Unanswered::Dropped => StorageError::connection_lost(node.name(), "the runtime has ended"),
                 Unanswered::Late(stage) if stage.is_begun => StorageError::timed_out(node.name()),
-                Unanswered::Late(_) => StorageError::not_connected(node.name()),
+                Unanswered::Late(_) => node.not_connected(),
             }))
         })
     }

@@ -125,6 +125,11 @@ impl Node {
         self.0.connection.name()
     }
 
+    /// Returns the error of a call that timed out without a connection.
+    pub(in super::super) fn not_connected(&self) -> StorageError {
+        self.0.connection.not_connected()
+    }
+
     /// Returns an error if too many calls are in flight.
     pub(super) fn overload(&self) -> Option<StorageError> {
         self.0.connection.overload()
@@ -206,7 +211,7 @@ impl Node {
 
     async fn open(&self, deadline: Instant) -> Result<Arc<OpenConnection>, StorageError> {
         if Instant::now() >= deadline {
-            return Err(StorageError::not_connected(self.name()));
+            return Err(self.not_connected());
         }
         let connect = || {
             let connecting = Arc::clone(&self.0.route).connect();

@@ -1,14 +1,17 @@
-//! Servers that answer in another protocol than that of the URL, and logins that servers reject.
+//! Errors of a connection: a server of another protocol, a login that a server rejects, and causes
+//! that are known only after the callers have gone.
 
 use std::io::{Read, Write};
 use std::net::TcpListener;
 use std::thread;
 use std::time::Duration;
 
-use common::message;
-use common::servers::{Memcached, Server, with_timeout};
-use tower_ratelimit::Storage;
+use common::servers::{Memcached, Mode, Postgres, Proxy, Server, with_timeout};
+use common::time::{EVENTUALLY, Stopwatch};
+use common::{message, policy};
+use tokio::task::spawn_blocking;
 use tower_ratelimit::storage::{AnyStorage, StorageErrorKind};
+use tower_ratelimit::{Key, RateLimiter, Storage};
 
 /// A timeout that only a test that hangs reaches.
 const LONG: Duration = Duration::from_secs(60);
@@ -70,5 +73,54 @@ async fn rejected_login_to_redis_says_what_to_write() {
     for login in [":wrong", "nobody:secret"] {
         let wrong = check_error(&format!("redis://{login}@{at}")).await;
         assert!(wrong.starts_with(&begin) && wrong.contains("check the user and the password"), "{wrong}");
+    }
+}
+
+/// Hits through a proxy that delays each reply for longer than the timeout of the hit, until a hit
+/// times out with `cause` as its cause.
+async fn assert_timeout_names(proxy: &Proxy, url: &str, cause: &str) {
+    let timeout = Duration::from_millis(20);
+    let storage: AnyStorage = with_timeout(url, timeout).parse().unwrap();
+    let limiter = RateLimiter::with_storage(policy("9/day"), storage);
+    proxy.set(Mode::Delay(3 * timeout));
+    let (watch, begin) =
+        (Stopwatch::start(), format!("no connection to 127.0.0.1:{} within the timeout: ", proxy.port()));
+    loop {
+        let error = limiter.hit(&Key::global()).await.unwrap_err();
+        assert!(!error.may_have_counted(), "{error:#}");
+        let (is_timeout, text) = (error.is_timeout(), message(error));
+        if is_timeout && text.contains(cause) {
+            assert!(text.starts_with(&begin), "{text}");
+            return;
+        }
+        assert!(watch.wall() < EVENTUALLY, "{text}");
+        // The attempt ends, and so does the time in which hits get its error at once.
+        tokio::time::sleep(Duration::from_millis(300)).await;
+    }
+}
+
+#[tokio::test]
+async fn timeout_names_the_last_failed_login_to_redis() {
+    let server = Server::start(&["--requirepass", "secret"]);
+    let proxy = Proxy::start(server.port());
+    let at = format!("127.0.0.1:{}", proxy.port());
+    assert_timeout_names(&proxy, &format!("redis://{at}"), "NOAUTH").await;
+    assert_timeout_names(&proxy, &format!("redis://:wrong@{at}"), "check the user and the password").await;
+}
+
+#[tokio::test]
+async fn timeout_names_a_wrong_password_database_and_table_of_postgres() {
+    let server = spawn_blocking(|| Postgres::start(&[])).await.unwrap();
+    server.ask("CREATE USER app PASSWORD 'secret'");
+    server
+        .set_access("local all all trust\nhost all app 127.0.0.1/32 scram-sha-256\nhost all all 127.0.0.1/32 trust\n");
+    let proxy = Proxy::start(server.port());
+    let at = format!("127.0.0.1:{}", proxy.port());
+    for (rest, cause) in [
+        (format!("app:wrong@{at}/postgres"), "password authentication failed for user \"app\""),
+        (format!("postgres@{at}/other"), "database \"other\" does not exist"),
+        (format!("postgres@{at}/postgres?table=other&migrate=false"), "has no table for the states"),
+    ] {
+        assert_timeout_names(&proxy, &format!("postgres://{rest}"), cause).await;
     }
 }
