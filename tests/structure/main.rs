@@ -6,6 +6,7 @@ mod choices;
 mod imports;
 mod left_out;
 mod readme;
+mod workflows;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write;

@@ -121,7 +121,7 @@ impl<K: PeerKey> Subjects<K> {
         })
     }
 
-    /// Clones the key, because the middleware of axum_gcra creates an owned key per request.
+    /// Clones the key, because the middleware of `axum_gcra` creates an owned key per request.
     fn gcra(&self, threads: usize) -> f64 {
         let quota = subject::gcra_quota();
         time_on(threads, |thread| {
