@@ -4,6 +4,7 @@
 use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::process::Command;
 
 use common::pages::{example_commands, guides, readme};
 
@@ -171,6 +172,25 @@ fn every_feature_is_public_and_documented() {
     for name in names.into_iter().filter(|name| *name != "default") {
         assert!(docs.contains(&format!("`{name}`")), "the table of features in src/lib.rs has no {name}");
     }
+}
+
+#[test]
+fn core_compiles_at_most_the_crates_that_contributing_allows() {
+    let contributing = read("CONTRIBUTING.md");
+    let allowed = contributing.split("The core compiles at most ").nth(1).and_then(|rest| rest.split(' ').next());
+    let allowed: usize = allowed.and_then(|number| number.parse().ok()).expect("CONTRIBUTING.md names the number");
+    let tree = Command::new(env!("CARGO"))
+        .args(["tree", "--locked", "--offline", "-p", "tower-ratelimit", "--no-default-features"])
+        .args(["--edges", "normal", "--prefix", "none"])
+        .current_dir(ROOT)
+        .output()
+        .unwrap();
+    assert!(tree.status.success(), "{}", String::from_utf8_lossy(&tree.stderr));
+    let tree = String::from_utf8(tree.stdout).unwrap();
+    // A crate that several others need has a line for each, and ` (*)` at the end of all but one.
+    let crates: BTreeSet<&str> = tree.lines().map(|line| line.trim_end_matches(" (*)")).collect();
+    assert!(crates.len() > 5, "the crates were found");
+    assert!(crates.len() <= allowed, "the core compiles {} crates: {crates:?}", crates.len());
 }
 
 /// The changelog of the first release is a summary: nobody has an earlier version.

@@ -1,7 +1,6 @@
 //! A storage on PostgreSQL.
 //!
-//! - The client is `tokio-postgres`, which pipelines and has few dependencies. sqlx compiles 117
-//!   crates.
+//! - The client is `tokio-postgres`, which pipelines and has few dependencies.
 //! - The version of a text is the text, so no sequence or column is needed. A text that repeats is
 //!   the same state, so a swap that succeeds on it is correct.
 //! - A key that is not in `recent` is assumed to be missing. If it exists, the lost insert returns
