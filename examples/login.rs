@@ -2,7 +2,6 @@
 //! longer locks, and many failed attempts lock the address for all accounts.
 
 use std::net::SocketAddr;
-use std::sync::Arc;
 
 use axum::Router;
 use axum::extract::{ConnectInfo, Form, State};
@@ -11,7 +10,10 @@ use axum::http::header::RETRY_AFTER;
 use axum::response::{IntoResponse, Response};
 use axum::routing::post;
 use serde::Deserialize;
-use tower_ratelimit::{ConfigError, Key, PeerIp, Policy, RateLimitLayer, RateLimiter};
+use tower_ratelimit::{ConfigError, Headers, Key, PeerIp, Policy, RateLimitLayer, RateLimiter};
+
+/// Longer names are wrong, whatever the password is.
+const LONGEST_ACCOUNT: usize = 100;
 
 #[derive(Deserialize)]
 struct Credentials {
@@ -19,36 +21,43 @@ struct Credentials {
     password: String,
 }
 
+const WRONG: &str = "wrong account or password\n";
+
 fn app() -> Result<Router, ConfigError> {
     // The account and the address together, so that an attacker cannot lock out the owner.
-    let account = "lockout 5/15m for 15m x2 up to 1d".parse::<Policy>()?.with_name("account");
-    let account = Arc::new(RateLimiter::new(account));
+    let accounts = "lockout 5/15m for 15m x2 up to 1d".parse::<Policy>()?.with_name("login-account");
     // The address alone, for one client that tries many accounts.
-    let address = "lockout 50/h for 1h".parse::<Policy>()?.with_name("address");
-    let address =
-        RateLimitLayer::new(address, PeerIp::new()).charge_when(|response| response.status == StatusCode::UNAUTHORIZED);
-    Ok(Router::new().route("/login", post(login)).layer(address).with_state(account))
+    let addresses = "lockout 50/h for 1h".parse::<Policy>()?.with_name("login-address");
+    let layer = RateLimitLayer::new(addresses, PeerIp::new())
+        .charge_when(|response| response.status == StatusCode::UNAUTHORIZED)
+        // Its numbers would stand beside the `Retry-After` of the other limit.
+        .headers(Headers::none());
+    Ok(Router::new().route("/login", post(login).layer(layer)).with_state(RateLimiter::new(accounts)))
 }
 
 async fn login(
-    State(limiter): State<Arc<RateLimiter>>,
+    State(limiter): State<RateLimiter>,
     ConnectInfo(peer): ConnectInfo<SocketAddr>,
     Form(Credentials { account, password }): Form<Credentials>,
 ) -> Response {
-    let key = Key::join([&PeerIp::new().key(peer.ip()), &Key::from(account.to_lowercase())]);
+    let account = account.trim().to_lowercase();
+    if account.len() > LONGEST_ACCOUNT {
+        return (StatusCode::UNAUTHORIZED, WRONG).into_response();
+    }
+    let key = Key::join([&PeerIp::new().key(peer.ip()), &Key::from(&account)]);
     // Spends the attempt before the password is checked. So attempts that are sent at the same time
     // are limited, too.
     let Ok(attempt) = limiter.reserve(&key, 1).await else {
         return StatusCode::SERVICE_UNAVAILABLE.into_response();
     };
     if attempt.is_refused() {
-        let seconds = attempt.retry_after().map_or(1, |wait| wait.as_secs() + 1);
+        let seconds = attempt.retry_after().unwrap_or_default().as_secs_f64().ceil();
         return (StatusCode::TOO_MANY_REQUESTS, [(RETRY_AFTER, seconds.to_string())], "locked\n").into_response();
     }
     // An account that does not exist takes the same path and the same time.
     if !is_correct(&account, &password) {
-        let _ = attempt.keep();
-        return (StatusCode::UNAUTHORIZED, "wrong account or password\n").into_response();
+        // The attempt stays spent, as it does if the client hangs up.
+        return (StatusCode::UNAUTHORIZED, WRONG).into_response();
     }
     match attempt.clear().await {
         Ok(()) => (StatusCode::OK, "welcome\n").into_response(),
@@ -56,7 +65,7 @@ async fn login(
     }
 }
 
-/// Compare a slow hash of the password here.
+/// Verify a slow hash here. For an unknown account, verify a fixed one.
 fn is_correct(account: &str, password: &str) -> bool {
     account == "alice" && password == "correct horse"
 }
@@ -89,7 +98,7 @@ mod tests {
     #[tokio::test]
     async fn five_failures_lock_the_account_for_one_address() {
         let app = app().unwrap();
-        for account in ["alice", "alice", "ALICE", "Alice", "alice"] {
+        for account in ["alice", "alice", "ALICE", "Alice", "+alice"] {
             assert_eq!(attempt(&app, 1, account, "guess").await, (401, false));
         }
         assert_eq!(attempt(&app, 1, "alice", "correct horse").await, (429, true));

@@ -19,7 +19,8 @@ use crate::time::{Timestamp, micros};
 /// than the one before. The number of earlier locks is the level of a key. It is forgotten after a
 /// time without a live window or lock, which [`forgetting_after`](Self::forgetting_after) sets.
 ///
-/// If the hit that started a lock is refunded, the lock ends and does not count for the level.
+/// If hits are refunded so that fewer than N strikes are left, the lock ends and does not count for the
+/// level.
 /// [`charge`](crate::RateLimiter::charge) with N units locks a key, and
 /// [`clear`](crate::RateLimiter::clear) unlocks it and removes its level.
 ///

@@ -170,6 +170,7 @@ async fn run() {
     let many = format!("fixed-window {PLENTY}/hour; token-bucket {PLENTY}/hour; {PLENTY}/day");
     let policies = [
         ("fixed window", &*format!("fixed-window {PLENTY}/hour"), true),
+        ("lockout", &*format!("lockout {PLENTY}/hour for 1 hour"), true),
         ("token bucket", &format!("token-bucket {PLENTY}/hour"), true),
         ("sliding window counter", &format!("{PLENTY}/hour"), true),
         ("moving window that grows", &format!("moving-window {PLENTY}/hour"), true),
