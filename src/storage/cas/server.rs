@@ -3,6 +3,8 @@
 use std::fmt;
 use std::sync::Arc;
 
+use tokio::runtime::Handle;
+
 use super::shared::{CasShared, Time, store_deadline};
 use super::skew::Skew;
 use super::{Cas, CasStorage};
@@ -38,6 +40,17 @@ pub(in crate::storage) trait ServerStore: CasStorage<Error = StorageError> {
     /// Returns an error if too many calls are in flight. `busy_keys` is the number of keys with
     /// calls in progress.
     fn overload(&self, busy_keys: usize) -> Option<StorageError>;
+
+    /// Returns `true` if a decision has to wait for the first connection, which has a timeout of its
+    /// own. The default implementation returns `false`.
+    fn is_new(&self) -> bool {
+        false
+    }
+
+    /// Waits for the first connection, or for the error of the first attempt.
+    fn first_connection(&self) -> impl Future<Output = ()> + Send {
+        std::future::ready(())
+    }
 
     /// Checks that the servers can read keys that begin with `prefix`. The default implementation loads
     /// one.
@@ -114,7 +127,14 @@ impl<S: ServerStore> Storage for ServerCas<S> {
         if let Some(error) = self.store().overload(self.0.shared.queues.len()) {
             return StorageFuture::new(measured(S::LABEL, overloaded(error, self.0.timeout)));
         }
-        self.0.decide(request)
+        if !self.store().is_new() || Handle::try_current().is_err() {
+            return self.0.decide(request);
+        }
+        let (storage, request) = (self.clone(), request.owned());
+        StorageFuture::new(async move {
+            storage.store().first_connection().await;
+            storage.0.decide(request.borrow()).await
+        })
     }
 
     fn clear(&self, policy: &Policy, key: &Key) -> StorageFuture<()> {

@@ -1,8 +1,9 @@
 //! A connection that the storage opens itself.
 
-use std::pin::pin;
+use std::future::poll_fn;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
+use std::task::{Poll, ready};
 use std::time::Duration;
 
 use tokio::runtime::Handle;
@@ -136,8 +137,13 @@ impl PostgresConnection {
         let closed = Arc::clone(&closing);
         tokio::spawn(async move {
             {
-                let mut connection = pin!(connection);
-                before(&mut connection, closed.notified()).await;
+                // As a future, `connection` would log each notice of the server at INFO.
+                let mut connection = connection;
+                let mut ended = poll_fn(move |cx| {
+                    while let Some(Ok(_)) = ready!(connection.poll_message(cx)) {}
+                    Poll::Ready(())
+                });
+                before(&mut ended, closed.notified()).await;
             }
             drop(end);
         });

@@ -15,7 +15,7 @@ use super::pool::{Lender, POOL};
 use super::socket::Slots;
 use super::table::{Query, Table};
 use crate::storage::StorageError;
-use crate::storage::net::Reconnecting;
+use crate::storage::net::{CONNECT_WITHIN, Reconnecting};
 #[cfg(feature = "postgres-rustls")]
 use crate::storage::tls::Tls;
 
@@ -117,6 +117,28 @@ impl Link {
             }
             #[cfg(feature = "deadpool-postgres")]
             Self::Pool { pool, table } => outcome(POOL, pool.execute(table, &query, deadline).await?),
+        }
+    }
+
+    /// Returns `true` until the first attempt to connect has ended. Returns `false` for a pool.
+    pub(super) fn is_new(&self) -> bool {
+        match self {
+            Self::Own { connections, .. } => connections[0].is_new(),
+            #[cfg(feature = "deadpool-postgres")]
+            Self::Pool { .. } => false,
+        }
+    }
+
+    /// Waits until the first attempt to connect has ended.
+    pub(super) async fn first_connection(&self) {
+        match self {
+            Self::Own { settings, connections, next } => {
+                let first = next.fetch_add(1, Ordering::Relaxed) % connections.len();
+                // The call that follows returns the error.
+                let _ = Self::connection(settings, connections, first, Instant::now() + CONNECT_WITHIN).await;
+            }
+            #[cfg(feature = "deadpool-postgres")]
+            Self::Pool { .. } => {}
         }
     }
 

@@ -168,7 +168,9 @@ const NEED_TLS: [&str; 4] = ["ca", "cert", "key", "sslnegotiation"];
 /// transaction has locked the row or the table, the storage asks the server to cancel the statement.
 /// If the server confirms this in the last quarter, the error is definite:
 /// [`may_have_counted`](StorageError::may_have_counted) is `false`. A call never takes longer than
-/// its timeout.
+/// its timeout, with one exception: a hit or a peek waits up to a second longer until the first
+/// attempt to connect has ended. Without compiler optimizations, a login with a password takes 0.14
+/// seconds of processor time, which is more than the default timeout.
 ///
 /// A cancel request is a short connection, which the server does not count. At most one is in flight
 /// per connection. The storage changes no setting of its sessions, such as `statement_timeout`.

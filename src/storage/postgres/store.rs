@@ -126,6 +126,14 @@ impl ServerStore for PostgresStore {
         is_busy.then(error).or_else(|| self.link.overload())
     }
 
+    fn is_new(&self) -> bool {
+        self.link.is_new()
+    }
+
+    async fn first_connection(&self) {
+        self.link.first_connection().await;
+    }
+
     /// A read that the server has rolled back is a reply, too.
     async fn ping(&self, prefix: &str, deadline: Instant) -> Result<(), StorageError> {
         self.read(prefix, deadline).await.map(drop)

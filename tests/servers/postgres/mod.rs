@@ -3,6 +3,7 @@
 mod backends;
 mod decisions;
 mod faults;
+mod first_connection;
 mod locked_row;
 mod pgbouncer;
 mod pool;

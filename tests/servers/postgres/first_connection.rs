@@ -1,0 +1,109 @@
+//! The first connection of a storage, and the notices of a server.
+
+use std::sync::{Mutex, Once};
+use std::time::Duration;
+
+use common::servers::{Mode, Postgres, Proxy, with_timeout};
+use common::time::Stopwatch;
+use common::{message, policy};
+use deadpool_postgres::tokio_postgres::{NoTls, connect};
+use tokio::task::spawn_blocking;
+use tokio::time::sleep;
+use tower_ratelimit::storage::{PostgresStorage, StorageErrorKind};
+use tower_ratelimit::{Key, RateLimiter};
+
+use super::with_options;
+
+const QUICK: Duration = Duration::from_millis(100);
+const SECOND: Duration = Duration::from_secs(1);
+
+async fn limiter_through_proxy() -> (Postgres, Proxy, RateLimiter) {
+    let server = spawn_blocking(|| Postgres::start(&[])).await.unwrap();
+    let proxy = Proxy::start(server.port());
+    let url = format!("postgres://postgres@127.0.0.1:{}/postgres", proxy.port());
+    let storage = PostgresStorage::new(&with_timeout(&url, QUICK)).unwrap();
+    (server, proxy, RateLimiter::with_storage(policy("9/day"), storage))
+}
+
+/// Guards against this defect: the first hits failed, because a login takes longer than the timeout
+/// in a build without optimizations.
+#[tokio::test]
+async fn first_hits_wait_for_the_first_connection() {
+    let (_server, proxy, limiter) = limiter_through_proxy().await;
+    // Delays the first reply to the login, and no other.
+    proxy.set(Mode::Delay(4 * QUICK));
+    let watch = Stopwatch::start();
+    let (key, peeked) = (Key::global(), Key::from("peek"));
+    let (hit, peek, ()) = tokio::join!(limiter.hit(&key), limiter.peek(&peeked), async {
+        sleep(QUICK).await;
+        proxy.set(Mode::Pass);
+    });
+    if !watch.excuses(QUICK) {
+        assert_eq!((hit.unwrap().remaining(), peek.unwrap().remaining()), (8, 9));
+        assert!(watch.wall() >= 4 * QUICK);
+    }
+}
+
+#[tokio::test]
+async fn hits_wait_for_the_first_attempt_to_connect_and_for_no_later_one() {
+    let (_server, proxy, limiter) = limiter_through_proxy().await;
+    proxy.set(Mode::SwallowReplies);
+    let watch = Stopwatch::start();
+    let error = limiter.hit(&Key::global()).await.unwrap_err();
+    watch.assert_below(SECOND + 2 * QUICK, "the first hit fails");
+    assert!(watch.wall() >= SECOND && !error.may_have_counted());
+    assert_eq!(error.kind(), StorageErrorKind::Unreachable);
+    let text = message(error);
+    assert!(text.contains("connecting took longer than 1s"), "{text}");
+    for _ in 0..5 {
+        let watch = Stopwatch::start();
+        limiter.hit(&Key::global()).await.unwrap_err();
+        watch.assert_below(2 * QUICK, "a later hit fails");
+        sleep(QUICK).await;
+    }
+}
+
+/// Records the logs of the crate `tokio-postgres` from INFO on.
+struct Log(Mutex<Vec<String>>);
+
+static LOG: Log = Log(Mutex::new(Vec::new()));
+
+impl log::Log for Log {
+    fn enabled(&self, metadata: &log::Metadata<'_>) -> bool {
+        metadata.level() <= log::Level::Info && metadata.target().starts_with("tokio_postgres")
+    }
+
+    fn log(&self, record: &log::Record<'_>) {
+        if self.enabled(record.metadata()) {
+            self.0.lock().unwrap().push(record.args().to_string());
+        }
+    }
+
+    fn flush(&self) {}
+}
+
+#[test]
+fn notices_of_the_server_are_not_logged() {
+    static SET: Once = Once::new();
+    SET.call_once(|| log::set_logger(&LOG).unwrap());
+    log::set_max_level(log::LevelFilter::Info);
+    let server = Postgres::start(&[]);
+    let storage = with_options(&server, "table=noticed");
+    let runtime = tokio::runtime::Runtime::new().unwrap();
+    for _ in 0..2 {
+        // The second call gets the notice that the table exists.
+        runtime.block_on(storage.migrate()).unwrap();
+    }
+    let foreign = async {
+        let config = format!("host=127.0.0.1 port={} user=postgres", server.port());
+        let (client, connection) = connect(&config, NoTls).await.unwrap();
+        let driver = tokio::spawn(connection);
+        client.batch_execute(&storage.definition()).await.unwrap();
+        drop(client);
+        driver.await.unwrap().unwrap();
+    };
+    let notices = || LOG.0.lock().unwrap().iter().filter(|text| text.contains("\"noticed\"")).count();
+    assert_eq!(notices(), 0);
+    runtime.block_on(foreign);
+    assert_eq!(notices(), 1, "the test sees the notices of other programs");
+}
