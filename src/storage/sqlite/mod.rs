@@ -55,11 +55,14 @@ use crate::storage::{Clock, Storage, StorageError, StorageErrorKind, StorageFutu
 /// # #[tokio::main(flavor = "current_thread")]
 /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
 /// # let file = std::env::temp_dir().join(format!("tower-ratelimit-doc-{}.db", std::process::id()));
-/// let limiter = RateLimiter::with_storage(Quota::per_day(5), SqliteStorage::open(&file)?);
+/// # // A busy machine may need longer than the default timeout.
+/// # let url = &format!("sqlite:{}?timeout=60s", file.display());
+/// // The `url` is `"sqlite:limits.db"`.
+/// let limiter = RateLimiter::with_storage(Quota::per_day(5), SqliteStorage::new(url)?);
 /// assert_eq!(limiter.hit(&Key::from("alice")).await?.remaining(), 4);
 ///
 /// // After a restart:
-/// let limiter = RateLimiter::with_storage(Quota::per_day(5), SqliteStorage::open(&file)?);
+/// let limiter = RateLimiter::with_storage(Quota::per_day(5), SqliteStorage::new(url)?);
 /// assert_eq!(limiter.hit(&Key::from("alice")).await?.remaining(), 3);
 /// # for end in ["", "-wal", "-shm", "-reserve"] {
 /// #     let _ = std::fs::remove_file(format!("{}{end}", file.display()));
