@@ -134,57 +134,89 @@
     allow(rustdoc::broken_intra_doc_links)
 )]
 
+// Markdown takes the first definition of a name. So rustdoc takes the links from `links.md` and
+// checks them, and a forge takes those at the end of each guide. The same holds for the picture.
+// `tests/structure/links.rs` compares the two.
+
 pub mod choosing_a_strategy {
-    // Markdown takes the first definition of a name. So rustdoc shows the picture from this URL,
-    // and other readers of the guide show the file that the guide names.
     #![doc = include_str!("../pictures/definitions.md")]
+    #![doc = include_str!("links.md")]
+    //! Compares the strategies and helps to choose one.
     #![doc = include_str!("choosing_a_strategy.md")]
 }
 
 pub mod keys_and_proxies {
+    #![doc = include_str!("links.md")]
+    //! Finds the client: by address, behind proxies, or by login.
     #![doc = include_str!("keys_and_proxies.md")]
 }
 
 pub mod costs {
+    #![doc = include_str!("links.md")]
+    //! Sets the cost of a request, before or after its response.
     #![doc = include_str!("costs.md")]
 }
 
 pub mod protecting_a_login {
+    #![doc = include_str!("links.md")]
+    //! Protects a login form against brute force, credential stuffing and password spraying.
     #![doc = include_str!("protecting_a_login.md")]
 }
 
 pub mod headers_and_refusals {
+    #![doc = include_str!("links.md")]
+    //! Describes header fields, responses to refused requests, and waiting instead of refusing.
     #![doc = include_str!("headers_and_refusals.md")]
 }
 
 pub mod several_processes {
+    #![doc = include_str!("links.md")]
+    //! Shares limits between processes: storages, connections, clocks, and wrappers that save
+    //! calls.
     #![doc = include_str!("several_processes.md")]
 }
 
 pub mod outages {
+    #![doc = include_str!("links.md")]
+    //! Describes outages of a storage: the requests that fail, the duration, and the counts that
+    //! are lost.
     #![doc = include_str!("outages.md")]
 }
 
 pub mod testing_your_app {
+    #![doc = include_str!("links.md")]
+    //! Tests an app that has limits, with a clock that the test moves.
     #![doc = include_str!("testing_your_app.md")]
 }
 
 pub mod sizing {
+    #![doc = include_str!("links.md")]
+    //! Estimates memory, time, servers and network for a number of clients.
     #![doc = include_str!("sizing.md")]
 }
 
 pub mod monitoring {
+    #![doc = include_str!("links.md")]
+    //! Describes metrics, a dashboard with alerts, observers, logs and lints.
     #![doc = include_str!("monitoring.md")]
 }
 
 pub mod deploying {
+    #![doc = include_str!("links.md")]
+    //! Describes the start of a program, health checks, logins that rotate, and changes of limits,
+    //! counts and formats.
     #![doc = include_str!("deploying.md")]
 }
 
 pub mod migrating_from_tower_governor {
+    #![doc = include_str!("links.md")]
+    //! Translates each recipe of `tower_governor` to this crate.
     #![doc = include_str!("migrating_from_tower_governor.md")]
 }
 
 pub mod migrating_from_others {
+    #![doc = include_str!("links.md")]
+    //! Translates `axum-governor`, `actix-limitation` and a hand-written map of addresses to this
+    //! crate.
     #![doc = include_str!("migrating_from_others.md")]
 }

@@ -16,6 +16,8 @@ pub fn readme() -> String {
 pub fn guides() -> Vec<(String, String)> {
     let files = fs::read_dir(root().join("src/guide")).unwrap().map(|entry| entry.unwrap().path());
     let mut guides: Vec<_> = files
+        // The targets of their links.
+        .filter(|file| !file.ends_with("links.md"))
         .map(|file| (file.file_name().unwrap().to_str().unwrap().to_owned(), fs::read_to_string(file).unwrap()))
         .collect();
     guides.sort();

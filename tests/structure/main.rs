@@ -5,6 +5,7 @@ mod calls;
 mod choices;
 mod imports;
 mod left_out;
+mod links;
 mod readme;
 mod workflows;
 
