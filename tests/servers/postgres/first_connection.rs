@@ -4,7 +4,7 @@ use std::sync::{Mutex, Once};
 use std::time::Duration;
 
 use common::servers::{Mode, Postgres, Proxy, with_timeout};
-use common::time::Stopwatch;
+use common::time::{EVENTUALLY, Stopwatch};
 use common::{message, policy};
 use deadpool_postgres::tokio_postgres::{NoTls, connect};
 use tokio::task::spawn_blocking;
@@ -17,36 +17,41 @@ use super::with_options;
 const QUICK: Duration = Duration::from_millis(100);
 const SECOND: Duration = Duration::from_secs(1);
 
-async fn limiter_through_proxy() -> (Postgres, Proxy, RateLimiter) {
-    let server = spawn_blocking(|| Postgres::start(&[])).await.unwrap();
+fn limiter_through_proxy(server: &Postgres) -> (Proxy, RateLimiter) {
     let proxy = Proxy::start(server.port());
     let url = format!("postgres://postgres@127.0.0.1:{}/postgres", proxy.port());
     let storage = PostgresStorage::new(&with_timeout(&url, QUICK)).unwrap();
-    (server, proxy, RateLimiter::with_storage(policy("9/day"), storage))
+    (proxy, RateLimiter::with_storage(policy("999/day"), storage))
 }
 
 /// Guards against this defect: the first hits failed, because a login takes longer than the timeout
 /// in a build without optimizations.
 #[tokio::test]
 async fn first_hits_wait_for_the_first_connection() {
-    let (_server, proxy, limiter) = limiter_through_proxy().await;
-    // Delays the first reply to the login, and no other.
-    proxy.set(Mode::Delay(4 * QUICK));
-    let watch = Stopwatch::start();
-    let (key, peeked) = (Key::global(), Key::from("peek"));
-    let (hit, peek, ()) = tokio::join!(limiter.hit(&key), limiter.peek(&peeked), async {
-        sleep(QUICK).await;
-        proxy.set(Mode::Pass);
-    });
-    if !watch.excuses(QUICK) {
-        assert_eq!((hit.unwrap().remaining(), peek.unwrap().remaining()), (8, 9));
-        assert!(watch.wall() >= 4 * QUICK);
+    let server = spawn_blocking(|| Postgres::start(&[])).await.unwrap();
+    let begun = Stopwatch::start();
+    loop {
+        let (proxy, limiter) = limiter_through_proxy(&server);
+        // Delays the first reply to the login, and no other.
+        proxy.set(Mode::Delay(4 * QUICK));
+        let (watch, key) = (Stopwatch::start(), Key::global());
+        let (hit, peek, ()) = tokio::join!(limiter.hit(&key), limiter.peek(&key), async {
+            sleep(QUICK).await;
+            proxy.set(Mode::Pass);
+        });
+        let is_delayed = watch.wall() >= 4 * QUICK;
+        match (hit, peek) {
+            (Ok(hit), Ok(_)) if is_delayed => return assert!(hit.is_admitted()),
+            // On a busy machine, the reply may come after the delay ends, or a hit may time out later.
+            (hit, peek) => assert!(watch.excuses(QUICK) && begun.wall() < EVENTUALLY, "{hit:?}, {peek:?}"),
+        }
     }
 }
 
 #[tokio::test]
 async fn hits_wait_for_the_first_attempt_to_connect_and_for_no_later_one() {
-    let (_server, proxy, limiter) = limiter_through_proxy().await;
+    let server = spawn_blocking(|| Postgres::start(&[])).await.unwrap();
+    let (proxy, limiter) = limiter_through_proxy(&server);
     proxy.set(Mode::SwallowReplies);
     let watch = Stopwatch::start();
     let error = limiter.hit(&Key::global()).await.unwrap_err();
