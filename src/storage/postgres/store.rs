@@ -309,6 +309,7 @@ mod tests {
     use crate::key::Key;
     use crate::policy::{Op, Policy};
     use crate::quota::Quota;
+    use crate::storage::net::CONNECT_WITHIN;
     use crate::storage::{PostgresStorage, Storage, StorageRequest};
 
     const DEADLINE: Duration = Duration::from_millis(160);
@@ -321,9 +322,16 @@ mod tests {
         let url = format!("postgres://app@{}/app?timeout={DEADLINE:?}", server.local_addr().unwrap());
         let storage = PostgresStorage::new(&url).unwrap();
         let (policy, key) = (Policy::from(Quota::per_day(5)), Key::from("k"));
+        let decide = |op| storage.decide(StorageRequest::new(&policy, &key, op, 1));
+        let begun = tokio::time::Instant::now();
+        let error = decide(Op::Hit).await.unwrap_err();
+        assert!(format!("{error:#}").contains("connecting took longer than 1s"), "{error:?}");
+        assert!(begun.elapsed() < CONNECT_WITHIN + DEADLINE, "the first attempt: {:?}", begun.elapsed());
         for op in [Op::Peek, Op::Hit] {
+            // The backoff after the failed attempt ends.
+            tokio::time::sleep(CONNECT_WITHIN).await;
             let begun = tokio::time::Instant::now();
-            let error = storage.decide(StorageRequest::new(&policy, &key, op, 1)).await.unwrap_err();
+            let error = decide(op).await.unwrap_err();
             assert!(error.is_timeout() && error.to_string().starts_with("no connection to 127.0.0.1:"), "{error:?}");
             assert!(begun.elapsed() < DEADLINE, "{op:?}: {:?}", begun.elapsed());
         }
