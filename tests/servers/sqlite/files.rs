@@ -170,7 +170,8 @@ fn checkpoint_is_retried_after_a_checkpoint_of_another_process() {
     let folder = Folder::new();
     let (_storage, reader) = hit_behind_a_reader(&folder);
     // This connection holds the lock of checkpoints while it waits for the reader.
-    let other = Connection::open(folder.file()).unwrap();
+    #[allow(unused_mut, reason = "rusqlite borrows it mutably since 0.41")]
+    let mut other = Connection::open(folder.file()).unwrap();
     other
         .busy_handler(Some(|_| {
             ATTEMPTS.fetch_add(1, Ordering::SeqCst);
