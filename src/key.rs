@@ -4,6 +4,19 @@ use std::fmt;
 use std::hash::{Hash, Hasher};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
+use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, percent_encode};
+
+/// The bytes of a text that its key encodes in readable form.
+const NOT_IN_TEXTS: &AsciiSet = &NON_ALPHANUMERIC
+    .remove(b'-')
+    .remove(b'.')
+    .remove(b'_')
+    .remove(b'~')
+    .remove(b':')
+    .remove(b'/')
+    .remove(b'@')
+    .remove(b'+');
+
 /// The maximum number of bytes of a key that needs no allocation, including the byte of its kind.
 /// Enough for an address, a UUID, most names and most API keys.
 const INLINE: usize = 46;
@@ -234,11 +247,7 @@ fn display(key: &[u8], f: &mut fmt::Formatter<'_>) -> fmt::Result {
         (b'6', 16) => write!(f, "{}", Ipv6Addr::from(<[u8; 16]>::try_from(content).unwrap_or_default())),
         (b'n', 8) => write!(f, "{}", u64::from_le_bytes(content.try_into().unwrap_or_default())),
         (b'&', _) => display_parts(content, f),
-        _ => content.iter().try_for_each(|&byte| match byte {
-            b'-' | b'.' | b'_' | b'~' | b':' | b'/' | b'@' | b'+' => write!(f, "{}", char::from(byte)),
-            _ if byte.is_ascii_alphanumeric() => write!(f, "{}", char::from(byte)),
-            _ => write!(f, "%{byte:02X}"),
-        }),
+        _ => write!(f, "{}", percent_encode(content, NOT_IN_TEXTS)),
     }
 }
 

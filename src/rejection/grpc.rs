@@ -1,10 +1,10 @@
 mod details;
 
-use std::fmt::Write;
 use std::time::Duration;
 
 use http::header::{CONTENT_TYPE, HeaderName, HeaderValue};
 use http::{HeaderMap, Response, StatusCode};
+use percent_encoding::{AsciiSet, CONTROLS, utf8_percent_encode};
 
 use self::details::{DETAILS, StatusDetails};
 use super::{RejectReason, Rejection};
@@ -13,6 +13,9 @@ use crate::extract::Head;
 const STATUS: HeaderName = HeaderName::from_static("grpc-status");
 const MESSAGE: HeaderName = HeaderName::from_static("grpc-message");
 const PUSHBACK: HeaderName = HeaderName::from_static("grpc-retry-pushback-ms");
+
+/// The ASCII bytes that are encoded in a message. All bytes above ASCII are encoded, too.
+const NOT_IN_MESSAGES: &AsciiSet = &CONTROLS.add(b'%');
 
 /// Responds with a gRPC status and no body. Use it with tonic and other gRPC servers.
 ///
@@ -112,7 +115,7 @@ impl<B: Default> Rejection<B> for GrpcRejection {
             RejectReason::Key(_) => 13,
         };
         let message = refused.message("");
-        let encoded = HeaderValue::try_from(percent_encoded(&message));
+        let encoded = HeaderValue::try_from(utf8_percent_encode(&message, NOT_IN_MESSAGES).to_string());
         let encoded = encoded.expect("printable ASCII is a valid header value");
         let mut response = Response::new(B::default());
         let headers = response.headers_mut();
@@ -179,16 +182,4 @@ pub(crate) fn extend_wait<B>(response: &mut Response<B>, seconds: u32) {
 /// Returns a wait in milliseconds, rounded up, so that a retry is never early.
 fn millis_up(wait: Duration) -> u64 {
     u64::try_from(wait.as_micros().div_ceil(1_000)).unwrap_or(u64::MAX)
-}
-
-/// Percent-encodes a message for gRPC: the percent sign, and bytes that are not printable ASCII.
-fn percent_encoded(message: &str) -> String {
-    let mut encoded = String::with_capacity(message.len());
-    for byte in message.bytes() {
-        match byte {
-            b' '..=b'~' if byte != b'%' => encoded.push(char::from(byte)),
-            _ => write!(encoded, "%{byte:02X}").expect("writing to a string does not fail"),
-        }
-    }
-    encoded
 }

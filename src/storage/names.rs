@@ -4,8 +4,16 @@ use std::fmt::Write;
 #[cfg(any(feature = "memcached", feature = "etcd", feature = "postgres", feature = "sqlite"))]
 use std::sync::Arc;
 
+use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
+
 use crate::key::Key;
 use crate::policy::Policy;
+
+/// The bytes that are encoded in tags and URLs.
+const RESERVED: &AsciiSet = &NON_ALPHANUMERIC.remove(b'-').remove(b'.').remove(b'_').remove(b'~');
+
+/// The bytes that are encoded in the name of a policy.
+const NOT_IN_NAMES: &AsciiSet = &RESERVED.remove(b' ').remove(b'/').remove(b'@').remove(b'+').remove(b'"');
 
 /// The longest name in bytes. Clients choose keys, so names must not fill a server's memory.
 const LONGEST: usize = 200;
@@ -14,7 +22,7 @@ const LONGEST: usize = 200;
 /// have different names. Names that had to be shortened differ by their MD5: see [`short`].
 pub(super) fn of(policy: &Policy, key: &Key) -> String {
     let mut name = String::with_capacity(policy.identity().len() + 48);
-    escape(policy.identity(), " -._~/@+\"", &mut name);
+    name.extend(utf8_percent_encode(policy.identity(), NOT_IN_NAMES));
     write!(name, "|{key}").expect("writing to a string does not fail");
     short(name, LONGEST)
 }
@@ -51,29 +59,13 @@ pub(super) fn short(mut name: String, max_len: usize) -> String {
 /// index 1: the number of the limit (from 1), its strategy, and its period in microseconds.
 pub(super) fn tag(policy: &Policy, position: usize) -> String {
     let limit = &policy.limits()[position];
-    let mut tag = String::with_capacity(40);
-    write!(tag, "{}.", position + 1).expect("writing to a string does not fail");
-    escape(limit.strategy().name(), "-._~", &mut tag);
-    write!(tag, "/{}", limit.quota().period_micros()).expect("writing to a string does not fail");
-    tag
+    let strategy = utf8_percent_encode(limit.strategy().name(), RESERVED);
+    format!("{}.{strategy}/{}", position + 1, limit.quota().period_micros())
 }
 
 /// Percent-encodes a value for a URL.
 pub(super) fn encoded(value: &str) -> String {
-    let mut text = String::with_capacity(value.len());
-    escape(value, "-._~", &mut text);
-    text
-}
-
-/// Percent-encodes all bytes except letters, digits and those in `plain`.
-fn escape(text: &str, plain: &str, into: &mut String) {
-    for byte in text.bytes() {
-        if byte.is_ascii_alphanumeric() || plain.as_bytes().contains(&byte) {
-            into.push(byte.into());
-        } else {
-            write!(into, "%{byte:02X}").expect("writing to a string does not fail");
-        }
-    }
+    utf8_percent_encode(value, RESERVED).to_string()
 }
 
 #[cfg(test)]

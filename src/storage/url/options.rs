@@ -1,8 +1,11 @@
 //! The options of a URL: `prefix=rl&timeout=100ms`.
 
+use std::borrow::Cow;
 #[cfg(any(feature = "memcached", feature = "etcd", feature = "postgres"))]
 use std::sync::Arc;
 use std::time::Duration;
+
+use percent_encoding::percent_decode_str;
 
 use super::Wrong;
 use crate::error::ConfigError;
@@ -171,22 +174,13 @@ fn duration(text: &str) -> Option<Duration> {
 
 /// Percent-decodes a text.
 pub(in crate::storage) fn decoded(text: &str) -> Result<String, &'static str> {
-    let mut bytes = Vec::with_capacity(text.len());
-    let mut rest = text.as_bytes();
-    while let Some((&byte, after)) = rest.split_first() {
-        rest = after;
-        if byte != b'%' {
-            bytes.push(byte);
-            continue;
-        }
-        let digit = |at: usize| after.get(at).and_then(|&byte| char::from(byte).to_digit(16));
-        let (Some(high), Some(low)) = (digit(0), digit(1)) else {
-            return Err("% must be followed by two digits from 0 to F; write % itself as %25");
-        };
-        bytes.push(u8::try_from(high * 16 + low).unwrap_or_default());
-        rest = &after[2..];
+    let is_code = |after: &str| after.bytes().take(2).filter(u8::is_ascii_hexdigit).count() == 2;
+    // The crate keeps an incomplete code as it is.
+    if !text.split('%').skip(1).all(is_code) {
+        return Err("% must be followed by two digits from 0 to F; write % itself as %25");
     }
-    String::from_utf8(bytes).map_err(|_| "the percent-encoded text is not UTF-8; write %XX for each byte of UTF-8")
+    let decoded = percent_decode_str(text).decode_utf8().map(Cow::into_owned);
+    decoded.map_err(|_| "the percent-encoded text is not UTF-8; write %XX for each byte of UTF-8")
 }
 
 #[cfg(test)]
