@@ -77,40 +77,18 @@ impl Tls {
     }
 
     fn with_names(config: &TlsConfig, alpn: Option<&'static [u8]>, names: &Names) -> Result<Self, String> {
-        let Names { ca, cert, key, help } = names;
-        let mut roots = RootCertStore::empty();
-        match &config.ca {
-            Some(pem) => {
-                for certificate in certificates(pem, ca, help)? {
-                    roots.add(certificate).map_err(|error| format!("cannot use a certificate in {ca}: {error}"))?;
-                }
+        let mut rustls = match &config.rustls {
+            Some(rustls) if config.ca.is_none() && config.client.is_none() => ClientConfig::clone(rustls),
+            Some(_) => {
+                let message =
+                    "a rustls configuration has its own certificates; call neither `ca` nor `client_certificate`";
+                return Err(message.to_owned());
             }
-            // Certificates of the system that cannot be parsed are skipped, as the rustls docs
-            // recommend.
-            None => drop(roots.add_parsable_certificates(rustls_native_certs::load_native_certs().certs)),
-        }
-        if roots.is_empty() {
-            return Err(format!("no certificate in {ca}; name the certificates to trust, ca=/path/to/ca.pem"));
-        }
-        // Without an explicit provider, rustls panics if none is installed, or if crates enable two
-        // of them.
-        let builder = ClientConfig::builder_with_provider(Arc::new(ring::default_provider()))
-            .with_safe_default_protocol_versions()
-            .map_err(|error| error.to_string())?
-            .with_root_certificates(roots);
-        let mut rustls = match &config.client {
-            Some((chain, secret)) => {
-                let chain = certificates(chain, cert, help)?;
-                let secret = PrivateKeyDer::from_pem_slice(secret).map_err(|error| {
-                    format!("no private key in {key}: {}; {help}, of a key without a passphrase", reason(&error))
-                })?;
-                builder.with_client_auth_cert(chain, secret).map_err(|error| {
-                    format!("the certificate in {cert} and the private key in {key} cannot be used together: {error}")
-                })?
-            }
-            None => builder.with_no_client_auth(),
+            None => client_config(config, names)?,
         };
-        rustls.alpn_protocols.extend(alpn.map(<[u8]>::to_vec));
+        if let Some(alpn) = alpn {
+            rustls.alpn_protocols = vec![alpn.to_vec()];
+        }
         Ok(Self { config: Arc::new(rustls), alpn })
     }
 
@@ -128,6 +106,43 @@ impl Tls {
     pub(in crate::storage) async fn over(&self, stream: TcpStream, name: &str) -> io::Result<TlsStream<TcpStream>> {
         let name = ServerName::try_from(name.to_owned()).map_err(io::Error::other)?;
         TlsConnector::from(Arc::clone(&self.config)).connect(name, stream).await
+    }
+}
+
+/// Creates a rustls configuration from PEM.
+fn client_config(config: &TlsConfig, names: &Names) -> Result<ClientConfig, String> {
+    let Names { ca, cert, key, help } = names;
+    let mut roots = RootCertStore::empty();
+    match &config.ca {
+        Some(pem) => {
+            for certificate in certificates(pem, ca, help)? {
+                roots.add(certificate).map_err(|error| format!("cannot use a certificate in {ca}: {error}"))?;
+            }
+        }
+        // Certificates of the system that cannot be parsed are skipped, as the rustls docs
+        // recommend.
+        None => drop(roots.add_parsable_certificates(rustls_native_certs::load_native_certs().certs)),
+    }
+    if roots.is_empty() {
+        return Err(format!("no certificate in {ca}; name the certificates to trust, ca=/path/to/ca.pem"));
+    }
+    // Without an explicit provider, rustls panics if none is installed, or if crates enable two
+    // of them.
+    let builder = ClientConfig::builder_with_provider(Arc::new(ring::default_provider()))
+        .with_safe_default_protocol_versions()
+        .map_err(|error| error.to_string())?
+        .with_root_certificates(roots);
+    match &config.client {
+        Some((chain, secret)) => {
+            let chain = certificates(chain, cert, help)?;
+            let secret = PrivateKeyDer::from_pem_slice(secret).map_err(|error| {
+                format!("no private key in {key}: {}; {help}, of a key without a passphrase", reason(&error))
+            })?;
+            builder.with_client_auth_cert(chain, secret).map_err(|error| {
+                format!("the certificate in {cert} and the private key in {key} cannot be used together: {error}")
+            })
+        }
+        None => Ok(builder.with_no_client_auth()),
     }
 }
 
@@ -154,11 +169,12 @@ impl fmt::Debug for Tls {
     }
 }
 
-/// The certificates and the private key for TLS connections to a server, as PEM from memory. See
-/// `RedisStorage::try_tls`, `EtcdStorage::try_tls` and `PostgresStorage::try_tls`.
+/// The certificates and the private key for TLS connections to a server: PEM from memory, or a
+/// rustls configuration. See `RedisStorage::try_tls`, `EtcdStorage::try_tls` and
+/// `PostgresStorage::try_tls`.
 ///
-/// The host name of the server is always verified. For certificates in files, use the options `ca`,
-/// `cert` and `key` of the URL instead.
+/// The host name of the server is verified, unless a rustls configuration has a verifier that does
+/// not. For certificates in files, use the options `ca`, `cert` and `key` of the URL instead.
 ///
 /// ```no_run
 /// # #[cfg(feature = "redis-rustls")]
@@ -175,6 +191,7 @@ impl fmt::Debug for Tls {
 pub struct TlsConfig {
     ca: Option<Vec<u8>>,
     client: Option<(Vec<u8>, Vec<u8>)>,
+    rustls: Option<Arc<ClientConfig>>,
 }
 
 impl TlsConfig {
@@ -182,6 +199,15 @@ impl TlsConfig {
     /// system.
     pub fn new() -> Self {
         Self::default()
+    }
+
+    /// Creates a configuration from one of rustls 0.23, for example with another `CryptoProvider`
+    /// or a certificate that the program renews. For etcd, its ALPN protocols are replaced by `h2`.
+    ///
+    /// `config` decides which certificates to trust and to present. So `try_tls` returns an error if
+    /// [`ca`](Self::ca) or [`client_certificate`](Self::client_certificate) is called, too.
+    pub fn from_rustls(config: impl Into<Arc<ClientConfig>>) -> Self {
+        Self { rustls: Some(config.into()), ..Self::new() }
     }
 
     /// Trusts only the certificates in `pem`. Defaults to the certificates of the system.
@@ -210,12 +236,13 @@ impl TlsConfig {
     }
 }
 
-/// Prints only which certificates are set, not the certificates or the private key.
+/// Prints only which parts are set, not the certificates or the private key.
 impl fmt::Debug for TlsConfig {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("TlsConfig")
             .field("ca", &self.ca.is_some())
             .field("client_certificate", &self.client.is_some())
+            .field("rustls", &self.rustls.is_some())
             .finish()
     }
 }

@@ -1,7 +1,14 @@
 //! TLS: the certificates that a storage trusts, and those that it presents.
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
+use rustls::crypto::ring;
+use rustls::pki_types::CertificateDer;
+use rustls::pki_types::pem::PemObject;
+use rustls::version::TLS12;
+use rustls::{ClientConfig, KeyLog, RootCertStore};
 use tower_ratelimit::storage::{RedisStorage, TlsConfig};
 use tower_ratelimit::{Key, Quota, RateLimiter, Storage};
 
@@ -68,6 +75,54 @@ async fn server_accepts_only_clients_with_a_certificate_of_its_authority() {
         let error = storage.ready(SHORT).await.unwrap_err();
         assert!(!error.may_have_counted() && !format!("{error:#}").contains("secret"), "{error:#}");
     }
+}
+
+/// Counts the handshakes of a configuration that speaks TLS 1.2, which logs one secret for each.
+#[derive(Debug, Default)]
+struct Handshakes(AtomicUsize);
+
+impl KeyLog for Handshakes {
+    fn log(&self, label: &str, _: &[u8], _: &[u8]) {
+        assert_eq!(label, "CLIENT_RANDOM");
+        self.0.fetch_add(1, Ordering::Relaxed);
+    }
+}
+
+#[tokio::test]
+async fn rustls_configuration_of_the_program_decides_on_versions_and_certificates() {
+    let files = Certificates::authority();
+    let port = common::servers::free_port();
+    let listens = ["--tls-port", &port.to_string(), "--tls-auth-clients", "no", "--requirepass", "secret"];
+    let [cert, key, ca] = ["server.pem", "server-key.pem", "authority.pem"].map(|name| files.path(name));
+    let pair = ["--tls-cert-file", &cert, "--tls-key-file", &key, "--tls-ca-cert-file", &ca];
+    let _server = Server::start(&[&listens[..], &pair].concat());
+
+    let handshakes = Arc::<Handshakes>::default();
+    let config = |roots: RootCertStore| {
+        let builder = ClientConfig::builder_with_provider(Arc::new(ring::default_provider()));
+        let builder = builder.with_protocol_versions(&[&TLS12]).unwrap();
+        let mut config = builder.with_root_certificates(roots).with_no_client_auth();
+        config.key_log = handshakes.clone();
+        Arc::new(config)
+    };
+    let url = format!("rediss://:secret@localhost:{port}?timeout=60s");
+    let storage = |tls: &TlsConfig| RedisStorage::new(&url).unwrap().try_tls(tls);
+    let mut roots = RootCertStore::empty();
+    let untrusting = TlsConfig::from_rustls(config(roots.clone()));
+    let error = message(storage(&untrusting).unwrap().check().await.unwrap_err());
+    assert!(error.contains("certificate"), "{error}");
+    assert_eq!(handshakes.0.load(Ordering::Relaxed), 0);
+
+    roots.add(CertificateDer::from_pem_slice(&files.read("authority.pem")).unwrap()).unwrap();
+    let tls = TlsConfig::from_rustls(config(roots));
+    let trusting = storage(&tls).unwrap();
+    trusting.ready(LONG).await.unwrap();
+    let limiter = RateLimiter::with_storage(Quota::per_minute(5), trusting);
+    assert!(limiter.hit(&Key::from("alice")).await.unwrap().is_admitted());
+    assert!(handshakes.0.load(Ordering::Relaxed) > 0);
+
+    let error = storage(&tls.ca(files.read("authority.pem"))).unwrap_err().to_string();
+    assert!(error.contains("call neither `ca` nor `client_certificate`"), "{error}");
 }
 
 #[test]
