@@ -30,7 +30,7 @@ impl Limits {
     fn parse(text: &str) -> Result<Self, Box<dyn Error>> {
         let Self { api, login } = toml::from_str(text)?;
         // A named policy keeps the spent units when its amount changes.
-        Ok(Self { api: api.with_name("api"), login: login.with_name("login") })
+        Ok(Self { api: api.try_with_name("api")?, login: login.try_with_name("login")? })
     }
 }
 
@@ -180,6 +180,7 @@ mod tests {
         for (invalid, error) in [
             ("api = \"20/minute\"", "missing field `login`"),
             ("api = \"20/minute\"\nlogin = \"3/mins\"", "\"mins\""),
+            ("api = 'limit \"api-2\" 20/second; 40/minute'\nlogin = \"3/minute\"", "api-2"),
             ("api = \"20/minute\"\nlogin = \"3/minute\"\nlogout = \"1/minute\"", "unknown field `logout`"),
         ] {
             let message = limits.change(invalid).unwrap_err().to_string();

@@ -25,6 +25,7 @@
 //! | Choose a strategy | [Choosing a strategy](guide::choosing_a_strategy) |
 //! | Find the client, also behind a proxy | [Keys and proxies](guide::keys_and_proxies) |
 //! | Set the cost of a request, before or after its response | [Costs](guide::costs) |
+//! | Lock out who guesses passwords | [Protecting a login](guide::protecting_a_login) |
 //! | Refuse requests, let them wait, choose header fields | [Headers and refusals](guide::headers_and_refusals) |
 //! | Share limits between processes: choose and connect a storage, also over TLS | [Several processes](guide::several_processes) |
 //! | Handle failures of Redis and other storages | [Outages](guide::outages) |
@@ -33,6 +34,7 @@
 //! | Export metrics, set alerts, read logs and lints | [Monitoring](guide::monitoring) |
 //! | Start, check health, rotate logins, change limits, upgrade | [Deploying](guide::deploying) |
 //! | Move from `tower_governor` | [Migrating](guide::migrating_from_tower_governor) |
+//! | Move from `axum-governor`, `actix-limitation` or a `DashMap` | [Migrating from others](guide::migrating_from_others) |
 //! | Look up the order of a layer's steps | [The path of a request](guide#the-path-of-a-request) |
 //!
 //! # Terms

@@ -54,7 +54,7 @@ rejection_without! {
     /// names it, too.
     NoDecision:
     "the request has no rate limit decision: call share_decision() on the layer, \
-     or extract Option<Decision> if requests may be unlimited"
+     or extract Option<Decision>, because a request has none if it is not limited or the storage failed"
 }
 
 rejection_without! {
@@ -84,7 +84,9 @@ rejection_without! {
 /// use tower_ratelimit::{Decision, Global, Quota, RateLimitLayer};
 ///
 /// let app: Router = Router::new()
-///     .route("/", get(|decision: Decision| async move { format!("{} to go\n", decision.remaining()) }))
+///     .route("/", get(|decision: Option<Decision>| async move {
+///         decision.map_or("no limit\n".to_owned(), |decision| format!("{} to go\n", decision.remaining()))
+///     }))
 ///     .layer(RateLimitLayer::new(Quota::per_minute(60), Global::new()).share_decision());
 /// ```
 impl<S: Sync> FromRequestParts<S> for Decision {

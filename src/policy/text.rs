@@ -145,7 +145,11 @@ fn scan_limit(scanner: &mut Scanner<'_>) -> Result<Limit, Unreadable> {
             Some(strategy) if strategy.name() == LeakyBucket::new().name() => {
                 Ok(Limit::try_new(LeakyBucket::new().queue(slots), quota)?)
             }
-            _ => Err(scanner.unreadable("", "queue", "only a leaky bucket has a queue, write \"leaky-bucket\" first")),
+            _ => {
+                let meant = quota.burst_size().is_none().then(|| format!("leaky-bucket {quota} queue {slots}"));
+                let error = scanner.unreadable("", "queue", "only a leaky bucket has a queue");
+                Err(error.meant(meant.map(|meant| scanner.replaced(&start, &meant))))
+            }
         };
     }
     Ok(strategy.map_or(Ok(quota.into()), |strategy| Limit::of(strategy, quota))?)

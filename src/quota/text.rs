@@ -128,8 +128,12 @@ fn not_an_amount(start: Scanner<'_>, mut scanner: Scanner<'_>) -> Unreadable {
     error.meant(meant.map(|quota| scanner.replaced(&start, &quota.to_string())))
 }
 
-/// Returns the quota of a whole amount that equals an amount with decimals or separators, such as
-/// `3/2 seconds` for `1.5/second`. Scans the period.
+/// The largest amount that replaces a smaller one with decimals. As many units can be spent at once.
+const MAX_WHOLE: u64 = 10;
+
+/// Returns the quota of a whole amount for an amount with decimals or separators, such as
+/// `3/2 seconds` for `1.5/second`. If that amount is large, rounds down: `99/second` for
+/// `99.9/second`. Scans the period.
 fn whole(written: &str, scanner: &mut Scanner<'_>) -> Option<Quota> {
     let (units, decimals) = written.split_once('.').unwrap_or((written, ""));
     if !units.split(SEPARATORS).skip(1).all(|group| group.len() == 3) {
@@ -143,8 +147,11 @@ fn whole(written: &str, scanner: &mut Scanner<'_>) -> Option<Quota> {
         (divisor, rest) = (rest, divisor % rest);
     }
     let period = scan_period(scanner).ok()??;
-    let amount = u32::try_from(numerator / divisor).ok()?;
-    Quota::try_of(amount, period.saturating_mul(denominator / divisor)).ok()
+    let (amount, periods) = match (numerator / divisor, denominator / divisor) {
+        (large, 2..) if large > MAX_WHOLE => (numerator / denominator, 1),
+        whole => whole,
+    };
+    Quota::try_of(u32::try_from(amount).ok()?, period.saturating_mul(periods)).ok()
 }
 
 impl FromStr for Quota {

@@ -48,8 +48,8 @@ fn errors_quote_the_text_and_suggest_a_correction() {
         ("leaky-bucket 5/second burst 9", "\"5/second burst 9\"", "\"queue 9\""),
         ("leaky-bucket 5/second queue", "the end", "after \"queue\""),
         ("leaky-bucket 5/second queue 4294967295", "queue", "at most 4294967294"),
-        ("fixed-window 5/second queue 9", "\"queue\"", "\"leaky-bucket\""),
-        ("5/second queue 9", "\"queue\"", "\"leaky-bucket\""),
+        ("fixed-window 5/second queue 9", "\"queue\"", "\"leaky-bucket 5/second queue 9\""),
+        ("5/second queue 9", "\"queue\"", "\"leaky-bucket 5/second queue 9\""),
         ("\"free: 5/second", "\"\\\"free: 5/second\"", "closing quote"),
         ("\"\": 5/second", "\"\"", "not a valid header value"),
         ("\"fr\u{e9}e\": 5/second", "\"fr\u{e9}e\"", "not a valid header value"),
@@ -100,13 +100,16 @@ fn error_for_a_likely_mistake_shows_the_correct_text() {
         ("1,000/day", "an amount is a whole number without separators", "1000/day"),
         ("1 000 000/day", "an amount is a whole number without separators", "1000000/day"),
         ("1_000/day burst 9", "an amount is a whole number without separators", "1000/day burst 9"),
-        ("1'000.5/s", "an amount is a whole number without separators", "2001/2 seconds"),
+        ("1'000.5/s", "an amount is a whole number without separators", "1000/second"),
+        ("token-bucket 99.9/s", "an amount is a whole number without separators", "token-bucket 99/second"),
         ("1.5/second", "an amount is a whole number without separators", "3/2 seconds"),
         (
             "moving-window 0.25 per 3 min; 1/s",
             "an amount is a whole number without separators",
             "moving-window 1/12 minutes; 1/s",
         ),
+        ("moving-window 10/m queue 20", "only a leaky bucket has a queue", "leaky-bucket 10/minute queue 20"),
+        ("1/s; 10/m queue 20", "only a leaky bucket has a queue", "1/s; leaky-bucket 10/minute queue 20"),
         ("-5/minute", "a number has no sign", "5/minute"),
         ("10/+5s", "a number has no sign", "10/5s"),
     ] {
@@ -126,6 +129,8 @@ fn error_for_a_likely_mistake_shows_the_correct_text() {
         "-0/minute",
         "1.5.5/s",
         "0.0/s",
+        "0.33/s",
+        "10/s burst 20 queue 5",
         "1.5/fortnight",
     ] {
         let error = text.parse::<Policy>().expect_err(text).to_string();
