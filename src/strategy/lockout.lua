@@ -65,14 +65,18 @@ local function lockout_strike(now, count, start, strikes, level, run, amount, ..
   return lockout_state(start, strikes, level, run, strikes >= amount, 0, ...)
 end
 
-function lockout_hit(now, cost, till, strikes, mark, refusals, amount, ...)
-  local start, count, level, run, locked, ahead = lockout_at(now, till, strikes, mark, amount, ...)
+function lockout_hit(now, cost, till, strikes, mark, refusals, amount, period, ...)
+  -- The window without a level that most hits find.
+  if refusals == 0 and mark < 16777216 and till > now and till - period <= now and strikes + cost < amount then
+    return till, strikes + cost, mark
+  end
+  local start, count, level, run, locked, ahead = lockout_at(now, till, strikes, mark, amount, period, ...)
   if locked or refusals == 0 and count + cost > amount then
     return nil, nil, nil, nil, ahead
   elseif refusals == 1 then
     return till, strikes, mark
   end
-  return lockout_strike(now, cost, start, count, level, run, amount, ...)
+  return lockout_strike(now, cost, start, count, level, run, amount, period, ...)
 end
 
 -- Adds a strike if refusals count. A lock then gets the bit for a refusal that followed. Stores a
