@@ -13,7 +13,7 @@ pub(crate) struct Locks {
     pub(crate) by_refusals: bool,
 }
 
-/// Returns the locks of a limit, or `None` if it is no lockout.
+/// Returns the locks of a limit, or `None` if it is not a lockout.
 pub(crate) fn of(limit: &Limit) -> Option<Locks> {
     let text = limit.to_string();
     // A name can stand before the strategy.

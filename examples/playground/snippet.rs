@@ -10,7 +10,7 @@ use crate::locks::{self, Locks};
 /// The default width of rustfmt.
 const WIDTH: usize = 100;
 
-/// What the limits of a policy add to its code.
+/// The parts that the limits of a policy add to its code.
 #[derive(Default)]
 struct Parts {
     uses: BTreeSet<&'static str>,

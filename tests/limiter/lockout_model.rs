@@ -33,7 +33,7 @@ struct Known {
     run: u64,
 }
 
-/// What a refund has to know: the instant from which the hit is forgotten, and its run.
+/// The data that a refund needs: the instant from which the hit is forgotten, and its run.
 #[derive(Clone, Copy)]
 struct Spent {
     forgotten: u64,
@@ -99,7 +99,7 @@ impl Model {
         self.amount - self.at(now).0.map_or(0, |known| known.strikes.min(self.amount))
     }
 
-    /// Adds strikes to a window that is not locked, and returns what a refund has to know.
+    /// Adds strikes to a window that is not locked, and returns the data that a refund needs.
     fn strike(&mut self, now: u64, strikes: u64) -> Spent {
         let (live, level) = self.at(now);
         let mut known = live.unwrap_or(Known { start: now, strikes: 0, level, run: now });

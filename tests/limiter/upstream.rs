@@ -1,4 +1,4 @@
-//! A client that limits itself to the limit of somebody else's server, as the guide describes.
+//! A client that keeps to the limit of another server, as the guide describes.
 
 use std::time::Duration;
 

@@ -14,7 +14,7 @@ fn workflows() -> Vec<(String, String)> {
     workflows
 }
 
-/// Returns the steps of a workflow, and what stands before the first one.
+/// Returns the steps of a workflow, and the text before the first one.
 fn steps(workflow: &str) -> impl Iterator<Item = &str> {
     workflow.split("\n      - ")
 }

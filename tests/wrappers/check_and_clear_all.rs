@@ -50,7 +50,7 @@ async fn ready_waits_for_the_storage_through_all_wrappers() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn ready_fails_at_its_timeout_with_the_last_error_that_is_no_timeout() {
+async fn ready_fails_at_its_timeout_with_the_last_other_error() {
     let (store, second) = (FakeCasStore::default(), Duration::from_secs(1));
     let slow = stacked(Cas::new(store.clone()).timeout(60 * second));
     for (storage, timeout) in [(stacked(Cas::new(store.clone()).timeout(WITHIN)), second), (slow, 9 * second)] {

@@ -59,7 +59,7 @@ pub(super) struct Settings {
     pub(super) slots: Arc<Slots>,
 }
 
-/// What a new connection does if the table does not exist.
+/// The action of a new connection if the table does not exist.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum IfMissing {
     Create,
