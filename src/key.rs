@@ -28,12 +28,17 @@ const INLINE: usize = 46;
 /// `"1.2.3.4"` and the address `1.2.3.4` are different keys, and a joined key differs from the
 /// concatenation of its parts. A key with up to 45 bytes of content needs no allocation.
 ///
+/// A number is a `u64`. For a signed one, such as an id from a database, write
+/// `Key::from(id.cast_unsigned())`.
+///
 /// ```
 /// use std::net::{IpAddr, Ipv4Addr};
 /// use tower_ratelimit::Key;
 ///
 /// let alice = Key::from("alice");
 /// let home = Key::from(IpAddr::V4(Ipv4Addr::LOCALHOST));
+/// let user: i64 = 42;
+/// assert_eq!(Key::from(user.cast_unsigned()), Key::from(42));
 /// assert_ne!(Key::join([&alice, &home]), Key::join([&home, &alice]));
 /// assert_ne!(Key::join([&Key::from("a"), &Key::from("bc")]), Key::join([&Key::from("ab"), &Key::from("c")]));
 /// ```
