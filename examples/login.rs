@@ -30,7 +30,7 @@ fn app() -> Result<Router, ConfigError> {
     let addresses = "lockout 50/h for 1h".parse::<Policy>()?.with_name("login-address");
     let layer = RateLimitLayer::new(addresses, PeerIp::new())
         .charge_when(|response| response.status == StatusCode::UNAUTHORIZED)
-        // Its numbers would stand beside the `Retry-After` of the other limit.
+        // Its numbers are not those of the other limit. Its 429 keeps `Retry-After`.
         .headers(Headers::none());
     Ok(Router::new().route("/login", post(login).layer(layer)).with_state(RateLimiter::new(accounts)))
 }
@@ -56,7 +56,7 @@ async fn login(
     }
     // An account that does not exist takes the same path and the same time.
     if !is_correct(&account, &password) {
-        // The attempt stays spent, as it does if the client hangs up.
+        // The attempt stays spent.
         return (StatusCode::UNAUTHORIZED, WRONG).into_response();
     }
     match attempt.clear().await {
