@@ -11,6 +11,7 @@ use std::process::{Child, ChildStdout, Command, Stdio};
 use common::foreign;
 use common::random::Numbers;
 use common::servers::{Cluster, Etcd, Memcached, Postgres, Server};
+use common::time::EVENTUALLY;
 use tokio::task::JoinSet;
 use tower_ratelimit::storage::AnyStorage;
 use tower_ratelimit::{Key, RateLimiter, Storage};
@@ -163,7 +164,8 @@ fn limiter(url: &str, policy: &str) -> RateLimiter {
 #[tokio::main(flavor = "current_thread")]
 async fn one_of_many(url: &str, policy: &str) {
     let limiter = limiter(url, policy);
-    let _ = limiter.peek(&Key::global()).await.unwrap();
+    // A server that was restarted may still load its data.
+    limiter.storage().ready(EVENTUALLY).await.unwrap();
     println!("connected");
     let mut line = String::new();
     io::stdin().read_line(&mut line).unwrap();
