@@ -19,6 +19,7 @@ use tower_ratelimit::{
 
 #[cfg(feature = "servers")]
 use crate::servers::{with_option, with_timeout};
+use crate::time::EVENTUALLY;
 
 pub type Error = tower_ratelimit::BoxError;
 
@@ -76,7 +77,7 @@ enum Kind {
 
 /// The timeout of each call to a server.
 #[cfg(feature = "servers")]
-const TIMEOUT: Duration = Duration::from_secs(5);
+const TIMEOUT: Duration = EVENTUALLY;
 
 impl ReplayTarget {
     /// Creates the target of this URL.
@@ -305,6 +306,8 @@ pub fn replay<St: Storage>(
 impl Scenario {
     /// Returns a line for each mismatch.
     async fn replay(&self, storage: impl Storage, clock: &ManualClock) -> Result<Vec<String>, Error> {
+        // On a busy machine, connecting takes several attempts.
+        storage.ready(EVENTUALLY).await?;
         let limiter = RateLimiter::with_storage(self.policy()?, storage);
         let (name, mut now, mut mismatches) = (&self.name, 0, Vec::new());
         let mut decisions = HashMap::new();

@@ -1,16 +1,31 @@
-//! Redis storages with a manual clock.
+//! Redis storages with a manual clock, and checks that fail.
 
 use std::sync::LazyLock;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use tokio::runtime::Runtime;
-use tower_ratelimit::storage::{ManualClock, RedisStorage};
+use tower_ratelimit::Storage;
+use tower_ratelimit::storage::{ManualClock, RedisStorage, StorageError};
 
 use super::{Server, with_option, with_timeout};
-use crate::time::EVENTUALLY;
+use crate::time::{EVENTUALLY, eventually};
 
 /// Connections live as long as the runtime on which they were opened.
 pub static RUNTIME: LazyLock<Runtime> = LazyLock::new(|| Runtime::new().unwrap());
+
+/// Checks the storage until the check fails for another reason than a busy machine, on which a call
+/// or an attempt to connect takes too long. Returns the error.
+pub async fn failed_check(storage: &impl Storage) -> StorageError {
+    let mut last = None;
+    eventually("the check fails", async || {
+        let error = storage.check().await.unwrap_err();
+        let is_late = error.is_timeout() || format!("{error:#}").contains("took longer");
+        last = Some(error);
+        !is_late
+    })
+    .await;
+    last.unwrap()
+}
 
 /// A storage with a new prefix and a manual clock.
 pub fn on(server: &Server, clock: ManualClock) -> RedisStorage {

@@ -4,7 +4,7 @@ use std::time::Instant;
 
 use common::harness::used;
 use common::servers::FaultyServer;
-use common::time::{EVENTUALLY, Stopwatch};
+use common::time::EVENTUALLY;
 use tokio::runtime::{Builder, Runtime};
 use tower_ratelimit::Key;
 
@@ -21,9 +21,10 @@ fn storage_outlives_its_runtime<B: Backend>() {
     let server = B::Server::launch();
     let limiter = limiter::<B>(server.port(), LONG);
     for _ in 0..3 {
-        let watch = Stopwatch::start();
+        let started = Instant::now();
         assert!(current_thread().block_on(hit(&limiter, &Key::global())).is_admitted());
-        watch.assert_below(B::TIMEOUT, "the hit on a new runtime");
+        // A call that waited for the connection of the ended runtime would take the whole timeout.
+        assert!(started.elapsed() < LONG / 2, "the hit on a new runtime: {:?}", started.elapsed());
     }
     let direct = super::limiter::<B>(server.port(), LONG);
     assert_eq!(current_thread().block_on(used(&direct)), 3);

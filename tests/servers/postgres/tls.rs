@@ -4,13 +4,12 @@ use std::time::Duration;
 
 use common::certificates::Certificates;
 use common::message;
-use common::servers::storage::RUNTIME;
+use common::servers::storage::{RUNTIME, failed_check};
 use common::servers::{Postgres, with_timeout};
 use tower_ratelimit::storage::{PostgresStorage, StorageErrorKind, TlsConfig};
 use tower_ratelimit::{Key, Quota, RateLimiter, Storage};
 
 const LONG: Duration = Duration::from_secs(10);
-const SHORT: Duration = Duration::from_millis(200);
 
 #[tokio::test]
 async fn only_certificates_that_the_url_names_are_trusted() {
@@ -31,16 +30,16 @@ async fn only_certificates_that_the_url_names_are_trusted() {
     let encrypted = "SELECT DISTINCT ssl FROM pg_stat_ssl JOIN pg_stat_activity USING (pid) WHERE client_port > 0";
     assert_eq!(server.ask(encrypted), "t");
 
-    let error = storage("localhost", &format!("sslmode=require&ca={other}")).ready(SHORT).await.unwrap_err();
+    let error = failed_check(&storage("localhost", &format!("sslmode=require&ca={other}&timeout=60s"))).await;
     assert!(!error.may_have_counted(), "{error}");
     assert!(message(error).contains("certificate"));
     // The certificate is of another host.
-    let wrong_name = format!("hostaddr=127.0.0.1&sslmode=require&ca={ca}");
-    let error = storage("other.example", &wrong_name).ready(SHORT).await.unwrap_err();
+    let wrong_name = format!("hostaddr=127.0.0.1&sslmode=require&ca={ca}&timeout=60s");
+    let error = failed_check(&storage("other.example", &wrong_name)).await;
     assert!(message(error).contains("certificate"));
     // The server rejects connections without TLS.
-    for options in ["", "sslmode=disable"] {
-        let error = storage("localhost", options).ready(SHORT).await.unwrap_err();
+    for options in ["timeout=60s", "sslmode=disable&timeout=60s"] {
+        let error = failed_check(&storage("localhost", options)).await;
         assert_eq!(error.kind(), StorageErrorKind::Unreachable, "{error}");
     }
 }
@@ -88,7 +87,7 @@ async fn server_of_a_private_authority_accepts_only_its_clients() {
     let stranger = tls.clone().client_certificate(files.read("other.pem"), files.read("other-key.pem"));
     for config in [tls, stranger] {
         let storage = PostgresStorage::new(&url("")).unwrap().try_tls(&config).unwrap();
-        let error = storage.ready(SHORT).await.unwrap_err();
+        let error = failed_check(&storage).await;
         assert!(!error.may_have_counted(), "{error}");
     }
     let error = PostgresStorage::new("postgres://a@localhost").unwrap().try_tls(&identity).unwrap_err().to_string();
@@ -98,8 +97,8 @@ async fn server_of_a_private_authority_accepts_only_its_clients() {
 #[tokio::test]
 async fn server_without_tls_is_an_error_if_the_url_requires_tls() {
     let server = Postgres::start(&["ssl=off"]);
-    let storage = PostgresStorage::new(&format!("{}?sslmode=require", server.url())).unwrap();
-    let error = storage.ready(SHORT).await.unwrap_err();
+    let storage = PostgresStorage::new(&format!("{}?sslmode=require&timeout=60s", server.url())).unwrap();
+    let error = failed_check(&storage).await;
     assert_eq!(error.kind(), StorageErrorKind::Unreachable, "{error}");
     assert!(message(error).contains("TLS"));
 }
