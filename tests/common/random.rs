@@ -7,7 +7,7 @@ use tower_ratelimit::{
 };
 
 /// Pseudorandom numbers, the same in each run.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct Numbers(pub u64);
 
 impl Numbers {

@@ -240,10 +240,10 @@ fn prefix(scenario: &str) -> String {
 /// for a server.
 const CONCURRENT: usize = 32;
 
-/// The longest duration of a scenario whose mismatches count. A server removes a key by its own
-/// clock, half a second after the state expires. So a slow scenario can have mismatches without a
+/// The longest duration of a scenario whose mismatches count, with a manual clock. A server removes
+/// a key by its own clock, half a second after the state expires. So a slow scenario can have mismatches without a
 /// fault, and is replayed again.
-const IN_TIME: Duration = Duration::from_millis(400);
+pub const IN_TIME: Duration = Duration::from_millis(400);
 
 /// The maximum number of times that a slow scenario is replayed again.
 const ATTEMPTS: u32 = 5;

@@ -54,8 +54,10 @@ async fn silent_connection_is_replaced_after_three_timeouts<B: Backend>() {
     }
     let replaced = Instant::now();
     assert_three_timeouts(&silent);
-    let is_early = timeouts < 4 && silent.excess() < QUICK;
-    assert!(!is_early && timeouts <= 4 + late, "the call after three timeouts connects: {timeouts}, {late} late");
+    // On a busy machine, the proxy may also count a connection late.
+    let is_busy = silent.excess() >= QUICK;
+    let is_expected = is_busy || (4..=4 + late).contains(&timeouts);
+    assert!(is_expected, "the call after three timeouts connects: {timeouts}, {late} late");
     server.resume();
     recovers(&limiter).await;
     assert_second_connection_is_used(&proxy, before, replaced);
@@ -99,21 +101,29 @@ async fn silent_connection_is_replaced_although_callers_stop_waiting_early<B: Ba
 async fn calls_beyond_the_limit_in_flight_are_not_sent<B: Backend>() {
     const CALLERS: u64 = 1_500;
     let server = B::Server::launch();
-    // The first calls in flight must not end before the last calls have been refused.
-    let timeout = 8 * SECOND;
+    let timeout = 2 * SECOND;
     let limiter = limiter::<B>(server.port(), timeout);
     recovers(&limiter).await;
     server.stop();
-    let (watch, mut tasks) = (Stopwatch::start(), JoinSet::new());
+    let (watch, mut tasks, begun) = (Stopwatch::start(), JoinSet::new(), Arc::new(AtomicU64::new(0)));
     for client in 0..CALLERS {
-        let limiter = limiter.clone();
-        tasks.spawn(async move { limiter.peek(&Key::from(client)).await });
+        let (limiter, begun) = (limiter.clone(), Arc::clone(&begun));
+        tasks.spawn(async move {
+            begun.fetch_add(1, Ordering::Relaxed);
+            limiter.peek(&Key::from(client)).await
+        });
     }
+    while begun.load(Ordering::Relaxed) < CALLERS {
+        tokio::task::yield_now().await;
+    }
+    // The first calls in flight end a timeout after their start, and the last calls are refused
+    // three quarters of a timeout after theirs.
+    let is_slow = watch.wall() > timeout / 8;
     let mut overloaded = 0;
     while overloaded < CALLERS - 1_024 {
         let error = tasks.join_next().await.unwrap().unwrap().unwrap_err();
         // On a busy machine, the calls in flight may end first.
-        if error.is_timeout() && watch.excuses(timeout) {
+        if error.is_timeout() && (is_slow || watch.excuses(timeout)) {
             continue;
         }
         assert!(format!("{error:#}").starts_with("overloaded: 1024 calls to 127.0.0.1:"), "{error}");

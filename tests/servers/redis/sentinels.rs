@@ -6,7 +6,7 @@ use std::time::Instant;
 
 use common::harness::{AGAIN, DEADLINE, SECOND, timely, within};
 use common::servers::{Sentinels, Server, wait_until, wait_until_replicated};
-use common::time::Stopwatch;
+use common::time::{EVENTUALLY, Stopwatch};
 use common::{message, policy};
 use tokio::task::JoinSet;
 use tokio::time::{interval, sleep};
@@ -82,9 +82,11 @@ async fn fail_over(hangs: bool) {
     let new_storage = || storage_within(&url, DEADLINE);
     let limiter_on = |storage: RedisStorage| RateLimiter::with_storage(limits.clone(), storage);
     let key = |name: &str, number: usize| Key::from(&*format!("{name}{number}"));
-    let limiter = limiter_on(new_storage());
+    let (storage, patient) = (new_storage(), limiter_on(storage_within(&url, EVENTUALLY)));
+    ready(&storage).await;
+    let limiter = limiter_on(storage);
     for number in 0..TASKS {
-        let whole = limiter.hit_with_cost(&key("spent", number), LIMIT).await.unwrap();
+        let whole = patient.hit_with_cost(&key("spent", number), LIMIT).await.unwrap();
         assert!(whole.is_admitted());
     }
     wait_until_replicated(&all.servers[0], &all.servers[1]);
