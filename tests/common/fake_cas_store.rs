@@ -84,6 +84,8 @@ struct Inner {
     millis: AtomicU64,
     /// The number of swaps that could have had a rare fault.
     chances: AtomicU64,
+    /// Recalls an empty text of each key, like a store that has forgotten it.
+    forgets: bool,
     /// The first loaded text of each key, for [`Fault::RecallsOutdatedTexts`].
     recalled: Mutex<HashMap<String, Loaded<u64>>>,
 }
@@ -109,6 +111,11 @@ impl FakeCasStore {
     /// A store that reports no time, and expires texts by this clock.
     pub fn expiring_by(clock: ManualClock) -> Self {
         Self(Arc::new(Inner { clock: Some(clock), ..Inner::default() }))
+    }
+
+    /// The same, but it takes each key for a missing one until a swap shows that it exists.
+    pub fn forgetful(clock: ManualClock) -> Self {
+        Self(Arc::new(Inner { clock: Some(clock), forgets: true, ..Inner::default() }))
     }
 
     pub fn with_max_len(longest: usize) -> Self {
@@ -319,7 +326,8 @@ impl CasStorage for FakeCasStore {
     }
 
     fn recall(&self, key: &str) -> Option<Loaded<u64>> {
-        self.0.recalled.lock().unwrap().get(key).cloned()
+        let forgotten = || Loaded { text: String::new(), version: 0, now: None };
+        self.0.recalled.lock().unwrap().get(key).cloned().or_else(|| self.0.forgets.then(forgotten))
     }
 
     fn longest(&self) -> Option<usize> {

@@ -176,18 +176,26 @@ async fn losing_swaps_until_the_deadline_is_a_contended_refusal() {
     let decision = limiter.hit(&key()).await.unwrap();
     assert!(decision.is_contended(), "{decision:?}");
     assert!(started.elapsed() < Duration::from_millis(100) + MARGIN);
-    // Hits that wait behind a contended hit are contended too, and do not fail.
+}
+
+/// Guards against this defect: hits that wait for a slow store behind other hits of their key are
+/// storage errors, so a client that hits fast enough is admitted by fail-open.
+#[tokio::test(start_paused = true)]
+async fn hits_that_wait_behind_others_for_a_slow_store_are_contended_and_do_not_fail() {
+    let store = FakeCasStore::default();
+    let storage = Cas::new(store.clone()).timeout(Duration::from_millis(100));
+    let limiter = RateLimiter::with_storage(policy("fixed-window 5/day"), storage);
     store.answer_after(40);
-    store.lose(0);
     let mut all = JoinSet::new();
-    for _ in 0..20 {
+    for number in 0..20 {
         let limiter = limiter.clone();
         all.spawn(async move {
-            tokio::task::yield_now().await;
-            limiter.hit(&key()).await
+            tokio::time::sleep(Duration::from_millis(5 * (number % 2))).await;
+            limiter.hit(&key()).await.unwrap()
         });
     }
-    assert!(all.join_all().await.iter().all(Result::is_ok), "no hit fails");
+    let contended = all.join_all().await.iter().filter(|decision| decision.is_contended()).count();
+    assert_eq!(contended, 10, "the hits of the second batch");
 }
 
 /// The hit lost a swap. Its next swap was in flight at the deadline and was stored afterwards.
@@ -335,6 +343,19 @@ async fn deadline_of_the_store_is_shortly_before_the_timeout() {
     storage.check().await.unwrap();
     // The load and the swap of the hit, the load of the peek, and the check.
     assert_eq!(*store.1.lock().unwrap(), [Duration::from_millis(150); 4]);
+}
+
+/// A statement that the store cancels at its deadline is a definite answer only if the caller still
+/// waits for it.
+#[tokio::test(start_paused = true)]
+async fn deadline_of_a_swap_after_a_slow_load_is_before_the_caller_leaves() {
+    let store = Deadlines::default();
+    let storage = Cas::new(store.clone()).timeout(Duration::from_millis(160));
+    let limiter = RateLimiter::with_storage(policy("5/day"), storage);
+    store.0.answer_after(80);
+    assert!(limiter.hit(&key()).await.is_err());
+    // The load and the swap.
+    assert_eq!(*store.1.lock().unwrap(), [Duration::from_millis(150), Duration::from_millis(75)]);
 }
 
 #[tokio::test(start_paused = true)]

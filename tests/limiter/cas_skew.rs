@@ -49,6 +49,10 @@ impl Nodes {
     fn new(policy: &Policy, ahead: &[u64]) -> Self {
         let world = ManualClock::default();
         let store = FakeCasStore::expiring_by(world.clone());
+        Self::on(store, world, policy, ahead)
+    }
+
+    fn on(store: FakeCasStore, world: ManualClock, policy: &Policy, ahead: &[u64]) -> Self {
         let clocks: Vec<_> = ahead.iter().map(|&ahead| (ManualClock::new(world.now().plus(ahead)), ahead)).collect();
         let limiter = |(clock, _): &(ManualClock, u64)| {
             let storage = Cas::new(store.clone()).timeout(Duration::from_secs(20)).clock(clock.clone());
@@ -406,18 +410,44 @@ async fn node_in_a_distant_year_does_not_lift_limits() {
 async fn restarted_process_whose_clock_is_behind_waits_no_longer_than_announced() {
     for (text, _) in POLICIES {
         for ahead in [7 * SECOND, 600 * SECOND, YEAR] {
-            let mut nodes = Nodes::new(&policy(text), &[0, ahead]);
-            while nodes.hit(1, 1).await.is_admitted() {}
-            let refused = nodes.hit(0, 1).await;
-            nodes.restart(0);
-            assert_eq!(nodes.limiters[0].peek(&key()).await.unwrap().remaining(), 0, "{text}");
-            nodes.advance(u64::try_from(refused.retry_after().unwrap().as_micros()).unwrap());
-            nodes.restart(0);
-            let decision = nodes.hit(0, 1).await;
-            assert!(decision.is_admitted(), "{text}, {ahead} us ahead: {decision:?}");
-            assert_eq!(decision.at(), nodes.world.now(), "{text}");
+            let nodes = Nodes::new(&policy(text), &[0, ahead]);
+            assert_restarted_process_waits_as_announced(nodes, &format!("{text}, {ahead} us ahead")).await;
         }
     }
+}
+
+/// Guards against this defect: a store recalls a missing text, and the process forgets the
+/// difference of its clock to the time of the key, which stands still then.
+#[tokio::test]
+async fn recalled_text_that_is_outdated_does_not_stop_the_time_of_a_key() {
+    for (text, _) in POLICIES {
+        for ahead in [7 * SECOND, 600 * SECOND, YEAR] {
+            let world = ManualClock::default();
+            let nodes = Nodes::on(FakeCasStore::forgetful(world.clone()), world, &policy(text), &[0, ahead]);
+            let context = format!("{text}, {ahead} us ahead");
+            let _ = nodes.hit(1, 1).await;
+            for _ in 0..2 {
+                while nodes.hit(0, 1).await.is_admitted() {}
+                let wait = nodes.hit(0, 1).await.retry_after().unwrap();
+                nodes.advance(u64::try_from(wait.as_micros()).unwrap());
+                assert!(nodes.hit(0, 1).await.is_admitted(), "{context}");
+                let _ = nodes.hit(1, 1).await;
+            }
+            assert_restarted_process_waits_as_announced(nodes, &context).await;
+        }
+    }
+}
+
+async fn assert_restarted_process_waits_as_announced(mut nodes: Nodes, context: &str) {
+    while nodes.hit(1, 1).await.is_admitted() {}
+    let refused = nodes.hit(0, 1).await;
+    nodes.restart(0);
+    assert_eq!(nodes.limiters[0].peek(&key()).await.unwrap().remaining(), 0, "{context}");
+    nodes.advance(u64::try_from(refused.retry_after().unwrap().as_micros()).unwrap());
+    nodes.restart(0);
+    let decision = nodes.hit(0, 1).await;
+    assert!(decision.is_admitted(), "{context}: {decision:?}");
+    assert_eq!(decision.at(), nodes.world.now(), "{context}");
 }
 
 /// A refund on any node returns at most what the hit has spent, also if the clock of another node

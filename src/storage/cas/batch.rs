@@ -52,6 +52,7 @@ struct Parsed {
 impl<'a> Batch<'a> {
     pub(in crate::storage) fn new(view: View<'a>) -> Self {
         let View { at: now, behind, states: loaded, head, has_new_line: must_store, unknown } = view;
+        let behind = behind.micros;
         let (text, until) = (loaded.to_owned(), now);
         let (parsed, changed, cleared) = (None, must_store, false);
         Self { loaded, now, behind, head, must_store, unknown, text, until, parsed, changed, cleared }

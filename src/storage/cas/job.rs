@@ -11,11 +11,10 @@ use std::time::Duration;
 use tokio::runtime::Id;
 use tokio::time::Instant;
 
-use super::error;
 use crate::decision::Decision;
 use crate::policy::Policy;
-use crate::storage::StorageError;
 use crate::storage::ticket::{Caller, Stage, Ticket, Unanswered};
+use crate::storage::{StorageError, StorageErrorKind};
 use crate::sync::unpoisoned;
 use crate::time::Timestamp;
 
@@ -45,7 +44,7 @@ pub(super) struct Job {
     pub(super) policy: Policy,
     pub(super) command: Command,
     pub(super) ticket: Ticket<JobResult>,
-    deadline: Instant,
+    pub(super) deadline: Instant,
     /// The timeout of the call.
     pub(super) timeout: Duration,
     /// The number of lost swaps.
@@ -111,7 +110,7 @@ impl JobWaiter {
     pub(super) async fn answer(self) -> JobResult {
         match self.caller.wait(self.deadline).await {
             Ok(answer) => answer,
-            Err(Unanswered::Dropped) => Err(error::cancelled()),
+            Err(Unanswered::Dropped) => Err(cancelled()),
             Err(Unanswered::Late(stage)) => unfinished_answer(&self.policy, &self.command, &stage, &self.store),
         }
     }
@@ -122,13 +121,35 @@ impl JobWaiter {
 /// that nothing was spent.
 fn unfinished_answer(policy: &Policy, command: &Command, stage: &Stage, store: &str) -> JobResult {
     match (stage.contended, command) {
-        _ if stage.is_begun => Err(error::late(store, true)),
+        _ if stage.is_begun => Err(late(store, true)),
         (Some(at), Command::Hit(cost) | Command::Charge(cost)) => {
             Ok(Some(policy.refuse(at, *cost, RETRY_AFTER).contended()))
         }
-        (Some(_), _) => Err(error::contended()),
-        (None, _) => Err(error::late(store, false)),
+        (Some(_), _) => Err(contended()),
+        (None, _) => Err(late(store, false)),
     }
+}
+
+/// Creates the error of a timeout of `store`. `sent` is `true` if a swap was sent, which the store
+/// may have executed.
+pub(super) fn late(store: &str, sent: bool) -> StorageError {
+    let message = if sent {
+        format!("{store} did not confirm a swap within the timeout: the call may have been executed")
+    } else {
+        format!("{store} did not return the state within the timeout")
+    };
+    StorageError::new(StorageErrorKind::Timeout, message).with_may_have_counted(sent)
+}
+
+/// Creates the error of a call whose worker has ended.
+pub(super) fn cancelled() -> StorageError {
+    let message = "the background task ended without a decision: its runtime was shut down, or a strategy panicked";
+    StorageError::new(StorageErrorKind::Cancelled, message)
+}
+
+fn contended() -> StorageError {
+    let message = "other processes changed the key before every swap, nothing was cleared or settled; try again";
+    StorageError::new(StorageErrorKind::Contended, message)
 }
 
 /// Identifies a worker by its runtime and its key. Each runtime has its own workers, because a

@@ -1,9 +1,7 @@
 //! A storage over any store with compare-and-swap.
 
 mod batch;
-mod error;
 mod job;
-mod pause;
 #[cfg(any(feature = "memcached", feature = "etcd", feature = "postgres"))]
 mod server;
 mod shared;

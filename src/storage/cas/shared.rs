@@ -6,11 +6,11 @@ use std::time::{Duration, Instant};
 use tokio::runtime::Handle;
 use tokio::time::timeout;
 
+use super::Loaded;
 use super::job::Queues;
 use super::skew::{Skew, View};
-use super::{Loaded, error};
 use crate::error::BoxError;
-use crate::storage::{Clock, StorageError};
+use crate::storage::{Clock, StorageError, StorageErrorKind};
 use crate::time::Timestamp;
 
 /// Returns the deadline of the store for a call that begins now and times out after `timeout`. The
@@ -71,18 +71,14 @@ impl<S> CasShared<S> {
     {
         Handle::try_current().map_err(|_| StorageError::no_runtime())?;
         let checked = timeout(within, check(store_deadline(within))).await;
-        let checked = checked.map_err(|_| error::check_timed_out(&self.name))?;
+        let late = || format!("{} did not answer a check within the timeout", self.name);
+        let checked = checked.map_err(|_| StorageError::new(StorageErrorKind::Timeout, late()).uncounted())?;
         checked.map_err(|error| StorageError::from_boxed(error).uncounted())
     }
 
-    /// Returns the states of `key` to change, and the instant of the decision.
+    /// Returns the states of `key`, and the instant of the decision.
     pub(super) fn view<'a, V>(&self, key: &str, loaded: &'a Loaded<V>) -> View<'a> {
         self.skew.view(key, &loaded.text, self.now(loaded))
-    }
-
-    /// Returns the states of `key` for a peek, and the instant of the decision.
-    pub(super) fn peek<'a, V>(&self, key: &str, loaded: &'a Loaded<V>) -> View<'a> {
-        self.skew.peek(key, &loaded.text, self.now(loaded))
     }
 
     /// Returns the node's time for a decision on `loaded`.

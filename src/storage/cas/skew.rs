@@ -28,11 +28,10 @@ use std::mem;
 use std::sync::{Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
-use super::error;
 use crate::decision::Decision;
 use crate::policy::{Op, Policy};
-use crate::storage::StorageError;
-use crate::storage::text::{self, Head};
+use crate::storage::text::{self, Head, UnknownVersion};
+use crate::storage::{StorageError, StorageErrorKind};
 use crate::sync::unpoisoned;
 use crate::time::{Timestamp, micros};
 
@@ -69,35 +68,31 @@ impl Skew {
         self.max
     }
 
-    /// Returns the states in `text`, and the instant to decide a change of `key` at. `own` is the
-    /// time of this node.
-    pub(in crate::storage) fn view<'a>(&self, key: &str, text: &'a str, own: Timestamp) -> View<'a> {
-        let (view, behind) = self.look(key, text, own);
+    /// Remembers the difference between the time of `key` and this node's clock in a view that is
+    /// the base of a change. A peek changes nothing, and a recalled text may be outdated, so their
+    /// differences are not remembered.
+    pub(in crate::storage) fn remember(&self, key: &str, behind: Behind) {
         if self.is_on() {
             self.known.insert(key, behind);
         }
-        view
     }
 
-    /// Returns the same as [`view`](Self::view) for a peek, which changes nothing.
-    pub(in crate::storage) fn peek<'a>(&self, key: &str, text: &'a str, own: Timestamp) -> View<'a> {
-        self.look(key, text, own).0
-    }
-
-    fn look<'a>(&self, key: &str, text: &'a str, own: Timestamp) -> (View<'a>, Behind) {
+    /// Returns the states in `text`, and the instant to decide `key` at. `own` is the time of this
+    /// node.
+    pub(in crate::storage) fn view<'a>(&self, key: &str, text: &'a str, own: Timestamp) -> View<'a> {
         let own = own.min(Timestamp::from_micros(LATEST));
         let (stored, states, unknown) = match text::split(text) {
             Ok((head, states)) => (head, states, None),
-            Err(version) => (None, "", Some(error::unknown_version(&version))),
+            Err(version) => (None, "", Some(unknown_version(&version))),
         };
         let head = self.is_on().then(|| stored.unwrap_or_else(|| Head::new(own)));
-        let mut view = View { at: own, behind: 0, states, head, has_new_line: false, unknown };
-        let Some(head) = &mut view.head else { return (view, Behind::default()) };
+        let mut view = View { at: own, behind: Behind::default(), states, head, has_new_line: false, unknown };
+        let Some(head) = &mut view.head else { return view };
         let (gap, max) = (head.newest.since(own), micros(self.max));
         if gap <= max {
             view.at = head.newest.max(own);
             head.newest = view.at;
-            return (view, Behind::default());
+            return view;
         }
         let behind = match self.known.get(key) {
             Some(known) if head.mark > 0 && known.mark == head.mark && gap <= known.micros.saturating_add(max) => {
@@ -112,10 +107,9 @@ impl Skew {
         // The time on this clock since the newest decision.
         head.newest = head.newest.plus(behind.saturating_sub(gap));
         view.has_new_line = head.add_line(behind, max);
-        (view.at, view.behind) = (head.newest, behind);
-        let mark = head.mark;
+        (view.at, view.behind) = (head.newest, Behind { mark: head.mark, micros: behind });
         self.report(Duration::from_micros(gap));
-        (view, Behind { mark, micros: behind })
+        view
     }
 
     #[cold]
@@ -138,9 +132,8 @@ impl Skew {
 pub(in crate::storage) struct View<'a> {
     /// The instant to decide at, in the time of the key.
     pub(in crate::storage) at: Timestamp,
-    /// The microseconds by which this node's clock is behind the time of the key, if they exceed
-    /// `max_skew`.
-    pub(in crate::storage) behind: u64,
+    /// The difference between the time of the key and this node's clock, if it exceeds `max_skew`.
+    pub(in crate::storage) behind: Behind,
     pub(in crate::storage) states: &'a str,
     /// The time of the key to store, or `None` if `max_skew` is zero.
     pub(in crate::storage) head: Option<Head>,
@@ -155,8 +148,17 @@ impl View<'_> {
     pub(in crate::storage) fn peek(self, policy: &Policy, op: Op, cost: u32) -> Result<Decision, StorageError> {
         self.unknown.map_or(Ok(()), Err)?;
         let mut states = text::read(policy, self.states);
-        Ok(policy.decide(&mut states, self.at, op, cost).with_at(self.at.minus(self.behind)))
+        Ok(policy.decide(&mut states, self.at, op, cost).with_at(self.at.minus(self.behind.micros)))
     }
+}
+
+/// Creates the error of a decision on a text of another version of this crate.
+fn unknown_version(UnknownVersion(version): &UnknownVersion<'_>) -> StorageError {
+    let message = format!(
+        "the state of the key has the unknown format v{version}, which another version of this program wrote; upgrade \
+         all processes, use another prefix for each version, or clear the key"
+    );
+    StorageError::new(StorageErrorKind::Unsupported, message)
 }
 
 /// The maximum number of keys in each of the two generations.
@@ -164,11 +166,11 @@ const GENERATION: usize = 8_192;
 
 /// The difference between the time of a key and the clock of this process.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-struct Behind {
+pub(in crate::storage) struct Behind {
     /// The [mark](crate::storage::text::Head::mark) of the key's time.
     mark: u64,
     /// The microseconds by which the clock is behind the time of the key.
-    micros: u64,
+    pub(in crate::storage) micros: u64,
 }
 
 /// The keys that this process decided last, with the differences of their times to its clock.

@@ -7,11 +7,11 @@ use std::time::Duration;
 use tokio::runtime::Handle;
 use tokio::time::timeout;
 
-use super::job::{Command, Job, JobResult};
+use super::CasStorage;
+use super::job::{self, Command, Job, JobResult};
 use super::shared::{CasShared, Time, store_deadline};
 use super::skew::Skew;
 use super::worker::Worker;
-use super::{CasStorage, error};
 use crate::decision::Decision;
 use crate::error::{ConfigError, or_panic};
 use crate::key::Key;
@@ -177,9 +177,9 @@ impl<S: CasStorage> Cas<S> {
         async move {
             Handle::try_current().map_err(|_| StorageError::no_runtime())?;
             let loaded = timeout(within, shared.store.load(&name, store_deadline(within))).await;
-            let loaded = loaded.map_err(|_| error::late(&shared.name, false))?;
+            let loaded = loaded.map_err(|_| job::late(&shared.name, false))?;
             let loaded = loaded.map_err(|error| StorageError::from_boxed(error).uncounted())?;
-            shared.peek(&name, &loaded).peek(&policy, op, cost)
+            shared.view(&name, &loaded).peek(&policy, op, cost)
         }
     }
 }
@@ -194,7 +194,7 @@ impl<S: CasStorage> Storage for Cas<S> {
         }
         let command = if request.op == Op::Charge { Command::Charge(request.cost) } else { Command::Hit(request.cost) };
         let answer = self.execute(request.policy, request.key, command);
-        StorageFuture::new(measured(self.label, async { answer.await?.ok_or_else(error::cancelled) }))
+        StorageFuture::new(measured(self.label, async { answer.await?.ok_or_else(job::cancelled) }))
     }
 
     fn clear(&self, policy: &Policy, key: &Key) -> StorageFuture<()> {

@@ -8,17 +8,17 @@
 //! batch would change nothing, it loads the text and decides again, because the recalled one may be
 //! outdated.
 
+use std::hash::{BuildHasher, RandomState};
 use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::time::{Instant, sleep, timeout};
 
 use super::batch::Batch;
-use super::job::Place;
-use super::job::{Job, JobResult};
+use super::job::{Job, JobResult, Place, late};
 use super::shared::{CasShared, store_deadline};
-use super::{CasStorage, Loaded, Swapped, error, pause};
-use crate::storage::StorageError;
+use super::{CasStorage, Loaded, Swapped};
+use crate::storage::{StorageError, StorageErrorKind};
 
 /// The maximum number of retries without a delay.
 const IMMEDIATE_RETRIES: u32 = 4;
@@ -102,7 +102,7 @@ impl<S: CasStorage> Worker<S> {
             // other retries back off and load again.
             if newest.is_none() || attempt >= IMMEDIATE_RETRIES {
                 newest = None;
-                sleep(pause::before(attempt)).await;
+                sleep(backoff(attempt)).await;
             }
             jobs = self.in_time(jobs);
         }
@@ -121,7 +121,12 @@ impl<S: CasStorage> Worker<S> {
         loaded: &Loaded<S::Version>,
         is_recalled: bool,
     ) -> Result<(), (Vec<Job>, Option<Loaded<S::Version>>)> {
-        let mut batch = Batch::new(self.shared.view(&self.place.1, loaded));
+        let view = self.shared.view(&self.place.1, loaded);
+        let behind = view.behind;
+        if !is_recalled {
+            self.shared.skew.remember(&self.place.1, behind);
+        }
+        let mut batch = Batch::new(view);
         let mut pending: Vec<(Job, JobResult)> = Vec::with_capacity(jobs.len());
         for job in jobs.into_iter().filter(|job| job.ticket.begin()) {
             let answer = batch.execute(&job.policy, &job.command);
@@ -140,7 +145,12 @@ impl<S: CasStorage> Worker<S> {
             return Ok(());
         };
         match self.swap(&pending, loaded, &text, keep).await {
-            Ok(Swapped::Stored) => Self::send_all(pending),
+            Ok(Swapped::Stored) => {
+                if is_recalled {
+                    self.shared.skew.remember(&self.place.1, behind);
+                }
+                Self::send_all(pending);
+            }
             Ok(Swapped::Lost(newer)) => return Err((pending.into_iter().map(|(job, _)| job).collect(), newer)),
             Err(error) => Self::send_all(pending.into_iter().map(|(job, _)| (job, Err(error.clone())))),
         }
@@ -152,7 +162,7 @@ impl<S: CasStorage> Worker<S> {
         let loaded = self
             .timed(jobs.iter(), |deadline| shared.store.load(&key, deadline))
             .await
-            .ok_or_else(|| error::late(&shared.name, false))?
+            .ok_or_else(|| late(&shared.name, false))?
             .map_err(|error| StorageError::from_boxed(error).uncounted())?;
         self.shared.queues.set_contended(&self.place, self.shared.now(&loaded));
         Ok(loaded)
@@ -166,13 +176,13 @@ impl<S: CasStorage> Worker<S> {
         keep: Duration,
     ) -> Result<Swapped<S::Version>, StorageError> {
         if let Some(longest) = self.shared.store.longest().filter(|longest| text.len() > *longest) {
-            return Err(error::too_long(text.len(), longest));
+            return Err(too_long(text.len(), longest));
         }
         let (shared, key) = (Arc::clone(&self.shared), Arc::clone(&self.place.1));
         let swap = |deadline| shared.store.swap(&key, &loaded.version, text, keep, deadline);
         let jobs = pending.iter().map(|(job, _)| job);
         let begun = Instant::now();
-        let swapped = self.timed(jobs, swap).await.ok_or_else(|| error::late(&shared.name, true))?;
+        let swapped = self.timed(jobs, swap).await.ok_or_else(|| late(&shared.name, true))?;
         let swapped = swapped.map_err(StorageError::from_boxed);
         let is_cancelled = swapped.as_ref().is_err_and(|error| error.is_timeout() && !error.may_have_counted());
         self.blocked = if is_cancelled { begun.elapsed() } else { Duration::ZERO };
@@ -183,8 +193,10 @@ impl<S: CasStorage> Worker<S> {
 
     /// Waits for the store, and measures the round trip. Returns `None` after a timeout.
     ///
-    /// The timeout is the longest of the jobs' full timeouts, not of their remaining times: the
-    /// store may need all of it to detect a dead server.
+    /// The deadline of the store is before the last caller leaves, so that its error, or a statement
+    /// that it cancels, is still a definite answer. A call without a reply goes on for the longest of
+    /// the jobs' full timeouts: it may still be executed, and its result is what the next jobs of the
+    /// key need.
     async fn timed<T, E, F>(
         &mut self,
         jobs: impl Iterator<Item = &Job>,
@@ -193,8 +205,12 @@ impl<S: CasStorage> Worker<S> {
     where
         F: Future<Output = Result<T, E>>,
     {
-        let (started, longest) = (Instant::now(), jobs.map(|job| job.timeout).max().unwrap_or_default());
-        let result = timeout(longest, call(store_deadline(longest))).await.ok()?;
+        let (started, mut longest, mut remaining) = (Instant::now(), Duration::ZERO, Duration::ZERO);
+        for job in jobs {
+            longest = longest.max(job.timeout);
+            remaining = remaining.max(job.deadline.saturating_duration_since(started));
+        }
+        let result = timeout(longest, call(store_deadline(remaining))).await.ok()?;
         self.trip = started.elapsed().max(self.trip * 7 / 8);
         Some(result)
     }
@@ -209,4 +225,20 @@ impl<S: CasStorage> Worker<S> {
             job.ticket.answer(answer);
         }
     }
+}
+
+/// Returns the delay before the next attempt: exponential backoff with full jitter. The upper bound
+/// is 200 microseconds at first, and doubles with each attempt up to 12.8 milliseconds.
+fn backoff(attempt: u32) -> Duration {
+    let max_micros = 200_u64 << attempt.min(6);
+    Duration::from_micros(RandomState::new().hash_one(attempt) % max_micros)
+}
+
+fn too_long(bytes: usize, longest: usize) -> StorageError {
+    let message = format!(
+        "the state of the key has grown to {bytes} bytes, and the store keeps at most {longest}; use a different \
+         name for each policy, implement Strategy::log_entries for strategies with a log, and use no moving window \
+         for costs that are settled"
+    );
+    StorageError::new(StorageErrorKind::Unsupported, message)
 }

@@ -251,11 +251,15 @@ fn execute_key<'a>(
         answers[index] = match &job.work {
             // A peek is concurrent with the hits of the same transaction, so it may ignore them.
             Work::Peek { policy, op, cost, .. } => {
-                Some(skew.peek(key, &loaded, now()).peek(policy, *op, *cost).map(WorkResult::Decided))
+                Some(skew.view(key, &loaded, now()).peek(policy, *op, *cost).map(WorkResult::Decided))
             }
             Work::Change { policy, command, .. } => {
                 changes += 1;
-                let batch = batch.get_or_insert_with(|| Batch::new(skew.view(key, &loaded, now())));
+                let batch = batch.get_or_insert_with(|| {
+                    let view = skew.view(key, &loaded, now());
+                    skew.remember(key, view.behind);
+                    Batch::new(view)
+                });
                 let executed = batch.execute(policy, command);
                 Some(executed.map(|decision| decision.map_or(WorkResult::Done(0), WorkResult::Decided)))
             }
