@@ -66,9 +66,9 @@ impl CasStorage for Client {
         let request = Request { bytes: meta::get(&key), changes: false };
         let (text, version) = match node.send(&open, request, deadline).await? {
             Reply::Value { cas, text } => {
-                // Other programs may have written this item. Bytes that are not UTF-8 count as an
-                // empty text.
-                (String::from_utf8(text).unwrap_or_default(), Some((cas, open.number)))
+                // Other programs may have written this item. Bytes that are not UTF-8 may follow the
+                // number of a later version, which must stay readable.
+                (String::from_utf8_lossy(&text).into_owned(), Some((cas, open.number)))
             }
             Reply::NotFound => (String::new(), None),
             other => return Err(node.unexpected(&open, false, &other)),

@@ -203,6 +203,18 @@ async fn error_reply_of_a_proxy_may_have_counted() {
     }
 }
 
+/// A later version may store bytes that are not UTF-8 after its number.
+#[tokio::test]
+async fn bytes_of_a_later_version_are_not_overwritten() {
+    let (server, client) = FakeServer::start().await;
+    put(&client, "x").await;
+    let bytes = b"v9\xff\xfe".to_vec();
+    let stored = (7, bytes.clone());
+    server.0.lock().unwrap().items.insert("k".to_owned(), stored.clone());
+    assert!(text(&client).await.starts_with("v9"), "the version can be read");
+    assert_eq!(server.item("k"), Some(stored));
+}
+
 /// The clock of a server may be 90 days ahead. An instant of this machine's clock, 60 days from
 /// now, is in the server's past, so the item would expire at once.
 #[tokio::test]
