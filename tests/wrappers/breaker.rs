@@ -199,6 +199,26 @@ async fn refused_and_contended_hits_are_not_failures() {
     assert_eq!(circuit(&limiter).state().phase, Phase::Closed);
 }
 
+/// Guards against this defect: a client whose key has a state in an unknown format, or whose
+/// settlements are contended, opens the circuit for all other clients.
+#[tokio::test(start_paused = true)]
+async fn errors_of_one_key_are_not_failures() {
+    let store = FakeCasStore::default();
+    let breaker = Breaker::new(Cas::new(store.clone()));
+    let limiter = RateLimiter::with_storage(policy("fixed-window 1000/day").with_name("p"), breaker.clone());
+    let (key, other) = (Key::from("k"), Key::from("other"));
+    let spent = limiter.hit(&other).await.unwrap();
+    store.put("p|t:k", "v9 of a later version");
+    store.lose(u64::MAX);
+    for _ in 0..10 {
+        assert_eq!(limiter.hit(&key).await.unwrap_err().kind(), StorageErrorKind::Unsupported);
+        let contended = common::settle(&limiter, &other, &spent, 0).await.unwrap_err();
+        assert_eq!(contended.kind(), StorageErrorKind::Contended);
+    }
+    let state = breaker.circuit().state();
+    assert_eq!((state.phase, state.failures), (Phase::Closed, 0));
+}
+
 #[tokio::test(start_paused = true)]
 async fn refusals_that_only_read_do_not_reset_failures() {
     let store = FakeCasStore::with_max_len(1_000);

@@ -276,8 +276,11 @@ impl Permit {
         }
     }
 
-    /// Records a failure.
+    /// Records a failure, unless the error concerns one policy or key. Such a probe allows another.
     pub(super) fn failed(mut self, error: &StorageError) {
+        if matches!(error.kind(), StorageErrorKind::Unsupported | StorageErrorKind::Contended) {
+            return;
+        }
         self.circuit.failed(&self, error);
         self.probe = None;
     }

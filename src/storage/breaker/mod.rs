@@ -51,8 +51,9 @@ use crate::storage::{
 /// | probing | the call that started this phase | closed if the call succeeds, open if it fails |
 ///
 /// The time between probes doubles with each failed probe, up to 1 second, with jitter. A refusal
-/// is not a failure. Neither is the error for a policy that the primary does not
-/// [support](Storage::validate).
+/// is not a failure. Neither is an error of the kind [`Unsupported`](StorageErrorKind::Unsupported) or
+/// [`Contended`](StorageErrorKind::Contended): it concerns one policy or key, so one client cannot
+/// open the circuit for all others.
 ///
 /// | the primary | with a fallback | without a fallback |
 /// |---|---|---|
@@ -216,12 +217,7 @@ impl Parts {
                 StorageFuture::ok(decision.via(DecisionSource::Primary))
             }
             Err(error) => {
-                // An unsupported policy is not a failure of the storage.
-                if self.primary.validate(request.policy).is_ok() {
-                    permit.failed(&error);
-                } else {
-                    drop(permit);
-                }
+                permit.failed(&error);
                 self.fall_back(request, || error)
             }
         }

@@ -15,6 +15,9 @@ use crate::storage::{StorageError, StorageErrorKind};
 #[derive(Debug)]
 struct RedisCause(RedisError);
 
+/// The code of the error of a script on a value of an unknown format.
+const UNKNOWN_FORMAT: &str = "UNKNOWNFORMAT";
+
 /// The redirection in a reply of a cluster node. The node did not execute the command.
 #[cfg(feature = "redis-cluster")]
 #[derive(Debug, PartialEq, Eq)]
@@ -32,6 +35,9 @@ pub(super) enum Redirect<'a> {
 pub(super) fn from_redis(server: &str, error: RedisError) -> StorageError {
     let cause = RedisCause(without_arguments(error));
     match cause.0.kind() {
+        _ if cause.0.code() == Some(UNKNOWN_FORMAT) => {
+            StorageError::new(StorageErrorKind::Unsupported, format!("{server} refused the command")).with_source(cause)
+        }
         ErrorKind::Server(_) | ErrorKind::Extension => StorageError::refused(server, cause),
         _ => StorageError::connection_lost(server, cause),
     }
@@ -65,8 +71,11 @@ pub(super) fn is_permission_denied(error: &StorageError) -> bool {
 /// Returns `true` if the server has become a replica, or requires another login. A new connection
 /// can succeed.
 pub(super) fn needs_new_connection(error: &StorageError) -> bool {
-    let code = error_reply(error).and_then(RedisError::code);
-    is_server_error(error, ServerErrorKind::ReadOnly) || matches!(code, Some("NOAUTH" | "WRONGPASS"))
+    error_reply(error).is_some_and(|reply| {
+        // Before version 7, Redis quotes the error of a command in that of its script.
+        let is_quoted = || reply.detail().is_some_and(|text| text.contains("-READONLY "));
+        matches!(reply.code(), Some("READONLY" | "NOAUTH" | "WRONGPASS")) || is_quoted()
+    })
 }
 
 /// Returns the redirection, if the error is one.
@@ -86,7 +95,7 @@ pub(super) fn redirect(error: &StorageError) -> Option<Redirect<'_>> {
 #[cfg(feature = "redis-cluster")]
 pub(super) fn needs_new_slot_map(error: &StorageError) -> bool {
     let down = [ServerErrorKind::ClusterDown, ServerErrorKind::MasterDown];
-    error.kind() != StorageErrorKind::Refused
+    !matches!(error.kind(), StorageErrorKind::Refused | StorageErrorKind::Unsupported)
         || down.into_iter().any(|kind| is_server_error(error, kind))
         || needs_new_connection(error)
 }

@@ -67,7 +67,7 @@ fn values_of_an_unknown_format_fail_and_are_not_overwritten() {
         for op in [Op::Hit, Op::Peek, Op::Charge] {
             let error = decide(&storage, &policy, op).unwrap_err();
             assert!(format!("{error:#}").contains("the key has a value of an unknown format"), "{change:?}: {error:#}");
-            assert_eq!((error.kind(), error.may_have_counted()), (StorageErrorKind::Refused, false), "{error:?}");
+            assert_eq!((error.kind(), error.may_have_counted()), (StorageErrorKind::Unsupported, false), "{error:?}");
         }
         let refund = RUNTIME.block_on(storage.settle(&policy, &key, &first, 0));
         assert!(refund.is_err_and(|error| format!("{error:#}").contains("unknown format")), "{change:?}");

@@ -2,6 +2,8 @@
 
 use std::error::Error;
 use std::io;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use redis::{Value, cmd};
@@ -15,15 +17,18 @@ use super::Link;
 
 /// Starts a server that replies to `PING`, and to other commands with the given replies. Returns a
 /// link to it.
-async fn link_to(replies: &'static [(&str, &str)]) -> Link {
+async fn link_to(replies: &'static [(&str, &str)]) -> (Link, Arc<AtomicU32>) {
+    let connections = Arc::new(AtomicU32::new(0));
+    let accepted = Arc::clone(&connections);
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let target = RedisUrl::parse(&format!("redis://{}", listener.local_addr().unwrap())).unwrap();
     tokio::spawn(async move {
         while let Ok((stream, _)) = listener.accept().await {
+            accepted.fetch_add(1, Ordering::SeqCst);
             tokio::spawn(serve(stream, replies));
         }
     });
-    Link::new(target.servers, &target.access)
+    (Link::new(target.servers, &target.access), connections)
 }
 
 async fn serve(stream: TcpStream, replies: &[(&str, &str)]) -> io::Result<()> {
@@ -60,7 +65,7 @@ async fn read_command(stream: &mut BufReader<TcpStream>) -> io::Result<Vec<Strin
 
 #[tokio::test]
 async fn error_reply_in_an_array_is_an_error() {
-    let link = link_to(&[
+    let (link, connections) = link_to(&[
         ("EVALSHA", "-NOSCRIPT No matching script.\r\n"),
         ("EVAL", "*2\r\n:1\r\n-OH no\r\n"),
         ("GET", "$2\r\nit\r\n"),
@@ -73,5 +78,26 @@ async fn error_reply_in_an_array_is_an_error() {
     let error = run("EVAL").await.unwrap_err();
     assert!(format!("{error:#}").ends_with(" refused the command: OH no"), "{error:?}");
     assert!(!error.may_have_counted());
-    assert_eq!(run("GET").await.unwrap(), Value::BulkString(b"it".to_vec()), "an error reply keeps the connection");
+    assert_eq!(run("GET").await.unwrap(), Value::BulkString(b"it".to_vec()), "an error reply is a reply");
+    assert_eq!(connections.load(Ordering::SeqCst), 1, "the connection stays");
+}
+
+/// Guards against this defect: after a failover, a server before version 7 is not left, because the
+/// error of the script quotes that of its command.
+#[tokio::test]
+async fn error_of_a_replica_ends_the_connection_also_if_a_script_quotes_it() {
+    let quoted = "-ERR Error running script (call to f_a94a8fe5ccb19ba61c4c0873d391e987982fbbd3): @user_script:8: \
+                  @user_script: 8: -READONLY You can't write against a read only replica. \r\n";
+    let plain = "-READONLY You can't write against a read only replica. script: f_a94a, on @user_script:8.\r\n";
+    for reply in [quoted, plain] {
+        let replies = Vec::leak(vec![("EVALSHA", reply), ("GET", "$2\r\nit\r\n")]);
+        let (link, connections) = link_to(replies).await;
+        let run = async |name| link.run(&cmd(name), Instant::now() + Duration::from_secs(5)).await;
+        let error = run("EVALSHA").await.unwrap_err();
+        assert!(!error.may_have_counted() && format!("{error:#}").contains("READONLY"), "{error:?}");
+        while run("GET").await.is_err() {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+        assert_eq!(connections.load(Ordering::SeqCst), 2, "{reply}");
+    }
 }
