@@ -339,6 +339,43 @@ async fn refund_of_an_expired_hit_is_reported_as_expired() {
     }
 }
 
+/// Guards against this defect: the age of a hit counts from the end of its delay.
+#[tokio::test(start_paused = true)]
+async fn refund_after_a_delay_expires_by_the_time_of_the_decision() {
+    for (seconds, expected) in [(19, "refunded 15"), (21, "expired 0")] {
+        let storage = MemoryStorage::builder().clock(TokioClock::new()).build().unwrap();
+        let taken = Taken::default();
+        let (layer, outcomes) = observed(layer("leaky-bucket 60/minute queue 100", slow(storage)));
+        let service = layer.settle_later().layer(keeps_reservation(&taken));
+        ask(&service, get("/20")).await;
+        taken.lock().unwrap().take().unwrap().keep();
+        // It is delayed by the 20 seconds of the first request, and expires 20 seconds after them.
+        ask(&service, get("/20")).await;
+        tokio::time::advance(Duration::from_secs(seconds)).await;
+        taken.lock().unwrap().take().unwrap().settle(5);
+        yields().await;
+        assert_eq!(take(&outcomes).last().unwrap(), expected, "{seconds} s");
+    }
+}
+
+/// The storage may have sent the call before it was dropped.
+#[test]
+fn settlement_that_is_dropped_outside_of_a_runtime_may_have_counted() {
+    let (fake, _clock) = FakeStorage::in_memory(Behavior::Works);
+    fake.set_changes(Behavior::WorksAfterPolls(2));
+    let (taken, doubts) = (Taken::default(), Arc::new(Mutex::new(Vec::new())));
+    let errors = Arc::clone(&doubts);
+    let layer = layer(POLICY, fake).observer(move |event: &Event<'_>| {
+        if let EventKind::NotSettled { error, .. } = event.kind {
+            errors.lock().unwrap().push(error.may_have_counted());
+        }
+    });
+    let service = layer.settle_later().layer(keeps_reservation(&taken));
+    outside_of_a_runtime(ask(&service, get("/20")));
+    drop(taken.lock().unwrap().take().unwrap().settle(5));
+    assert_eq!(*doubts.lock().unwrap(), [true]);
+}
+
 /// The clock of a storage that is immediately ready may differ from that of the machine.
 #[tokio::test]
 async fn refund_expires_by_the_clock_of_a_memory_storage() {

@@ -240,6 +240,25 @@ mod tests {
         }
     }
 
+    /// Guards against this defect: one call with a long timeout, such as `ready`, delays the detection
+    /// of a hang for good.
+    #[tokio::test(start_paused = true)]
+    async fn reply_ends_the_effect_of_a_call_with_a_long_timeout() {
+        let calls = Calls::default();
+        let silences = async |timeout: Duration| {
+            let begun = Instant::now();
+            tokio::time::advance(TIMEOUT).await;
+            calls.record_silence(begun, timeout)
+        };
+        assert!(!silences(100 * TIMEOUT).await);
+        for _ in 0..3 {
+            assert!(!silences(TIMEOUT).await, "the long call may still have a reply");
+        }
+        calls.record_reply(1);
+        assert!(!silences(TIMEOUT).await && !silences(TIMEOUT).await);
+        assert!(silences(TIMEOUT).await, "two and a half deadlines");
+    }
+
     #[tokio::test(start_paused = true)]
     async fn limit_falls_once_per_deadline_and_rises_with_replies() {
         let calls = Calls::default();
