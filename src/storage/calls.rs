@@ -1,13 +1,30 @@
-//! The metrics of calls to servers (feature `metrics`), and the counters of wrappers.
+//! What storages do around their calls: the timeout, the metrics (feature `metrics`), and the
+//! counters of wrappers.
 
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
 
 #[cfg(feature = "metrics")]
 pub(super) use self::enabled::measured;
 #[cfg(feature = "metrics")]
 pub(crate) use self::enabled::{IN_FLIGHT, LATENCY};
 use super::StorageError;
+use crate::error::ConfigError;
 use crate::policy::Policy;
+
+/// The default timeout of a call.
+pub(super) const TIMEOUT: Duration = Duration::from_millis(100);
+
+/// Returns an error if `timeout` is less than a millisecond or more than an hour.
+pub(super) fn checked_timeout(timeout: Duration) -> Result<(), ConfigError> {
+    if (Duration::from_millis(1)..=Duration::from_secs(3_600)).contains(&timeout) {
+        return Ok(());
+    }
+    Err(ConfigError::new(format!(
+        "invalid timeout {timeout:?}: use at least a millisecond and at most an hour, \
+         for example Duration::from_millis(100)"
+    )))
+}
 
 /// Returns the result of `call`. With the feature `metrics`, also measures the call. `storage` is
 /// the value of the label `storage`, for example `redis`.

@@ -46,8 +46,6 @@ mod error;
 #[cfg(feature = "etcd")]
 mod etcd;
 mod future;
-#[cfg(any(feature = "redis", feature = "memcached", feature = "etcd", feature = "postgres", feature = "sqlite"))]
-mod gauge;
 mod key_table;
 mod leases;
 #[cfg(feature = "memcached")]
@@ -62,12 +60,11 @@ mod ready;
 #[cfg(feature = "redis")]
 mod redis;
 mod refusal_cache;
-mod settings;
 #[cfg(feature = "sqlite")]
 mod sqlite;
 mod text;
 mod ticket;
-#[cfg(any(feature = "redis", feature = "etcd", feature = "postgres"))]
+#[cfg(any(feature = "redis", feature = "memcached", feature = "etcd", feature = "postgres"))]
 mod tls;
 #[cfg(any(feature = "redis", feature = "memcached", feature = "etcd", feature = "postgres", feature = "sqlite"))]
 mod url;

@@ -29,11 +29,19 @@ use std::sync::{Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
 use crate::decision::Decision;
+use crate::error::ConfigError;
 use crate::policy::{Op, Policy};
 use crate::storage::text::{self, Head, UnknownVersion};
 use crate::storage::{StorageError, StorageErrorKind};
 use crate::sync::unpoisoned;
 use crate::time::{Timestamp, micros};
+
+/// The default of `max_skew`. The clocks of machines with NTP differ by less. In the worst case, a
+/// client waits this much too long.
+pub(in crate::storage) const MAX_SKEW: Duration = Duration::from_secs(5);
+
+/// The largest `max_skew`.
+const LONGEST_SKEW: Duration = Duration::from_secs(86_400);
 
 /// The shortest time between two warnings.
 const WARN_EVERY: Duration = Duration::from_secs(60);
@@ -125,6 +133,14 @@ impl Skew {
         tracing::warn!(?ahead, max_skew = ?self.max, "clocks of nodes differ by more than max_skew, check NTP on all nodes");
         let _ = ahead;
     }
+}
+
+/// Returns `max`, or an error if it is more than a day.
+pub(in crate::storage) fn checked_skew(max: Duration) -> Result<Duration, ConfigError> {
+    if max <= LONGEST_SKEW {
+        return Ok(max);
+    }
+    Err(ConfigError::new(format!("invalid max_skew {max:?}: use at most a day, for example Duration::from_secs(5)")))
 }
 
 /// The states of a key, and the instant to decide at.

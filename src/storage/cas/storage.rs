@@ -10,14 +10,13 @@ use tokio::time::timeout;
 use super::CasStorage;
 use super::job::{self, Command, Job, JobResult};
 use super::shared::{CasShared, Time, store_deadline};
-use super::skew::Skew;
+use super::skew::{MAX_SKEW, Skew, checked_skew};
 use super::worker::Worker;
 use crate::decision::Decision;
 use crate::error::{ConfigError, or_panic};
 use crate::key::Key;
 use crate::policy::{Limit, Op, Policy};
-use crate::storage::calls::measured;
-use crate::storage::settings::{MAX_SKEW, TIMEOUT, checked_skew, checked_timeout};
+use crate::storage::calls::{TIMEOUT, checked_timeout, measured};
 use crate::storage::{Clock, Storage, StorageError, StorageFuture, StorageRequest, names, text};
 
 /// A storage over any store with compare-and-swap. The page of [`CasStorage`] has an example.

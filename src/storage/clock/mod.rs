@@ -1,18 +1,16 @@
 #[cfg(feature = "quanta")]
 mod counter;
-#[cfg(not(feature = "quanta"))]
-mod instant;
 mod wall_time;
 
 use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
+#[cfg(not(feature = "quanta"))]
+use std::time::Instant as Ticks;
 
 #[cfg(feature = "quanta")]
 use self::counter::Ticks;
-#[cfg(not(feature = "quanta"))]
-use self::instant::Ticks;
 use self::wall_time::WallTime;
 use crate::time::{Timestamp, micros};
 

@@ -1,6 +1,10 @@
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+#[cfg(not(feature = "quanta"))]
+use std::time::Instant;
 
 use crate::time::Timestamp;
+#[cfg(not(feature = "quanta"))]
+use crate::time::micros;
 
 /// A second in microseconds. The wall clock is checked once a second, and followed if it is more
 /// than a second ahead.
@@ -16,6 +20,23 @@ pub(super) trait Source {
     /// Returns the microseconds since the start, by the system's monotonic clock. `elapsed` is the
     /// latest result of [`elapsed`](Self::elapsed), which the caller corrects.
     fn monotonic(&self, elapsed: u64) -> u64;
+}
+
+/// Without the feature `quanta`, the source is the system's monotonic clock. It needs no correction.
+#[cfg(not(feature = "quanta"))]
+impl Source for Instant {
+    fn start() -> Self {
+        Self::now()
+    }
+
+    #[inline]
+    fn elapsed(&self) -> u64 {
+        micros(Self::elapsed(self))
+    }
+
+    fn monotonic(&self, elapsed: u64) -> u64 {
+        elapsed
+    }
 }
 
 /// Monotonic time that starts at the wall clock's time, and follows it if it jumps ahead.

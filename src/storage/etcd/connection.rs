@@ -16,9 +16,6 @@ use http::{Request, Response};
 use hyper::body::Incoming;
 use hyper::client::conn::http2::{Builder, SendRequest};
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
-use tokio::io::{AsyncRead, AsyncWrite};
-use tokio::task::AbortHandle;
-use tokio::time::timeout;
 use tonic::Code;
 use tonic::body::Body;
 use tonic::client::Grpc;
@@ -29,9 +26,9 @@ use tower_service::Service;
 use super::wire::{Authenticate, Call, Status};
 use crate::error::BoxError;
 use crate::storage::credentials::LoginSource;
-use crate::storage::net::{CONNECT_WITHIN, FirstBytes, open_tcp};
+use crate::storage::net::{self, Driver, FirstBytes, Stream, Usable};
 use crate::storage::tls::Tls;
-use crate::storage::url::Host;
+use crate::storage::url::Address;
 use crate::storage::{StorageError, StorageErrorKind};
 
 /// The interval of HTTP/2 pings while calls are in flight. etcd closes a connection that sends more
@@ -49,47 +46,33 @@ pub(super) struct Access {
 }
 
 /// A connection, and the task that does its I/O.
-///
-/// Dropping it aborts the task. A member that does not reply would otherwise keep the task alive.
 pub(super) struct EtcdConnection {
     member: Box<str>,
     origin: Uri,
     requests: Requests,
-    driver: AbortHandle,
+    driver: Driver,
     /// The token of the login, if the member requires one.
     token: Option<MetadataValue<Ascii>>,
 }
 
 impl EtcdConnection {
-    /// Connects to `host` and logs in. Without a login, it waits for the response to a status call,
+    /// Connects to `address` and logs in. Without a login, it waits for the response to a status call,
     /// because an accepted connection does not prove that the member works.
-    pub(super) async fn open(host: &Host, access: &Access) -> Result<Self, StorageError> {
-        let (member, first) = (host.to_string(), FirstBytes::default());
+    pub(super) async fn open(address: &Address, access: &Access) -> Result<Self, StorageError> {
+        let (member, first) = (address.to_string(), FirstBytes::default());
         let connected = async {
-            let stream =
-                open_tcp((&*host.name, host.port)).await.map_err(|error| StorageError::unreachable(&member, error))?;
-            let mut connection = match &access.tls {
-                Some(tls) => {
-                    let stream = tls.over(stream, &host.name).await;
-                    let stream = stream.map_err(|error| StorageError::unreachable(&member, error))?;
-                    Self::over(first.of(stream), "https", &member).await?
-                }
-                None => Self::over(first.of(stream), "http", &member).await?,
-            };
-            let logged_in = connection.log_in(access).await;
-            logged_in
-                .map_err(|error| first.foreign(&member, "etcd").unwrap_or_else(|| error.while_connecting(&member)))?;
+            let stream = net::open(address, access.tls.as_ref(), &first).await;
+            let stream = stream.map_err(|error| StorageError::unreachable(&member, error))?;
+            let scheme = if access.tls.is_some() { "https" } else { "http" };
+            let mut connection = Self::over(stream, scheme, &member).await?;
+            connection.log_in(access).await.map_err(|error| error.while_connecting(&member))?;
             Ok(connection)
         };
-        let late = || StorageError::unreachable(&member, format!("connecting took longer than {CONNECT_WITHIN:?}"));
-        timeout(CONNECT_WITHIN, connected).await.unwrap_or_else(|_| Err(late()))
+        net::connecting(&member, "etcd", &first, connected).await
     }
 
     /// Does the HTTP/2 handshake on a stream.
-    async fn over<S>(stream: S, scheme: &str, member: &str) -> Result<Self, StorageError>
-    where
-        S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
-    {
+    async fn over(stream: Box<dyn Stream>, scheme: &str, member: &str) -> Result<Self, StorageError> {
         // The host comes from a parsed URL, but the parser of `http` could be stricter.
         let origin = Uri::builder().scheme(scheme).authority(member).path_and_query("/").build();
         let origin = origin.map_err(|error| StorageError::unreachable(member, error))?;
@@ -98,12 +81,11 @@ impl EtcdConnection {
             .timer(TokioTimer::new())
             .keep_alive_interval(KEEP_ALIVE_INTERVAL)
             .keep_alive_timeout(KEEP_ALIVE_TIMEOUT);
-        let (requests, driver) = builder
+        let (requests, io) = builder
             .handshake(TokioIo::new(stream))
             .await
             .map_err(|error| StorageError::unreachable(member, with_source(&error)))?;
-        let driver = tokio::spawn(async move { drop(driver.await) }).abort_handle();
-        Ok(Self { member: member.into(), origin, requests: Requests(requests), driver, token: None })
+        Ok(Self { member: member.into(), origin, requests: Requests(requests), driver: Driver::spawn(io), token: None })
     }
 
     /// Requests a token with the login. Without a login, sends a status call.
@@ -163,16 +145,11 @@ impl EtcdConnection {
             None => from_status(&self.member, status),
         }
     }
-
-    /// Returns `true` if the member closed the connection, or the runtime that opened it has ended.
-    pub(super) fn is_closed(&self) -> bool {
-        self.driver.is_finished() || self.requests.0.is_closed()
-    }
 }
 
-impl Drop for EtcdConnection {
-    fn drop(&mut self) {
-        self.driver.abort();
+impl Usable for EtcdConnection {
+    fn is_usable(&self) -> bool {
+        !self.driver.is_finished() && !self.requests.0.is_closed()
     }
 }
 

@@ -15,8 +15,8 @@ use tokio::time::{Instant, timeout_at};
 
 use super::connection::{Access, EtcdConnection, has_no_leader, is_unauthenticated, is_unavailable, is_unsent};
 use super::wire::Call;
-use crate::storage::net::{Calls, Connected, MOST, Reconnecting, Usable};
-use crate::storage::url::Host;
+use crate::storage::net::{MOST, Open, Reconnecting};
+use crate::storage::url::Address;
 use crate::storage::{StorageError, StorageErrorKind};
 
 /// A handle to the connections to all members. Clones share the connections.
@@ -32,9 +32,10 @@ struct MembersInner {
 
 impl Members {
     /// Creates the members. There must be at least one host.
-    pub(super) fn new(hosts: Vec<Host>, access: Access) -> Self {
+    pub(super) fn new(addresses: Vec<Address>, access: Access) -> Self {
         let access = Arc::new(access);
-        let members: Box<[Member]> = hosts.into_iter().map(|host| Member::new(host, Arc::clone(&access))).collect();
+        let members: Box<[Member]> =
+            addresses.into_iter().map(|address| Member::new(address, Arc::clone(&access))).collect();
         // Processes start with different members, which spreads the load.
         let start = RandomState::new().hash_one(0) % members.len().max(1) as u64;
         Self(Arc::new(MembersInner { members, current: AtomicUsize::new(usize::try_from(start).unwrap_or(0)) }))
@@ -42,11 +43,11 @@ impl Members {
 
     /// Returns the same members with another login or other TLS settings, and new connections.
     pub(super) fn with_access(&self, access: Access) -> Self {
-        Self::new(self.0.members.iter().map(|member| member.host().clone()).collect(), access)
+        Self::new(self.0.members.iter().map(|member| member.address.clone()).collect(), access)
     }
 
     pub(super) fn access(&self) -> &Access {
-        self.0.members[0].access()
+        &self.0.members[0].access
     }
 
     /// Sends a call to a member, and returns the response.
@@ -98,12 +99,12 @@ impl Members {
         if busy_keys >= MOST {
             return Some(StorageError::overloaded("etcd", busy_keys));
         }
-        self.0.members[self.0.current.load(Ordering::Relaxed) % self.0.members.len()].overload()
+        self.0.members[self.0.current.load(Ordering::Relaxed) % self.0.members.len()].connection.overload()
     }
 
     /// Returns the addresses of all members, for error messages.
     pub(super) fn names(&self) -> String {
-        let names: Vec<&str> = self.0.members.iter().map(Member::name).collect();
+        let names: Vec<&str> = self.0.members.iter().map(|member| member.connection.name()).collect();
         names.join(",")
     }
 
@@ -117,50 +118,15 @@ impl Members {
 
 /// A member of the cluster.
 struct Member {
-    host: Host,
+    address: Address,
     access: Arc<Access>,
-    connection: Arc<Reconnecting<OpenConnection>>,
-}
-
-/// An open connection.
-struct OpenConnection {
-    connection: EtcdConnection,
-    calls: Calls,
-}
-
-impl Usable for OpenConnection {
-    fn is_usable(&self) -> bool {
-        !self.connection.is_closed()
-    }
-}
-
-impl Connected for OpenConnection {
-    fn calls(&self) -> &Calls {
-        &self.calls
-    }
+    connection: Arc<Reconnecting<Open<EtcdConnection>>>,
 }
 
 impl Member {
-    fn new(host: Host, access: Arc<Access>) -> Self {
-        let connection = Reconnecting::new(&host.to_string());
-        Self { host, access, connection }
-    }
-
-    fn host(&self) -> &Host {
-        &self.host
-    }
-
-    fn access(&self) -> &Access {
-        &self.access
-    }
-
-    fn name(&self) -> &str {
-        self.connection.name()
-    }
-
-    /// Returns an error if too many calls are in flight.
-    fn overload(&self) -> Option<StorageError> {
-        self.connection.overload()
+    fn new(address: Address, access: Arc<Access>) -> Self {
+        let connection = Reconnecting::new(&address.to_string());
+        Self { address, access, connection }
     }
 
     /// Sends a call, and returns the response.
@@ -182,8 +148,8 @@ impl Member {
             let open = self.open(failover_at).await?;
             let call_deadline = if C::IDEMPOTENT { failover_at } else { deadline };
             let call_in_flight = self.connection.begin(&open, call_deadline).await?;
-            let Ok(response) = timeout_at(call_deadline, open.connection.call(call)).await else {
-                return Err(StorageError::timed_out(self.name()));
+            let Ok(response) = timeout_at(call_deadline, open.call(call)).await else {
+                return Err(StorageError::timed_out(self.connection.name()));
             };
             call_in_flight.answered();
             let error = match response {
@@ -206,13 +172,10 @@ impl Member {
     }
 
     /// Returns an open connection. Waits for one until `deadline`.
-    async fn open(&self, deadline: Instant) -> Result<Arc<OpenConnection>, StorageError> {
+    async fn open(&self, deadline: Instant) -> Result<Arc<Open<EtcdConnection>>, StorageError> {
         let connect = || {
-            let (host, access) = (self.host.clone(), Arc::clone(&self.access));
-            async move {
-                let connection = EtcdConnection::open(&host, &access).await?;
-                Ok(OpenConnection { connection, calls: Calls::default() })
-            }
+            let (address, access) = (self.address.clone(), Arc::clone(&self.access));
+            async move { EtcdConnection::open(&address, &access).await.map(Open::new) }
         };
         self.connection.get(deadline, connect).await
     }

@@ -15,7 +15,7 @@ use crate::storage::TlsConfig;
 use crate::storage::cas::{ServerCas, forward_to_server_cas};
 use crate::storage::credentials::{Credentials, LoginSource};
 use crate::storage::tls::Tls;
-use crate::storage::url::{self, Authority, CasOptions, Options, Parts, Wrong};
+use crate::storage::url::{self, Address, Authority, CasOptions, Options, Parts, Wrong};
 
 const EXAMPLES: &str = "write etcd://host:2379, etcd://host:2379,host:2379 or etcds://host:2379";
 const PORT: u16 = 2_379;
@@ -205,5 +205,5 @@ fn read(parts: &Parts<'_>, wrong: &Wrong<'_>) -> Result<(Members, CasOptions), C
     let common = options.cas()?;
     options.end()?;
     let access = Access { login: LoginSource::Fixed(login), tls };
-    Ok((Members::new(hosts, access), common))
+    Ok((Members::new(hosts.into_iter().map(Address::Tcp).collect(), access), common))
 }

@@ -11,26 +11,26 @@ use std::convert::Infallible;
 use std::future::poll_fn;
 use std::io;
 use std::pin::pin;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::task::Poll;
 
 use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt, BufReader};
 use tokio::sync::{mpsc, oneshot};
-use tokio::task::AbortHandle;
 
 use super::meta::{self, Reply};
+use crate::storage::net::{Driver, Usable};
 
 /// The largest number of requests per write.
 const MAX_BATCH: usize = 64;
 
 /// A connection, and the background task that reads and writes for all callers.
-///
-/// The task is aborted when the connection is dropped. Otherwise a server that hangs would keep the
-/// task alive.
 #[derive(Debug)]
 pub(super) struct MemcachedConnection {
+    /// The number of this connection. It is unique in this process.
+    pub(super) number: u64,
     requests: mpsc::UnboundedSender<Pending>,
-    driver: AbortHandle,
+    driver: Driver,
     /// The reason why the connection ended.
     end: Arc<OnceLock<String>>,
 }
@@ -53,14 +53,15 @@ struct Pending {
 impl MemcachedConnection {
     /// Spawns the background task on the current runtime.
     pub(super) fn new(stream: impl AsyncRead + AsyncWrite + Send + 'static) -> Self {
+        static NUMBER: AtomicU64 = AtomicU64::new(0);
         let (requests, pending) = mpsc::unbounded_channel();
         let end = Arc::new(OnceLock::new());
         let set_end = Arc::clone(&end);
-        let driver = tokio::spawn(async move {
+        let driver = Driver::spawn(async move {
             let Err(error) = drive(stream, pending).await;
             let _ = set_end.set(error.to_string());
         });
-        Self { requests, driver: driver.abort_handle(), end }
+        Self { number: NUMBER.fetch_add(1, Ordering::Relaxed), requests, driver, end }
     }
 
     /// Sends a request, and returns its reply. If the future is dropped, a request that has not
@@ -72,16 +73,21 @@ impl MemcachedConnection {
             || self.end.get().cloned().unwrap_or_else(|| "the runtime of the connection was shut down".to_owned());
         reply.await.map_err(|_| Unanswered::Lost(lost()))
     }
+}
 
-    /// Returns `true` if the connection was closed, or if the runtime that opened it was shut down.
-    pub(super) fn is_closed(&self) -> bool {
-        self.driver.is_finished()
+impl Usable for MemcachedConnection {
+    fn is_usable(&self) -> bool {
+        !self.driver.is_finished()
     }
 }
 
-impl Drop for MemcachedConnection {
-    fn drop(&mut self) {
-        self.driver.abort();
+impl Unanswered {
+    /// Returns the reason for an error message.
+    pub(super) fn why(self) -> String {
+        match self {
+            Self::NotSent => "connection closed".to_owned(),
+            Self::Lost(why) => why,
+        }
     }
 }
 

@@ -2,37 +2,22 @@
 
 use std::fmt;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-#[cfg(unix)]
-use tokio::net::UnixStream;
 use tokio::time::{Instant, timeout, timeout_at};
 
 use super::connection::{MemcachedConnection, Unanswered};
 use super::meta::{NOOP, Reply, STATS};
 use super::server_time::ServerTime;
-use crate::error::BoxError;
-use crate::storage::net::{CONNECT_WITHIN, Calls, Connected, FirstBytes, Reconnecting, Usable, open_tcp};
+use crate::storage::net::{self, FirstBytes, Open, Reconnecting};
 use crate::storage::url::Address;
 use crate::storage::{Clock, StorageError};
 
-/// A handle to one server. Clones share its connection.
-#[derive(Clone)]
-pub(super) struct Node(Arc<Inner>);
-
-struct Inner {
+/// One server.
+pub(super) struct Node {
     address: Address,
-    connection: Arc<Reconnecting<Open>>,
+    connection: Arc<Reconnecting<Open<MemcachedConnection>>>,
     time: Arc<ServerTime>,
-}
-
-/// An open connection.
-pub(super) struct Open {
-    connection: MemcachedConnection,
-    calls: Calls,
-    /// The number of this connection. It is unique in this process.
-    pub(super) number: u64,
 }
 
 /// A request to a server.
@@ -42,50 +27,38 @@ pub(super) struct Request {
     pub(super) changes: bool,
 }
 
-impl Usable for Open {
-    fn is_usable(&self) -> bool {
-        !self.connection.is_closed()
-    }
-}
-
-impl Connected for Open {
-    fn calls(&self) -> &Calls {
-        &self.calls
-    }
-}
-
 impl Node {
     pub(super) fn new(address: Address, machine: Arc<dyn Clock>) -> Self {
         let connection = Reconnecting::new(&address.to_string());
-        Self(Arc::new(Inner { address, connection, time: Arc::new(ServerTime::new(machine)) }))
+        Self { address, connection, time: Arc::new(ServerTime::new(machine)) }
     }
 
     #[cfg(feature = "testing")]
     pub(super) fn address(&self) -> &Address {
-        &self.0.address
+        &self.address
     }
 
     pub(super) fn time(&self) -> &ServerTime {
-        &self.0.time
+        &self.time
     }
 
     /// Requests the server's time in a background task, if the last request was at least a minute
     /// ago. `within` is the timeout of the request.
-    pub(super) fn learn_time(&self, open: &Arc<Open>, within: Duration) {
+    pub(super) fn learn_time(&self, open: &Arc<Open<MemcachedConnection>>, within: Duration) {
         if self.time().is_due() {
-            let (open, time) = (Arc::clone(open), Arc::clone(&self.0.time));
-            tokio::spawn(async move { timeout(within, learn(&open.connection, &time)).await });
+            let (open, time) = (Arc::clone(open), Arc::clone(&self.time));
+            tokio::spawn(async move { timeout(within, learn(&open, &time)).await });
         }
     }
 
     /// Returns an error if too many calls are in flight.
     pub(super) fn overload(&self) -> Option<StorageError> {
-        self.0.connection.overload()
+        self.connection.overload()
     }
 
     /// Returns an open connection. Waits for one until `deadline`.
-    pub(super) async fn open(&self, deadline: Instant) -> Result<Arc<Open>, StorageError> {
-        let Inner { address, connection, time } = &*self.0;
+    pub(super) async fn open(&self, deadline: Instant) -> Result<Arc<Open<MemcachedConnection>>, StorageError> {
+        let Self { address, connection, time } = self;
         if Instant::now() >= deadline {
             return Err(connection.not_connected());
         }
@@ -96,12 +69,12 @@ impl Node {
     /// any time.
     pub(super) async fn send(
         &self,
-        open: &Arc<Open>,
+        open: &Arc<Open<MemcachedConnection>>,
         request: Request,
         deadline: Instant,
     ) -> Result<Reply, StorageError> {
-        let call = self.0.connection.begin(open, deadline).await?;
-        let Ok(reply) = timeout_at(deadline, open.connection.send(request.bytes)).await else {
+        let call = self.connection.begin(open, deadline).await?;
+        let Ok(reply) = timeout_at(deadline, open.send(request.bytes)).await else {
             return Err(StorageError::timed_out(self.name()).with_may_have_counted(request.changes));
         };
         call.answered();
@@ -120,16 +93,21 @@ impl Node {
             }
             Ok(Reply::Misunderstood(why)) => StorageError::unexpected_reply(self.name(), why),
             Ok(reply) => return Ok(reply),
-            Err(Unanswered::NotSent) => StorageError::unreachable(self.name(), "connection closed"),
-            Err(Unanswered::Lost(why)) => StorageError::connection_lost(self.name(), why),
+            Err(unanswered @ Unanswered::NotSent) => StorageError::unreachable(self.name(), unanswered.why()),
+            Err(unanswered @ Unanswered::Lost(_)) => StorageError::connection_lost(self.name(), unanswered.why()),
         };
         Err(if request.changes { error } else { error.uncounted() })
     }
 
     /// Returns the error of a reply that does not match its request, and closes the connection,
     /// because later replies may be mismatched too.
-    pub(super) fn unexpected(&self, open: &Arc<Open>, changes: bool, reply: &Reply) -> StorageError {
-        self.0.connection.give_up(open, None);
+    pub(super) fn unexpected(
+        &self,
+        open: &Arc<Open<MemcachedConnection>>,
+        changes: bool,
+        reply: &Reply,
+    ) -> StorageError {
+        self.connection.give_up(open, None);
         StorageError::unexpected_reply(self.name(), reply.word()).with_may_have_counted(changes)
     }
 
@@ -144,56 +122,38 @@ impl Node {
     }
 
     pub(super) fn name(&self) -> &str {
-        self.0.connection.name()
+        self.connection.name()
     }
 }
 
 /// Opens a connection, waits for the first reply, and requests the server's time. An accepted TCP
 /// connection is not enough: a server that hangs, or that has too many connections, still accepts
 /// them.
-async fn connect(address: Address, time: Arc<ServerTime>) -> Result<Open, StorageError> {
-    static NUMBER: AtomicU64 = AtomicU64::new(0);
-    let first = FirstBytes::default();
+async fn connect(address: Address, time: Arc<ServerTime>) -> Result<Open<MemcachedConnection>, StorageError> {
+    let (server, first) = (address.to_string(), FirstBytes::default());
     let connected = async {
-        let connection = match &address {
-            Address::Tcp(host) => MemcachedConnection::new(first.of(open_tcp((&*host.name, host.port)).await?)),
-            #[cfg(unix)]
-            Address::Unix(path) => MemcachedConnection::new(first.of(UnixStream::connect(path).await?)),
-            #[cfg(not(unix))]
-            Address::Unix(_) => return Err(std::io::Error::from(std::io::ErrorKind::Unsupported).into()),
-        };
-        match connection.send(NOOP.to_vec()).await {
-            Ok(Reply::Noop) => {
-                learn(&connection, &time).await.map_err(BoxError::from)?;
-                Ok(Open { connection, calls: Calls::default(), number: NUMBER.fetch_add(1, Ordering::Relaxed) })
-            }
-            Ok(other) => Err(format!("unexpected reply {:?} to a meta command", other.word()).into()),
-            Err(Unanswered::Lost(why)) => Err(why.into()),
-            Err(Unanswered::NotSent) => Err("connection closed".into()),
+        let stream = net::open(&address, None, &first).await.map_err(|error| error.to_string())?;
+        let connection = MemcachedConnection::new(stream);
+        match connection.send(NOOP.to_vec()).await.map_err(Unanswered::why)? {
+            Reply::Noop => learn(&connection, &time).await.map(|()| Open::new(connection)),
+            other => Err(format!("unexpected reply {:?} to a meta command", other.word())),
         }
     };
-    let connected: Result<Result<Open, BoxError>, _> = timeout(CONNECT_WITHIN, connected).await;
-    let late = |_| Err(format!("no connection within {CONNECT_WITHIN:?}").into());
-    connected.unwrap_or_else(late).map_err(|why| {
-        let server = address.to_string();
-        first.foreign(&server, "memcached").unwrap_or_else(|| StorageError::unreachable(&server, why))
-    })
+    let connected = async { connected.await.map_err(|why| StorageError::unreachable(&server, why)) };
+    net::connecting(&server, "memcached", &first, connected).await
 }
 
 /// Requests the server's time. Also succeeds if the server reports no time, as some proxies do.
 async fn learn(connection: &MemcachedConnection, time: &ServerTime) -> Result<(), String> {
     let requested_at = time.machine();
-    match connection.send(STATS.to_vec()).await {
-        Ok(Reply::Stats { time: Some(seconds) }) => time.learn(requested_at, seconds),
-        Ok(_) => {}
-        Err(Unanswered::Lost(why)) => return Err(why),
-        Err(Unanswered::NotSent) => return Err("connection closed".to_owned()),
+    if let Reply::Stats { time: Some(seconds) } = connection.send(STATS.to_vec()).await.map_err(Unanswered::why)? {
+        time.learn(requested_at, seconds);
     }
     Ok(())
 }
 
 impl fmt::Debug for Node {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("Node").field(&self.0.connection).finish()
+        f.debug_tuple("Node").field(&self.connection).finish()
     }
 }

@@ -13,6 +13,7 @@
 //! timeout of 50 ms, Redis then replied to 4,000 to 6,000 calls per second, instead of 42,000 to
 //! 47,000.
 
+use std::ops::Deref;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -20,9 +21,8 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 use super::reconnect::{Reconnecting, Usable};
-use super::{MOST, overloaded};
+use super::{Counted, Gauge, MOST, overloaded};
 use crate::storage::StorageError;
-use crate::storage::gauge::{Counted, Gauge};
 use crate::sync::unpoisoned;
 
 /// The smallest value of the limit.
@@ -36,7 +36,7 @@ const REPLIES_PER_STEP: usize = 16;
 const HALF_DEADLINES: u32 = 5;
 
 /// The state of the calls on one connection.
-pub(in crate::storage) struct Calls {
+struct Calls {
     in_flight: Gauge,
     /// The limit of `in_flight`, times `REPLIES_PER_STEP`.
     limit: AtomicUsize,
@@ -58,16 +58,47 @@ struct Silence {
     lowered: Option<Instant>,
 }
 
-/// A connection whose calls are counted.
-pub(in crate::storage) trait Connected: Usable {
-    fn calls(&self) -> &Calls;
+/// An open connection whose calls are counted.
+pub(in crate::storage) struct Open<T> {
+    connection: T,
+    calls: Calls,
+}
+
+impl<T> Open<T> {
+    pub(in crate::storage) fn new(connection: T) -> Self {
+        Self { connection, calls: Calls::default() }
+    }
+
+    /// Records a reply to a call whose caller no longer waits. It ends the silence.
+    #[cfg(feature = "postgres")]
+    pub(in crate::storage) fn record_sign_of_life(&self) {
+        self.calls.record_sign_of_life();
+    }
+}
+
+impl<T> Deref for Open<T> {
+    type Target = T;
+
+    fn deref(&self) -> &T {
+        &self.connection
+    }
+}
+
+impl<T: Usable> Usable for Open<T> {
+    fn is_usable(&self) -> bool {
+        self.connection.is_usable()
+    }
+
+    fn close(&self) {
+        self.connection.close();
+    }
 }
 
 /// A call in flight. If it is dropped without a reply, its time counts as silence, even if its
 /// caller stopped waiting before the deadline.
-pub(in crate::storage) struct Call<'a, T: Connected + Send + Sync + 'static> {
-    of: &'a Reconnecting<T>,
-    connection: &'a Arc<T>,
+pub(in crate::storage) struct Call<'a, T: Usable> {
+    of: &'a Reconnecting<Open<T>>,
+    connection: &'a Arc<Open<T>>,
     begun: Instant,
     timeout: Duration,
     /// The number of hits in the call.
@@ -76,14 +107,14 @@ pub(in crate::storage) struct Call<'a, T: Connected + Send + Sync + 'static> {
     is_answered: bool,
 }
 
-impl<T: Connected + Send + Sync + 'static> Reconnecting<T> {
+impl<T: Usable> Reconnecting<Open<T>> {
     /// Returns an error if too many calls are in flight, or too many callers wait for a connection.
     /// Callers check this before they prepare a call, which costs more.
     pub(in crate::storage) fn overload(&self) -> Option<StorageError> {
         let (count, limit) = self.value().map_or_else(
             || (self.waiting.count(), MOST),
             |connection| {
-                let Calls { in_flight, limit, .. } = connection.calls();
+                let Calls { in_flight, limit, .. } = &connection.calls;
                 (in_flight.count(), limit.load(Ordering::Relaxed) / REPLIES_PER_STEP)
             },
         );
@@ -98,7 +129,7 @@ impl<T: Connected + Send + Sync + 'static> Reconnecting<T> {
     /// the time until the deadline.
     pub(in crate::storage) async fn begin<'a>(
         &'a self,
-        connection: &'a Arc<T>,
+        connection: &'a Arc<Open<T>>,
         deadline: Instant,
     ) -> Result<Call<'a, T>, StorageError> {
         self.begin_several(connection, deadline, 1).await
@@ -112,11 +143,11 @@ impl<T: Connected + Send + Sync + 'static> Reconnecting<T> {
     /// The errors are those of `begin`.
     pub(in crate::storage) async fn begin_several<'a>(
         &'a self,
-        connection: &'a Arc<T>,
+        connection: &'a Arc<Open<T>>,
         deadline: Instant,
         count: usize,
     ) -> Result<Call<'a, T>, StorageError> {
-        let Calls { in_flight, limit, .. } = connection.calls();
+        let Calls { in_flight, limit, .. } = &connection.calls;
         let limit = limit.load(Ordering::Relaxed) / REPLIES_PER_STEP;
         let Some(counted) = in_flight.enter(count, limit) else {
             let timeout = deadline.saturating_duration_since(Instant::now());
@@ -128,16 +159,16 @@ impl<T: Connected + Send + Sync + 'static> Reconnecting<T> {
     }
 }
 
-impl<T: Connected + Send + Sync + 'static> Call<'_, T> {
+impl<T: Usable> Call<'_, T> {
     /// Ends the call with a reply.
     pub(in crate::storage) fn answered(mut self) {
         self.is_answered = true;
     }
 }
 
-impl<T: Connected + Send + Sync + 'static> Drop for Call<'_, T> {
+impl<T: Usable> Drop for Call<'_, T> {
     fn drop(&mut self) {
-        let calls = self.connection.calls();
+        let calls = &self.connection.calls;
         self.counted = None;
         if self.is_answered {
             calls.record_reply(self.count);
@@ -168,8 +199,7 @@ impl Calls {
         self.record_sign_of_life();
     }
 
-    /// Records a reply to a call whose caller no longer waits. It ends the silence.
-    pub(in crate::storage) fn record_sign_of_life(&self) {
+    fn record_sign_of_life(&self) {
         // Read before writing: a write would invalidate the cache line of all other threads.
         if self.is_silent.load(Ordering::Relaxed) {
             let mut silence = unpoisoned(self.silence.lock());

@@ -1,30 +1,96 @@
 //! Connections to servers: opened at the first use, and opened again after failures.
 
 mod calls;
-#[cfg(any(feature = "redis", feature = "memcached", feature = "etcd"))]
-mod foreign;
 mod reconnect;
+#[cfg(any(feature = "redis", feature = "memcached", feature = "etcd"))]
+mod stream;
 
 use std::future::poll_fn;
 use std::io;
 use std::pin::pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::task::Poll;
 use std::time::Duration;
 
 use socket2::{SockRef, TcpKeepalive};
 use tokio::net::{TcpStream, ToSocketAddrs};
+#[cfg(any(feature = "redis", feature = "memcached", feature = "etcd"))]
+use tokio::task::AbortHandle;
 use tokio::time::{Instant, sleep};
 
 #[cfg(feature = "redis")]
 pub(super) use self::calls::Call;
-pub(super) use self::calls::{Calls, Connected};
-#[cfg(any(feature = "redis", feature = "memcached", feature = "etcd"))]
-pub(super) use self::foreign::FirstBytes;
+pub(super) use self::calls::Open;
 pub(super) use self::reconnect::{Reconnecting, Usable};
+#[cfg(any(feature = "redis", feature = "memcached", feature = "etcd"))]
+pub(super) use self::stream::{FirstBytes, Stream, connecting, open};
 use crate::storage::StorageError;
 
 /// The timeout of an attempt to connect. It does not depend on the timeouts of the waiting calls.
 pub(super) const CONNECT_WITHIN: Duration = Duration::from_secs(1);
+
+/// Creates the error of an attempt to connect to `server` that takes too long.
+pub(super) fn too_slow(server: &str) -> StorageError {
+    StorageError::unreachable(server, format!("connecting took longer than {CONNECT_WITHIN:?}"))
+}
+
+/// The task that does the I/O of a connection. It is aborted when this is dropped. A server that does
+/// not reply would otherwise keep it alive.
+#[cfg(any(feature = "redis", feature = "memcached", feature = "etcd"))]
+#[derive(Debug)]
+pub(super) struct Driver(AbortHandle);
+
+#[cfg(any(feature = "redis", feature = "memcached", feature = "etcd"))]
+impl Driver {
+    /// Spawns the task on the current runtime.
+    pub(super) fn spawn(io: impl Future<Output: Send> + Send + 'static) -> Self {
+        Self(tokio::spawn(async move { drop(io.await) }).abort_handle())
+    }
+
+    /// Returns `true` if the connection was closed, or the runtime that opened it was shut down.
+    pub(super) fn is_finished(&self) -> bool {
+        self.0.is_finished()
+    }
+}
+
+#[cfg(any(feature = "redis", feature = "memcached", feature = "etcd"))]
+impl Drop for Driver {
+    fn drop(&mut self) {
+        self.0.abort();
+    }
+}
+
+/// The number of calls in progress, or of callers that wait. Clones share it.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Gauge(Arc<AtomicUsize>);
+
+/// Counts in a [`Gauge`] until it is dropped.
+#[derive(Debug)]
+pub(super) struct Counted {
+    gauge: Gauge,
+    count: usize,
+}
+
+impl Gauge {
+    pub(super) fn count(&self) -> usize {
+        self.0.load(Ordering::Relaxed)
+    }
+
+    /// Adds `count`. Returns `None` if the number is `limit` or more already, so it can exceed the
+    /// limit by less than `count`.
+    pub(super) fn enter(&self, count: usize, limit: usize) -> Option<Counted> {
+        let before = self.0.fetch_add(count, Ordering::Relaxed);
+        let counted = Counted { gauge: self.clone(), count };
+        (before < limit).then_some(counted)
+    }
+}
+
+impl Drop for Counted {
+    fn drop(&mut self) {
+        self.gauge.0.fetch_sub(self.count, Ordering::Relaxed);
+    }
+}
 
 /// The maximum number of calls in flight on one connection, and of callers that wait for a
 /// connection. The documentation of the storages contains this number.

@@ -11,11 +11,10 @@ use tokio::sync::watch;
 use tokio::task::yield_now;
 use tokio::time::{Instant, timeout_at};
 
-use super::{CONNECT_WITHIN, MOST, overloaded};
+use super::{CONNECT_WITHIN, Gauge, MOST, overloaded};
 #[cfg(any(test, feature = "redis", feature = "memcached", feature = "etcd"))]
 use super::{race, tries};
 use crate::storage::StorageError;
-use crate::storage::gauge::Gauge;
 use crate::sync::unpoisoned;
 
 /// The backoff after the first failed attempt. Each further failure doubles it, up to
@@ -44,7 +43,7 @@ pub(in crate::storage) struct Reconnecting<T> {
 }
 
 /// A value that can become unusable, such as a closed connection.
-pub(in crate::storage) trait Usable {
+pub(in crate::storage) trait Usable: Send + Sync + 'static {
     fn is_usable(&self) -> bool {
         true
     }
@@ -83,7 +82,7 @@ pub(super) enum Found<T> {
     Failure(StorageError),
 }
 
-impl<T: Usable + Send + Sync + 'static> Reconnecting<T> {
+impl<T: Usable> Reconnecting<T> {
     pub(in crate::storage) fn new(name: &str) -> Arc<Self> {
         let (not_before, backoff) = (Instant::now(), MIN_BACKOFF);
         let state = ConnectionState { value: None, attempt: None, attempts: 0, failure: None, not_before, backoff };
@@ -212,14 +211,14 @@ impl<T> Reconnecting<T> {
 
 /// Ends the attempt when its task ends, even if the runtime drops the task. Updates the state
 /// first, and then wakes the waiting callers.
-struct Attempt<T: Usable + Send + Sync + 'static> {
+struct Attempt<T: Usable> {
     of: Arc<Reconnecting<T>>,
     number: u64,
     made: Option<Result<T, StorageError>>,
     _running: watch::Sender<()>,
 }
 
-impl<T: Usable + Send + Sync + 'static> Drop for Attempt<T> {
+impl<T: Usable> Drop for Attempt<T> {
     fn drop(&mut self) {
         self.of.end(self.number, self.made.take());
     }
@@ -237,7 +236,7 @@ impl<T> fmt::Debug for Reconnecting<T> {
     }
 }
 
-impl<T: Usable + Send + Sync + 'static> Reconnecting<T> {
+impl<T: Usable> Reconnecting<T> {
     /// Returns the value. Calls `make` for the tries of a race if there is no value, no attempt is
     /// running, and the backoff is over.
     ///

@@ -12,8 +12,7 @@ use tokio_postgres::{Error, Row};
 use super::connection::PostgresConnection;
 use super::error::is_cancelled;
 use super::table::Query;
-use crate::storage::net::Connected;
-use crate::storage::net::before;
+use crate::storage::net::{Open, before};
 
 /// The shortest time between two cancel requests of a statement.
 const SHORTEST_PATIENCE: Duration = Duration::from_millis(1);
@@ -32,7 +31,7 @@ pub(super) fn cancel_at(deadline: Instant) -> Instant {
 pub(super) struct Sent(Option<Pin<Box<dyn Future<Output = Executed> + Send>>>);
 
 impl Sent {
-    pub(super) fn new(connection: Arc<PostgresConnection>, query: Query, deadline: Instant) -> Self {
+    pub(super) fn new(connection: Arc<Open<PostgresConnection>>, query: Query, deadline: Instant) -> Self {
         let patience = deadline.saturating_duration_since(Instant::now()) / 20;
         Self(Some(Box::pin(execute(connection, query, cancel_at(deadline), patience))))
     }
@@ -60,7 +59,7 @@ impl Drop for Sent {
 }
 
 async fn execute(
-    connection: Arc<PostgresConnection>,
+    connection: Arc<Open<PostgresConnection>>,
     query: Query,
     cancel_at: Instant,
     patience: Duration,
@@ -77,7 +76,7 @@ async fn execute(
 /// reply for `patience`. A busy server that replies to other statements is not blocked, and cancel
 /// requests would only add to its work.
 async fn execute_once(
-    connection: &PostgresConnection,
+    connection: &Open<PostgresConnection>,
     query: &Query,
     cancel_at: Instant,
     patience: Duration,
@@ -98,7 +97,7 @@ async fn execute_once(
             sleep(patience.max(SHORTEST_PATIENCE)).await;
         };
         if let Some(result) = before(&mut executed, cancelled).await {
-            connection.calls().record_sign_of_life();
+            connection.record_sign_of_life();
             return result;
         }
     }

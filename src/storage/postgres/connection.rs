@@ -18,8 +18,7 @@ use super::error;
 use super::socket::{Address, Security, Server, Slot, Slots, Socket, resolve};
 use super::table::{Query, Statement, Table};
 use crate::storage::StorageError;
-use crate::storage::net::before;
-use crate::storage::net::{CONNECT_WITHIN, Calls, Connected, Usable};
+use crate::storage::net::{CONNECT_WITHIN, Usable, before, too_slow};
 use crate::storage::tls::Tls;
 use crate::time::micros;
 
@@ -32,7 +31,6 @@ const MAX_CANCEL_AFTER: Duration = Duration::from_secs(1);
 pub(super) struct PostgresConnection {
     pub(super) client: Client,
     pub(super) canceller: Arc<Canceller>,
-    calls: Calls,
     table: Table,
     /// `true` if a pooler may execute each statement on another connection to the server.
     is_pooled: bool,
@@ -71,8 +69,7 @@ impl PostgresConnection {
     /// Connects to the first server that accepts the connection, and looks for the table.
     pub(super) async fn open(settings: Settings) -> Result<Self, StorageError> {
         let deadline = Instant::now() + CONNECT_WITHIN;
-        let late =
-            || StorageError::unreachable(&settings.server, format!("connecting took longer than {CONNECT_WITHIN:?}"));
+        let late = || too_slow(&settings.server);
         let servers = timeout_at(deadline, resolve(&settings.config, &settings.server)).await;
         let servers = servers.map_err(|_| late())??;
         let mut last = None;
@@ -150,7 +147,6 @@ impl PostgresConnection {
         Ok(Self {
             client,
             canceller,
-            calls: Calls::default(),
             table: settings.table.clone(),
             is_pooled: true,
             statements: Default::default(),
@@ -223,12 +219,6 @@ impl Usable for PostgresConnection {
 
     fn close(&self) {
         self.closing.notify_one();
-    }
-}
-
-impl Connected for PostgresConnection {
-    fn calls(&self) -> &Calls {
-        &self.calls
     }
 }
 

@@ -15,7 +15,7 @@ use super::pool::{Lender, POOL};
 use super::socket::Slots;
 use super::table::{Query, Table};
 use crate::storage::StorageError;
-use crate::storage::net::{CONNECT_WITHIN, Reconnecting};
+use crate::storage::net::{CONNECT_WITHIN, Open, Reconnecting};
 #[cfg(feature = "postgres-rustls")]
 use crate::storage::tls::Tls;
 
@@ -24,7 +24,7 @@ use crate::storage::tls::Tls;
 pub(super) enum Link {
     Own {
         settings: Settings,
-        connections: Arc<[Arc<Reconnecting<PostgresConnection>>]>,
+        connections: Arc<[Arc<Reconnecting<Open<PostgresConnection>>>]>,
         next: Arc<AtomicUsize>,
     },
     #[cfg(feature = "deadpool-postgres")]
@@ -144,7 +144,7 @@ impl Link {
 
     async fn query_own(
         settings: &Settings,
-        connections: &[Arc<Reconnecting<PostgresConnection>>],
+        connections: &[Arc<Reconnecting<Open<PostgresConnection>>>],
         first: usize,
         query: Query,
         deadline: Instant,
@@ -171,13 +171,16 @@ impl Link {
     /// the last free connection of the server.
     async fn connection<'a>(
         settings: &Settings,
-        connections: &'a [Arc<Reconnecting<PostgresConnection>>],
+        connections: &'a [Arc<Reconnecting<Open<PostgresConnection>>>],
         first: usize,
         deadline: Instant,
-    ) -> Result<(&'a Reconnecting<PostgresConnection>, Arc<PostgresConnection>), StorageError> {
-        let open = || PostgresConnection::open(settings.clone());
+    ) -> Result<(&'a Reconnecting<Open<PostgresConnection>>, Arc<Open<PostgresConnection>>), StorageError> {
+        let open = || {
+            let settings = settings.clone();
+            async { PostgresConnection::open(settings).await.map(Open::new) }
+        };
         let is_open =
-            |connection: &'a Arc<Reconnecting<PostgresConnection>>| Some((&**connection, connection.value()?));
+            |connection: &'a Arc<Reconnecting<Open<PostgresConnection>>>| Some((&**connection, connection.value()?));
         if let Some(found) = is_open(&connections[first]) {
             return Ok(found);
         }

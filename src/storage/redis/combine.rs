@@ -39,7 +39,7 @@ use super::error::{is_cross_slot, is_script_missing};
 use super::link::{Link, Node};
 use super::script::{Call, Combined, Kin};
 use super::url::Combine;
-use crate::storage::gauge::Gauge;
+use crate::storage::net::Gauge;
 use crate::storage::ticket::{Ticket, Unanswered};
 use crate::storage::{StorageError, StorageErrorKind};
 use crate::sync::unpoisoned;

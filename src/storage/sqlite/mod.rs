@@ -25,6 +25,7 @@ use std::thread;
 use std::time::Duration;
 
 use tokio::runtime::Handle;
+use tokio::sync::Semaphore;
 use tokio::time::{Instant, sleep_until};
 
 use self::error::{ended, late, overloaded, rolled_back};
@@ -34,10 +35,8 @@ use crate::decision::Decision;
 use crate::error::{ConfigError, chain};
 use crate::key::Key;
 use crate::policy::{Op, Policy};
-use crate::storage::calls::measured;
+use crate::storage::calls::{TIMEOUT, measured};
 use crate::storage::cas::Command;
-use crate::storage::gauge::Gauge;
-use crate::storage::settings::TIMEOUT;
 use crate::storage::ticket::{Ticket, Unanswered};
 use crate::storage::url::{Options, PREFIX, decoded};
 use crate::storage::{Clock, Storage, StorageError, StorageErrorKind, StorageFuture, StorageRequest, names};
@@ -162,8 +161,8 @@ enum Durability {
 struct Shared {
     path: PathBuf,
     durability: Durability,
-    /// The number of waiting calls.
-    waiting: Gauge,
+    /// A permit for each further call that may wait.
+    waiting: Arc<Semaphore>,
     calls: OnceLock<mpsc::Sender<Job>>,
 }
 
@@ -206,7 +205,8 @@ impl SqliteStorage {
     }
 
     fn with(path: PathBuf, prefix: &str, timeout: Duration, durability: Durability) -> Self {
-        let shared = Shared { path, durability, waiting: Gauge::default(), calls: OnceLock::new() };
+        let shared =
+            Shared { path, durability, waiting: Arc::new(Semaphore::new(MAX_WAITING)), calls: OnceLock::new() };
         Self { shared: Arc::new(shared), prefix: names::prefix(prefix), timeout, clock: None }
     }
 
@@ -328,7 +328,7 @@ impl SqliteStorage {
                 return Err(StorageError::no_runtime());
             }
             let started = Instant::now();
-            let Some(counted) = shared.waiting.enter(1, MAX_WAITING) else {
+            let Ok(counted) = Arc::clone(&shared.waiting).try_acquire_owned() else {
                 // Without the delay, callers that retry at once would take all processor time.
                 sleep_until(started + timeout * 3 / 4).await;
                 return Err(overloaded(&shared.path, MAX_WAITING));

@@ -1,11 +1,12 @@
 //! A test with a full disk, simulated by a limit on the pages of the file.
 
 use std::path::Path;
-use std::sync::mpsc;
+use std::sync::{Arc, mpsc};
 use std::thread;
 use std::time::Duration;
 
 use rusqlite::Connection;
+use tokio::sync::Semaphore;
 use tokio::time::Instant;
 
 use super::Durability;
@@ -14,7 +15,6 @@ use super::worker::{Job, Work, WorkResult, Worker};
 use crate::policy::Policy;
 use crate::quota::Quota;
 use crate::storage::cas::Command;
-use crate::storage::gauge::Gauge;
 use crate::storage::ticket::Ticket;
 use crate::storage::{StorageError, StorageErrorKind};
 use crate::strategy::FixedWindow;
@@ -35,12 +35,12 @@ async fn full_disk_is_an_error_and_counts_nothing_until_rows_expire() {
     let worker = Worker::with_file(path.clone(), file);
     let worker = thread::spawn(move || worker.run(&received));
     let policy = Policy::new(FixedWindow::new(), Quota::per_day(1_000));
-    let waiting = Gauge::default();
+    let waiting = Arc::new(Semaphore::new(1));
     let hit = async |client: u32| -> Result<WorkResult, StorageError> {
         let key = format!("{client}{}", "x".repeat(150)).into();
         let work = Work::Change { policy: policy.clone(), key, command: Command::Hit(1) };
         let (ticket, caller) = Ticket::new();
-        let counted = waiting.enter(1, 1).expect("a call that was answered no longer waits");
+        let counted = Arc::clone(&waiting).try_acquire_owned().expect("a call that was answered no longer waits");
         calls.send(Job { work, clock: None, ticket, counted }).unwrap();
         caller.wait(Instant::now() + Duration::from_secs(20)).await.unwrap()
     };

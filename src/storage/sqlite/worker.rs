@@ -9,15 +9,15 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use tokio::sync::OwnedSemaphorePermit;
+
 use super::Durability;
 use super::error::{at_commit, is_busy, is_full, rolled_back};
 use super::file::{ATTEMPTS, FULL, File};
 use crate::decision::Decision;
 use crate::policy::{Op, Policy};
-use crate::storage::cas::skew::Skew;
+use crate::storage::cas::skew::{MAX_SKEW, Skew};
 use crate::storage::cas::{Batch, Command};
-use crate::storage::gauge::Counted;
-use crate::storage::settings::MAX_SKEW;
 use crate::storage::ticket::Ticket;
 use crate::storage::{Clock, StorageError};
 use crate::time::Timestamp;
@@ -300,7 +300,7 @@ pub(super) struct Job {
     /// Replaces the wall clock in tests.
     pub(super) clock: Option<Arc<dyn Clock>>,
     pub(super) ticket: Ticket<Result<WorkResult, StorageError>>,
-    pub(super) counted: Counted,
+    pub(super) counted: OwnedSemaphorePermit,
 }
 
 impl Job {

@@ -98,10 +98,6 @@ impl Tls {
         ClientConfig::clone(&self.config)
     }
 
-    #[cfg_attr(
-        not(any(feature = "redis", feature = "etcd")),
-        allow(dead_code, reason = "the client of PostgreSQL does the handshake itself")
-    )]
     /// Does the handshake on `stream`, and verifies that the server's certificate is for `name`.
     pub(in crate::storage) async fn over(&self, stream: TcpStream, name: &str) -> io::Result<TlsStream<TcpStream>> {
         let name = ServerName::try_from(name.to_owned()).map_err(io::Error::other)?;

@@ -1,18 +1,40 @@
 //! TLS connections. The certificates are loaded when the storage is created.
+#![cfg_attr(
+    not(any(feature = "redis", feature = "etcd")),
+    allow(dead_code, reason = "memcached has no TLS, and the client of PostgreSQL does the handshake itself")
+)]
 
 #[cfg(any(feature = "redis-rustls", feature = "etcd-rustls", feature = "postgres-rustls"))]
 mod client;
+
 #[cfg(not(any(feature = "redis-rustls", feature = "etcd-rustls", feature = "postgres-rustls")))]
-mod missing;
+use tokio::net::TcpStream;
 
 #[cfg(any(feature = "redis-rustls", feature = "etcd-rustls", feature = "postgres-rustls"))]
 pub(super) use self::client::Tls;
 #[cfg(any(feature = "redis-rustls", feature = "etcd-rustls", feature = "postgres-rustls"))]
 pub use self::client::TlsConfig;
-#[cfg(not(any(feature = "redis-rustls", feature = "etcd-rustls", feature = "postgres-rustls")))]
-pub(super) use self::missing::Tls;
 use crate::error::ConfigError;
 use crate::storage::url::{Options, Wrong};
+
+/// The settings of a TLS connection in builds without TLS. This type has no values, because a URL
+/// that needs TLS is rejected.
+#[cfg(not(any(feature = "redis-rustls", feature = "etcd-rustls", feature = "postgres-rustls")))]
+#[derive(Clone, Debug)]
+pub(super) enum Tls {}
+
+#[cfg(not(any(feature = "redis-rustls", feature = "etcd-rustls", feature = "postgres-rustls")))]
+impl Tls {
+    fn from_files(_: &Paths, _: Option<&'static [u8]>) -> Result<Self, String> {
+        Err("TLS needs the feature \"redis-rustls\", \"etcd-rustls\" or \"postgres-rustls\" of tower-ratelimit"
+            .to_owned())
+    }
+
+    #[allow(clippy::unused_async, reason = "the same signature as with TLS")]
+    pub(super) async fn over(&self, _: TcpStream, _: &str) -> std::io::Result<TcpStream> {
+        match *self {}
+    }
+}
 
 /// The paths of PEM files in a URL.
 #[cfg_attr(

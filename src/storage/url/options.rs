@@ -9,9 +9,11 @@ use percent_encoding::percent_decode_str;
 
 use super::Wrong;
 use crate::error::ConfigError;
+use crate::storage::calls::{TIMEOUT, checked_timeout};
+#[cfg(any(feature = "memcached", feature = "etcd", feature = "postgres"))]
+use crate::storage::cas::skew::{MAX_SKEW, checked_skew};
 #[cfg(feature = "postgres")]
 use crate::storage::names::encoded;
-use crate::storage::settings::{self, TIMEOUT};
 
 /// The default prefix.
 pub(in crate::storage) const PREFIX: &str = "rl";
@@ -93,7 +95,7 @@ impl<'a> Options<'a> {
     /// Returns the option `timeout`, or its default.
     pub(in crate::storage) fn timeout(&mut self) -> Result<Duration, ConfigError> {
         let Some(text) = self.take("timeout") else { return Ok(TIMEOUT) };
-        let timeout = duration(&text).filter(|timeout| settings::checked_timeout(*timeout).is_ok());
+        let timeout = duration(&text).filter(|timeout| checked_timeout(*timeout).is_ok());
         timeout.ok_or_else(|| {
             (self.wrong)(format!(
                 "invalid timeout {text:?}; write at least 1ms and at most 3600s, for example 100ms or 2s"
@@ -114,8 +116,8 @@ impl<'a> Options<'a> {
 
     #[cfg(any(feature = "memcached", feature = "etcd", feature = "postgres"))]
     fn max_skew(&mut self) -> Result<Duration, ConfigError> {
-        let Some(text) = self.take("max-skew") else { return Ok(settings::MAX_SKEW) };
-        let max_skew = duration(&text).and_then(|max_skew| settings::checked_skew(max_skew).ok());
+        let Some(text) = self.take("max-skew") else { return Ok(MAX_SKEW) };
+        let max_skew = duration(&text).and_then(|max_skew| checked_skew(max_skew).ok());
         max_skew.ok_or_else(|| {
             (self.wrong)(format!("invalid max-skew {text:?}; write at most 86400s, for example 500ms or 5s"))
         })

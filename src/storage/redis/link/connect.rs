@@ -5,30 +5,20 @@
 //! server. It is dropped after an I/O error or a malformed reply, when the server replies
 //! `READONLY` or asks for another login, and when it stops replying.
 
-#[cfg(not(unix))]
-use std::io;
-
 use redis::aio::MultiplexedConnection;
 use redis::{AsyncConnectionConfig, Cmd, ErrorKind, RedisConnectionInfo, RedisError, ServerErrorKind, Value};
-use tokio::io::{AsyncRead, AsyncWrite};
-#[cfg(unix)]
-use tokio::net::UnixStream;
-use tokio::task::AbortHandle;
-use tokio::time::timeout;
 
 use super::super::error::while_connecting;
 use super::super::url::Access;
 use crate::storage::StorageError;
-use crate::storage::net::{CONNECT_WITHIN, FirstBytes, open_tcp};
+use crate::storage::net::{self, Driver, FirstBytes, Stream};
 use crate::storage::url::{Address, Login};
 
 /// A connection, and the task that does its I/O.
-///
-/// Dropping it aborts the task. A server that does not reply would otherwise keep the task alive.
 #[derive(Debug)]
 pub(super) struct RedisConnection {
     commands: MultiplexedConnection,
-    driver: AbortHandle,
+    driver: Driver,
 }
 
 impl RedisConnection {
@@ -40,11 +30,9 @@ impl RedisConnection {
         let (server, first) = (address.to_string(), FirstBytes::default());
         let connected = async {
             let login = access.login.get().await.map_err(|error| StorageError::cannot_log_in(&server, error))?;
-            let failed = |error: RedisError| {
-                let converted = || while_connecting(&server, hide_password(error, &login));
-                first.foreign(&server, "Redis").unwrap_or_else(converted)
-            };
-            let mut connection = Self::connect(address, access, &login, &first).await.map_err(failed)?;
+            let failed = |error: RedisError| while_connecting(&server, hide_password(error, &login));
+            let stream = net::open(address, access.tls.as_ref(), &first).await.map_err(|error| failed(error.into()))?;
+            let mut connection = Self::log_in(stream, access.db, &login).await.map_err(failed)?;
             let reply = connection.commands.send_packed_command(hello).await;
             match reply.and_then(Value::extract_error) {
                 // A user without the right to run `hello` may have the rights to run the scripts.
@@ -55,37 +43,11 @@ impl RedisConnection {
                 Ok(reply) => Ok((connection, reply)),
             }
         };
-        let late = || StorageError::unreachable(&server, format!("connecting took longer than {CONNECT_WITHIN:?}"));
-        timeout(CONNECT_WITHIN, connected).await.unwrap_or_else(|_| Err(late()))
-    }
-
-    async fn connect(
-        address: &Address,
-        access: &Access,
-        login: &Login,
-        first: &FirstBytes,
-    ) -> Result<Self, RedisError> {
-        let host = match address {
-            Address::Tcp(host) => host,
-            #[cfg(unix)]
-            Address::Unix(path) => {
-                return Self::over(first.of(UnixStream::connect(path).await?), access.db, login).await;
-            }
-            #[cfg(not(unix))]
-            Address::Unix(_) => return Err(io::Error::from(io::ErrorKind::Unsupported).into()),
-        };
-        let stream = open_tcp((&*host.name, host.port)).await?;
-        match &access.tls {
-            Some(tls) => Self::over(first.of(tls.over(stream, &host.name).await?), access.db, login).await,
-            None => Self::over(first.of(stream), access.db, login).await,
-        }
+        net::connecting(&server, "Redis", &first, connected).await
     }
 
     /// Logs in on an open stream, and selects the database.
-    async fn over<S>(stream: S, db: u32, login: &Login) -> Result<Self, RedisError>
-    where
-        S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
-    {
+    async fn log_in(stream: Box<dyn Stream>, db: u32, login: &Login) -> Result<Self, RedisError> {
         let mut info = RedisConnectionInfo::default().set_db(db.into()).set_skip_set_lib_name();
         if let Some(user) = &login.user {
             info = info.set_username(user);
@@ -95,8 +57,8 @@ impl RedisConnection {
         }
         // Callers apply their own timeouts.
         let config = AsyncConnectionConfig::new().set_response_timeout(None).set_connection_timeout(None);
-        let (commands, driver) = MultiplexedConnection::new_with_config(&info, stream, config).await?;
-        Ok(Self { commands, driver: tokio::spawn(driver).abort_handle() })
+        let (commands, io) = MultiplexedConnection::new_with_config(&info, stream, config).await?;
+        Ok(Self { commands, driver: Driver::spawn(io) })
     }
 
     /// Returns a handle to send commands.
@@ -107,12 +69,6 @@ impl RedisConnection {
     /// Returns `true` if the server closed the connection, or the runtime that opened it has ended.
     pub(super) fn is_closed(&self) -> bool {
         self.driver.is_finished()
-    }
-}
-
-impl Drop for RedisConnection {
-    fn drop(&mut self) {
-        self.driver.abort();
     }
 }
 

@@ -12,7 +12,7 @@ use super::super::error::{from_redis, is_permission_denied, needs_new_connection
 use super::super::url::Access;
 use super::connect::RedisConnection;
 use super::proof::{Commands, Proof, is_refusal_of_a_slot};
-use crate::storage::net::{CONNECT_WITHIN, Call, Calls, Connected, Reconnecting, Usable};
+use crate::storage::net::{CONNECT_WITHIN, Call, Open, Reconnecting, Usable};
 use crate::storage::url::Address;
 use crate::storage::{StorageError, StorageErrorKind};
 
@@ -22,7 +22,7 @@ pub(in super::super) struct Node(Arc<NodeInner>);
 
 struct NodeInner {
     route: Arc<dyn Route>,
-    connection: Arc<Reconnecting<OpenConnection>>,
+    connection: Arc<Reconnecting<Open<OpenConnection>>>,
 }
 
 /// Finds a server. The [`fmt::Display`] form names the server in error messages.
@@ -68,13 +68,12 @@ impl fmt::Display for Fixed {
 pub(super) struct OpenConnection {
     connection: RedisConnection,
     address: Address,
-    calls: Calls,
     proof: Proof,
 }
 
 impl OpenConnection {
     fn new(connection: RedisConnection, address: Address) -> Self {
-        Self { connection, address, calls: Calls::default(), proof: Proof::new() }
+        Self { connection, address, proof: Proof::new() }
     }
 
     /// Proves that all keys under `prefix` are on one server, if a proof can begin now.
@@ -99,12 +98,6 @@ impl OpenConnection {
 impl Usable for OpenConnection {
     fn is_usable(&self) -> bool {
         !self.connection.is_closed()
-    }
-}
-
-impl Connected for OpenConnection {
-    fn calls(&self) -> &Calls {
-        &self.calls
     }
 }
 
@@ -209,13 +202,13 @@ impl Node {
         self.receive(&open, call, deadline, reply).await
     }
 
-    async fn open(&self, deadline: Instant) -> Result<Arc<OpenConnection>, StorageError> {
+    async fn open(&self, deadline: Instant) -> Result<Arc<Open<OpenConnection>>, StorageError> {
         if Instant::now() >= deadline {
             return Err(self.not_connected());
         }
         let connect = || {
             let connecting = Arc::clone(&self.0.route).connect();
-            async { connecting.await.map(|(connection, address)| OpenConnection::new(connection, address)) }
+            async { connecting.await.map(|(connection, address)| Open::new(OpenConnection::new(connection, address))) }
         };
         let open = self.0.connection.get(deadline, connect).await?;
         self.check_route(&open);
@@ -224,7 +217,7 @@ impl Node {
 
     async fn receive(
         &self,
-        open: &Arc<OpenConnection>,
+        open: &Arc<Open<OpenConnection>>,
         call: Call<'_, OpenConnection>,
         deadline: Instant,
         reply: impl Future<Output = Result<Value, RedisError>>,
@@ -244,7 +237,7 @@ impl Node {
     }
 
     /// Checks the address in the background, and drops the connection if the server has moved.
-    fn check_route(&self, open: &Arc<OpenConnection>) {
+    fn check_route(&self, open: &Arc<Open<OpenConnection>>) {
         if !self.0.route.take_check() {
             return;
         }

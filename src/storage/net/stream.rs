@@ -1,0 +1,100 @@
+//! Opens streams to servers, and names the protocol of a server that answers in another one, for
+//! example because of a wrong port.
+
+use std::io;
+use std::sync::{Arc, OnceLock};
+
+use tokio::io::{AsyncRead, AsyncWrite};
+#[cfg(unix)]
+use tokio::net::UnixStream;
+use tokio::time::timeout;
+use tokio_util::io::InspectReader;
+
+use super::{CONNECT_WITHIN, open_tcp, too_slow};
+use crate::storage::tls::Tls;
+use crate::storage::url::Address;
+use crate::storage::{StorageError, StorageErrorKind};
+
+/// The number of bytes that identify a protocol.
+const LONGEST: usize = 16;
+
+/// A stream to a server: TCP, TLS or a Unix socket.
+pub(in crate::storage) trait Stream: AsyncRead + AsyncWrite + Send + Unpin {}
+
+impl<S: AsyncRead + AsyncWrite + Send + Unpin> Stream for S {}
+
+/// The first bytes that a server has sent on a connection.
+#[derive(Debug, Default)]
+pub(in crate::storage) struct FirstBytes(Arc<OnceLock<Box<[u8]>>>);
+
+impl FirstBytes {
+    /// Records the first bytes of this stream.
+    fn of(&self, stream: impl Stream + 'static) -> Box<dyn Stream> {
+        let first = Arc::clone(&self.0);
+        let record = move |bytes: &[u8]| {
+            if !bytes.is_empty() {
+                first.get_or_init(|| bytes[..bytes.len().min(LONGEST)].into());
+            }
+        };
+        Box::new(InspectReader::new(stream, record))
+    }
+
+    /// Returns the error of a server that speaks another protocol than `expected`, or `None` if the
+    /// bytes do not show that.
+    fn foreign(&self, server: &str, expected: &str) -> Option<StorageError> {
+        let found = protocol(self.0.get()?).filter(|found| *found != expected)?;
+        let message =
+            format!("{server} speaks {found}, not {expected}: check the scheme, the host and the port in the URL");
+        Some(StorageError::new(StorageErrorKind::Unreachable, message))
+    }
+}
+
+/// Returns the protocol in which a server rejects a request that it cannot parse.
+fn protocol(first: &[u8]) -> Option<&'static str> {
+    let begins_with = |text: &str| first.starts_with(text.as_bytes());
+    match first {
+        [b'-', b'A'..=b'Z', ..] => Some("Redis"),
+        _ if ["ERROR", "CLIENT_ERROR", "SERVER_ERROR"].into_iter().any(begins_with) => Some("memcached"),
+        // Some servers omit the status line if they cannot parse the request.
+        _ if ["HTTP/", "<!DOCTYPE", "<html"].into_iter().any(begins_with) => Some("HTTP"),
+        // An alert.
+        [0x15, 3, ..] => Some("TLS"),
+        _ => None,
+    }
+}
+
+/// Opens a stream to `address`, and records the first bytes of the server.
+pub(in crate::storage) async fn open(
+    address: &Address,
+    tls: Option<&Tls>,
+    first: &FirstBytes,
+) -> io::Result<Box<dyn Stream>> {
+    let host = match address {
+        Address::Tcp(host) => host,
+        #[cfg(unix)]
+        Address::Unix(path) => return Ok(first.of(UnixStream::connect(path).await?)),
+        #[cfg(not(unix))]
+        Address::Unix(_) => return Err(io::ErrorKind::Unsupported.into()),
+    };
+    let stream = open_tcp((&*host.name, host.port)).await?;
+    match tls {
+        Some(tls) => Ok(first.of(tls.over(stream, &host.name).await?)),
+        None => Ok(first.of(stream)),
+    }
+}
+
+/// Awaits an attempt to connect to `server`, which speaks `protocol`.
+///
+/// # Errors
+///
+/// The error names the protocol of the server if it is another one. Otherwise it is that of the
+/// attempt, or that of a timeout.
+pub(in crate::storage) async fn connecting<T>(
+    server: &str,
+    protocol: &str,
+    first: &FirstBytes,
+    attempt: impl Future<Output = Result<T, StorageError>>,
+) -> Result<T, StorageError> {
+    let connected = timeout(CONNECT_WITHIN, attempt).await.unwrap_or_else(|_| Err(too_slow(server)));
+    connected.map_err(|error| first.foreign(server, protocol).unwrap_or(error))
+}
