@@ -7,6 +7,9 @@ use tokio_postgres::error::{Severity, SqlState};
 
 use crate::storage::{StorageError, StorageErrorKind};
 
+/// The name of a server whose address is unknown, for messages.
+pub(super) const PRODUCT: &str = "PostgreSQL";
+
 /// Converts the error of a statement on `server`.
 ///
 /// A statement is a transaction. If the server reports an error, the statement has changed nothing.

@@ -9,9 +9,9 @@ use tokio_postgres::Row;
 
 use super::call::Sent;
 use super::connection::{IfMissing, PostgresConnection, Settings};
-use super::error;
+use super::error::{self, PRODUCT};
 #[cfg(feature = "deadpool-postgres")]
-use super::pool::{Lender, POOL};
+use super::pool::Lender;
 use super::socket::Slots;
 use super::table::{Query, Table};
 use crate::storage::StorageError;
@@ -19,19 +19,27 @@ use crate::storage::net::{CONNECT_WITHIN, Open, Reconnecting};
 #[cfg(feature = "postgres-rustls")]
 use crate::storage::tls::Tls;
 
+/// A connection that is opened on demand.
+type Connection = Reconnecting<Open<PostgresConnection>>;
+
 /// A handle to the connections. Clones share them.
 #[derive(Clone)]
 pub(super) enum Link {
-    Own {
-        settings: Settings,
-        connections: Arc<[Arc<Reconnecting<Open<PostgresConnection>>>]>,
-        next: Arc<AtomicUsize>,
-    },
+    Own(Own),
     #[cfg(feature = "deadpool-postgres")]
     Pool {
         pool: Lender,
         table: Table,
     },
+}
+
+/// The storage's own connections.
+#[derive(Clone)]
+pub(super) struct Own {
+    settings: Settings,
+    connections: Arc<[Arc<Connection>]>,
+    /// The number of statements so far, which take turns on the connections.
+    next: Arc<AtomicUsize>,
 }
 
 /// The result of a statement that was sent.
@@ -47,43 +55,44 @@ impl Link {
     pub(super) fn own(settings: Settings, count: usize) -> Self {
         let connections = (0..count).map(|_| Reconnecting::new(&settings.server)).collect();
         let settings = Settings { slots: Arc::new(Slots::new(count + 1)), ..settings };
-        Self::Own { settings, connections, next: Arc::default() }
+        Self::Own(Own { settings, connections, next: Arc::default() })
+    }
+
+    /// Returns `None` for a pool.
+    #[cfg_attr(not(feature = "deadpool-postgres"), allow(clippy::unnecessary_wraps, reason = "there is no pool"))]
+    fn as_own(&self) -> Option<&Own> {
+        match self {
+            Self::Own(own) => Some(own),
+            #[cfg(feature = "deadpool-postgres")]
+            Self::Pool { .. } => None,
+        }
     }
 
     /// Returns a link with changed TLS settings, which opens new connections. Returns `None` for a
     /// pool, and for a URL without TLS.
     #[cfg(feature = "postgres-rustls")]
     pub(super) fn with_tls(&self, change: impl FnOnce(&Tls) -> Result<Tls, String>) -> Option<Result<Self, String>> {
-        match self {
-            Self::Own { settings, connections, .. } => {
-                let changed = change(settings.tls.as_ref()?);
-                Some(changed.map(|tls| Self::own(Settings { tls: Some(tls), ..settings.clone() }, connections.len())))
-            }
-            #[cfg(feature = "deadpool-postgres")]
-            Self::Pool { .. } => None,
-        }
+        let Own { settings, connections, .. } = self.as_own()?;
+        let changed = change(settings.tls.as_ref()?);
+        Some(changed.map(|tls| Self::own(Settings { tls: Some(tls), ..settings.clone() }, connections.len())))
     }
 
     pub(super) fn table(&self) -> &Table {
         match self {
-            Self::Own { settings, .. } => &settings.table,
+            Self::Own(own) => &own.settings.table,
             #[cfg(feature = "deadpool-postgres")]
             Self::Pool { table, .. } => table,
         }
     }
 
     pub(super) fn server(&self) -> &str {
-        match self {
-            Self::Own { settings, .. } => &settings.server,
-            #[cfg(feature = "deadpool-postgres")]
-            Self::Pool { .. } => POOL,
-        }
+        self.as_own().map_or(PRODUCT, |own| &own.settings.server)
     }
 
     /// Returns the number of connections, or the maximum size of the pool.
     pub(super) fn connections(&self) -> usize {
         match self {
-            Self::Own { connections, .. } => connections.len(),
+            Self::Own(own) => own.connections.len(),
             #[cfg(feature = "deadpool-postgres")]
             Self::Pool { pool, .. } => pool.0.status().max_size,
         }
@@ -92,17 +101,11 @@ impl Link {
     /// Returns an error if too many calls are in flight on every connection. Returns `None` for a
     /// pool, because its callers wait for a free connection.
     pub(super) fn overload(&self) -> Option<StorageError> {
-        match self {
-            Self::Own { connections, .. } => {
-                let mut error = None;
-                for connection in connections.iter() {
-                    error = Some(connection.overload()?);
-                }
-                error
-            }
-            #[cfg(feature = "deadpool-postgres")]
-            Self::Pool { .. } => None,
+        let mut error = None;
+        for connection in self.as_own()?.connections.iter() {
+            error = Some(connection.overload()?);
         }
+        error
     }
 
     /// Executes a statement at most once, and cancels it shortly before the deadline. A statement that
@@ -111,45 +114,44 @@ impl Link {
     /// the server has executed it by then.
     pub(super) async fn query(&self, query: Query, deadline: Instant) -> Result<Outcome, StorageError> {
         match self {
-            Self::Own { settings, connections, next } => {
-                let first = next.fetch_add(1, Ordering::Relaxed) % connections.len();
-                Self::query_own(settings, connections, first, query, deadline).await
-            }
+            Self::Own(own) => own.query(query, deadline).await,
             #[cfg(feature = "deadpool-postgres")]
-            Self::Pool { pool, table } => outcome(POOL, pool.execute(table, &query, deadline).await?),
+            Self::Pool { pool, table } => outcome(PRODUCT, pool.execute(table, &query, deadline).await?),
         }
     }
 
     /// Returns `true` until the first attempt to connect has ended. Returns `false` for a pool.
     pub(super) fn is_new(&self) -> bool {
-        match self {
-            Self::Own { connections, .. } => connections[0].is_new(),
-            #[cfg(feature = "deadpool-postgres")]
-            Self::Pool { .. } => false,
-        }
+        self.as_own().is_some_and(|own| own.connections[0].is_new())
     }
 
     /// Waits until the first attempt to connect has ended.
     pub(super) async fn first_connection(&self) {
-        match self {
-            Self::Own { settings, connections, next } => {
-                let first = next.fetch_add(1, Ordering::Relaxed) % connections.len();
-                // The call that follows returns the error.
-                let _ = Self::connection(settings, connections, first, Instant::now() + CONNECT_WITHIN).await;
-            }
-            #[cfg(feature = "deadpool-postgres")]
-            Self::Pool { .. } => {}
+        if let Some(own) = self.as_own() {
+            // The call that follows returns the error.
+            let _ = own.connection(Instant::now() + CONNECT_WITHIN).await;
         }
     }
 
-    async fn query_own(
-        settings: &Settings,
-        connections: &[Arc<Reconnecting<Open<PostgresConnection>>>],
-        first: usize,
-        query: Query,
-        deadline: Instant,
-    ) -> Result<Outcome, StorageError> {
-        let (connection, open) = Self::connection(settings, connections, first, deadline).await?;
+    /// Creates the table, and its schema if one is set, unless they exist.
+    pub(super) async fn migrate(&self) -> Result<(), StorageError> {
+        let sql = self.table().migration();
+        match self {
+            Self::Own(Own { settings, .. }) => {
+                let connection =
+                    PostgresConnection::open(Settings { if_missing: IfMissing::Ignore, ..settings.clone() }).await?;
+                let executed = connection.client.batch_execute(&sql).await;
+                executed.map_err(|error| error::of_statement(self.server(), error))
+            }
+            #[cfg(feature = "deadpool-postgres")]
+            Self::Pool { pool, .. } => pool.batch_execute(&sql).await,
+        }
+    }
+}
+
+impl Own {
+    async fn query(&self, query: Query, deadline: Instant) -> Result<Outcome, StorageError> {
+        let (connection, open) = self.connection(deadline).await?;
         let call = connection.begin(&open, deadline).await?;
         let mut sent = Sent::new(Arc::clone(&open), query, deadline);
         let Ok(result) = timeout_at(deadline, &mut sent).await else {
@@ -164,50 +166,31 @@ impl Link {
         outcome
     }
 
-    /// Returns the connection `first` if it is open, or else another open one. The connection `first`
-    /// is then opened in the background, because the server may have no room for it.
+    /// Returns the next connection if it is open, or else another open one. The next one is then
+    /// opened in the background, because the server may have no room for it.
     ///
     /// If none is open, waits until the first one of all is open. Others would compete with it for
     /// the last free connection of the server.
-    async fn connection<'a>(
-        settings: &Settings,
-        connections: &'a [Arc<Reconnecting<Open<PostgresConnection>>>],
-        first: usize,
+    async fn connection(
+        &self,
         deadline: Instant,
-    ) -> Result<(&'a Reconnecting<Open<PostgresConnection>>, Arc<Open<PostgresConnection>>), StorageError> {
+    ) -> Result<(&Connection, Arc<Open<PostgresConnection>>), StorageError> {
+        let connections = &self.connections;
+        let next = self.next.fetch_add(1, Ordering::Relaxed) % connections.len();
         let open = || {
-            let settings = settings.clone();
+            let settings = self.settings.clone();
             async { PostgresConnection::open(settings).await.map(Open::new) }
         };
-        let is_open =
-            |connection: &'a Arc<Reconnecting<Open<PostgresConnection>>>| Some((&**connection, connection.value()?));
-        if let Some(found) = is_open(&connections[first]) {
+        let (before, after) = connections.split_at(next);
+        let find_open = || after.iter().chain(before).find_map(|connection| Some((&**connection, connection.value()?)));
+        if let Some(found) = find_open() {
+            let _ = connections[next].value_or_begin(open);
             return Ok(found);
         }
-        let (before, after) = connections.split_at(first);
-        if let Some(found) = after.iter().chain(before).find_map(is_open) {
-            let _ = connections[first].value_or_begin(open);
-            return Ok(found);
-        }
-        match connections[0].get_for(&connections[first], deadline, open).await {
+        match connections[0].get_for(&connections[next], deadline, open).await {
             Ok(value) => Ok((&*connections[0], value)),
             // An attempt for another connection may have succeeded in the meantime.
-            Err(error) => connections.iter().find_map(is_open).ok_or(error),
-        }
-    }
-
-    /// Creates the table, and its schema if one is set, unless they exist.
-    pub(super) async fn migrate(&self) -> Result<(), StorageError> {
-        let sql = self.table().migration();
-        match self {
-            Self::Own { settings, .. } => {
-                let connection =
-                    PostgresConnection::open(Settings { if_missing: IfMissing::Ignore, ..settings.clone() }).await?;
-                let executed = connection.client.batch_execute(&sql).await;
-                executed.map_err(|error| error::of_statement(self.server(), error))
-            }
-            #[cfg(feature = "deadpool-postgres")]
-            Self::Pool { pool, .. } => pool.batch_execute(&sql).await,
+            Err(error) => find_open().ok_or(error),
         }
     }
 }
@@ -224,7 +207,7 @@ fn outcome(server: &str, result: Result<Option<Row>, tokio_postgres::Error>) -> 
 impl fmt::Debug for Link {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Own { connections, .. } => f.debug_list().entries(connections.iter()).finish(),
+            Self::Own(own) => f.debug_list().entries(own.connections.iter()).finish(),
             #[cfg(feature = "deadpool-postgres")]
             Self::Pool { pool, .. } => f.debug_tuple("Pool").field(&pool.0.status()).finish(),
         }

@@ -365,7 +365,7 @@ fn read(parts: &Parts<'_>, wrong: &Wrong<'_>) -> Result<(Link, CasOptions), Conf
         config.application_name("tower-ratelimit");
     }
     let hosts = authority.rsplit_once('@').map_or(authority, |(_, hosts)| hosts);
-    let server = if hosts.is_empty() { "PostgreSQL" } else { hosts }.to_owned();
+    let server = if hosts.is_empty() { self::error::PRODUCT } else { hosts }.to_owned();
     let settings =
         Settings { config: Arc::new(config), tls, server: server.into(), table, if_missing, slots: Arc::default() };
     Ok((Link::own(settings, connections), common))

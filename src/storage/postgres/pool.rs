@@ -9,12 +9,9 @@ use tokio_postgres::{Error, NoTls, Row};
 
 use super::call::cancel_at;
 use super::cancel::CLOSES_WITHIN;
-use super::error::{self, Cause};
+use super::error::{self, Cause, PRODUCT};
 use super::table::{Query, Table};
 use crate::storage::{StorageError, StorageErrorKind};
-
-/// The name of the server, for messages.
-pub(super) const POOL: &str = "PostgreSQL";
 
 /// A pool that lends its connections to one statement at a time.
 #[derive(Clone)]
@@ -47,7 +44,7 @@ impl Lender {
         let mut lent = Lent(None);
         let executed = lent.0.insert(self.0.get().await.map_err(of_pool)?).batch_execute(sql).await;
         lent.0 = None;
-        executed.map_err(|error| error::of_statement(POOL, error))
+        executed.map_err(|error| error::of_statement(PRODUCT, error))
     }
 }
 
@@ -56,7 +53,7 @@ type Executed = Result<Option<Row>, Error>;
 impl Lent {
     /// Executes a statement. Returns its result, and `false` if a cancel request may arrive later.
     async fn execute(&self, table: &Table, query: &Query, deadline: Instant) -> Result<(Executed, bool), StorageError> {
-        let Some(object) = &self.0 else { return Err(StorageError::timed_out(POOL)) };
+        let Some(object) = &self.0 else { return Err(StorageError::timed_out(PRODUCT)) };
         let sql = table.sql(query.statement);
         let mut executed = pin!(async {
             let prepared = object.prepare_cached(&sql).await?;
@@ -66,7 +63,7 @@ impl Lent {
             return Ok((result, true));
         }
         cancel(object);
-        let result = timeout_at(deadline, executed).await.map_err(|_| StorageError::timed_out(POOL))?;
+        let result = timeout_at(deadline, executed).await.map_err(|_| StorageError::timed_out(PRODUCT))?;
         let is_cancelled = result.as_ref().is_err_and(error::is_cancelled);
         Ok((result, is_cancelled))
     }
@@ -102,11 +99,11 @@ async fn from_pool(pool: &Pool, deadline: Instant) -> Result<Object, StorageErro
 
 fn of_pool(error: PoolError) -> StorageError {
     match error {
-        PoolError::Backend(error) => StorageError::unreachable(POOL, Cause(error)),
+        PoolError::Backend(error) => StorageError::unreachable(PRODUCT, Cause(error)),
         PoolError::Timeout(_) => {
             let message = "no connection from the pool within the pool's timeout";
             StorageError::new(StorageErrorKind::Timeout, message).uncounted()
         }
-        other => StorageError::unreachable(POOL, other),
+        other => StorageError::unreachable(PRODUCT, other),
     }
 }

@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
 use super::link::{Link, Outcome};
-use super::table::{Query, Statement};
+use super::table::{self, Query, Statement, number};
 use crate::storage::cas::ServerStore;
 use crate::storage::net::MOST;
 use crate::storage::{CasStorage, Loaded, StorageError, Swapped, names};
@@ -86,10 +86,10 @@ impl CasStorage for PostgresStore {
                 let is_missing = self.load(key, deadline).await?.text.is_empty();
                 return Ok(if is_missing { Swapped::Stored } else { Swapped::Lost(None) });
             }
-            (true, false) => Query::new(Statement::Insert, [key.into(), text.into(), keep.into()]),
-            (false, true) => Query::new(Statement::Delete, [key.into(), (&**version).into()]),
+            (true, false) => Query::new(Statement::Insert, [table::text(key), table::text(text), number(keep)]),
+            (false, true) => Query::new(Statement::Delete, [table::text(key), table::text(version)]),
             (false, false) => {
-                Query::new(Statement::Update, [key.into(), text.into(), keep.into(), (&**version).into()])
+                Query::new(Statement::Update, [table::text(key), table::text(text), number(keep), table::text(version)])
             }
         };
         let reply = self.query(query, deadline).await?;
@@ -141,7 +141,7 @@ impl ServerStore for PostgresStore {
 
     async fn delete_all(&self, prefix: &str, deadline: Instant) -> Result<u64, StorageError> {
         // The collation "C" orders keys by their bytes.
-        let query = Query::new(Statement::DeleteAll, [prefix.into(), (&*names::after(prefix)).into()]);
+        let query = Query::new(Statement::DeleteAll, [table::text(prefix), table::text(&names::after(prefix))]);
         let Some(reply) = self.query(query, deadline).await? else {
             return Err(StorageError::refused(self.link.server(), "other transactions changed the same rows"));
         };
@@ -162,7 +162,7 @@ impl PostgresStore {
     /// Reads the row of a key. Returns `None` if the read was rolled back because of another
     /// transaction.
     async fn read(&self, key: &str, deadline: Instant) -> Result<Option<Reply>, StorageError> {
-        self.query(Query::new(Statement::Load, [key.into()]), deadline).await.map_err(StorageError::uncounted)
+        self.query(Query::new(Statement::Load, [table::text(key)]), deadline).await.map_err(StorageError::uncounted)
     }
 
     /// Executes a statement, and records the server's time. Returns `None` if the statement was
@@ -285,7 +285,7 @@ impl Sweep {
         tokio::spawn(async move {
             let page = sweep.0.page.fetch_add(PAGES, Ordering::Relaxed);
             // The error is ignored: a later write sweeps again, and hits report an outage.
-            let query = Query::new(Statement::Sweep, [page.into(), PAGES.into()]);
+            let query = Query::new(Statement::Sweep, [number(page), number(PAGES)]);
             let _ = link.query(query, tokio::time::Instant::now() + timeout).await;
             drop(sweep);
         });

@@ -164,10 +164,15 @@ pub(super) struct Query {
     params: Vec<Param>,
 }
 
-#[derive(Debug)]
-pub(super) enum Param {
-    Text(String),
-    Number(i64),
+/// A parameter and its type.
+type Param = (Box<dyn ToSql + Send + Sync>, Type);
+
+pub(super) fn text(text: &str) -> Param {
+    (Box::new(text.to_owned()), Type::TEXT)
+}
+
+pub(super) fn number(number: i64) -> Param {
+    (Box::new(number), Type::INT8)
 }
 
 impl Query {
@@ -176,39 +181,11 @@ impl Query {
     }
 
     pub(super) fn params(&self) -> Vec<&(dyn ToSql + Sync)> {
-        self.params.iter().map(Param::value).collect()
+        self.params.iter().map(|(value, _)| &**value as _).collect()
     }
 
     /// Returns the parameters with their types, for a statement that is not prepared.
     pub(super) fn typed_params(&self) -> Vec<(&(dyn ToSql + Sync), Type)> {
-        self.params.iter().map(|param| (param.value(), param.kind())).collect()
-    }
-}
-
-impl Param {
-    fn value(&self) -> &(dyn ToSql + Sync) {
-        match self {
-            Self::Text(text) => text,
-            Self::Number(number) => number,
-        }
-    }
-
-    fn kind(&self) -> Type {
-        match self {
-            Self::Text(_) => Type::TEXT,
-            Self::Number(_) => Type::INT8,
-        }
-    }
-}
-
-impl From<&str> for Param {
-    fn from(text: &str) -> Self {
-        Self::Text(text.to_owned())
-    }
-}
-
-impl From<i64> for Param {
-    fn from(number: i64) -> Self {
-        Self::Number(number)
+        self.params.iter().map(|(value, kind)| (&**value as _, kind.clone())).collect()
     }
 }
