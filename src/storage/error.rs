@@ -27,10 +27,10 @@ use crate::error::{BoxError, ConfigError, chain};
 /// assert!(!error.may_have_counted());
 /// ```
 #[derive(Clone)]
-pub struct StorageError(Arc<Inner>);
+pub struct StorageError(Arc<ErrorInner>);
 
 #[derive(Clone)]
-struct Inner {
+struct ErrorInner {
     kind: StorageErrorKind,
     message: Cow<'static, str>,
     may_have_counted: bool,
@@ -99,7 +99,7 @@ impl StorageError {
     /// `ConnectionLost`, `UnexpectedReply`, `Cancelled` and `Other`, and to `false` for the others.
     pub fn new(kind: StorageErrorKind, message: impl Into<Cow<'static, str>>) -> Self {
         let (message, may_have_counted) = (message.into(), kind.may_have_counted());
-        Self(Arc::new(Inner { kind, message, may_have_counted, source: None }))
+        Self(Arc::new(ErrorInner { kind, message, may_have_counted, source: None }))
     }
 
     /// Creates an error of the kind [`Other`](StorageErrorKind::Other) with this source.

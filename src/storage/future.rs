@@ -23,9 +23,9 @@ use super::StorageError;
 /// # }
 /// ```
 #[must_use = "futures do nothing unless they are polled"]
-pub struct StorageFuture<T>(Stage<T>);
+pub struct StorageFuture<T>(ReadyOrBoxed<T>);
 
-enum Stage<T> {
+enum ReadyOrBoxed<T> {
     /// `None` after the result was returned.
     Ready(Option<Result<T, StorageError>>),
     Pending(Pin<Box<dyn Future<Output = Result<T, StorageError>> + Send>>),
@@ -41,29 +41,29 @@ impl<T> StorageFuture<T> {
     /// Returns a future that is ready with `result`.
     #[inline]
     pub fn ready(result: Result<T, StorageError>) -> Self {
-        Self(Stage::Ready(Some(result)))
+        Self(ReadyOrBoxed::Ready(Some(result)))
     }
 
     /// Boxes `future`. It does not run until the returned future is polled.
     pub fn new(future: impl Future<Output = Result<T, StorageError>> + Send + 'static) -> Self {
-        Self(Stage::Pending(Box::pin(future)))
+        Self(ReadyOrBoxed::Pending(Box::pin(future)))
     }
 
     /// Returns the result if the future is ready without being polled.
     #[inline]
     pub(crate) fn as_ready(&self) -> Option<Result<&T, &StorageError>> {
         match &self.0 {
-            Stage::Ready(result) => result.as_ref().map(Result::as_ref),
-            Stage::Pending(_) => None,
+            ReadyOrBoxed::Ready(result) => result.as_ref().map(Result::as_ref),
+            ReadyOrBoxed::Pending(_) => None,
         }
     }
 
     /// Polls a boxed future once, so that a result that is available immediately is ready.
     pub(crate) fn polled_once(self) -> Self {
-        let Stage::Pending(mut future) = self.0 else { return self };
+        let ReadyOrBoxed::Pending(mut future) = self.0 else { return self };
         match future.as_mut().poll(&mut Context::from_waker(Waker::noop())) {
             Poll::Ready(result) => Self::ready(result),
-            Poll::Pending => Self(Stage::Pending(future)),
+            Poll::Pending => Self(ReadyOrBoxed::Pending(future)),
         }
     }
 }
@@ -75,9 +75,9 @@ impl<T: Send + 'static> StorageFuture<T> {
         next: impl FnOnce(Result<T, StorageError>) -> StorageFuture<U> + Send + 'static,
     ) -> StorageFuture<U> {
         match self.0 {
-            Stage::Ready(Some(result)) => next(result),
-            Stage::Ready(None) => returned(),
-            Stage::Pending(future) => StorageFuture::new(async move { next(future.await).await }),
+            ReadyOrBoxed::Ready(Some(result)) => next(result),
+            ReadyOrBoxed::Ready(None) => returned(),
+            ReadyOrBoxed::Pending(future) => StorageFuture::new(async move { next(future.await).await }),
         }
     }
 
@@ -87,9 +87,9 @@ impl<T: Send + 'static> StorageFuture<T> {
         change: impl FnOnce(Result<T, StorageError>) -> Result<U, StorageError> + Send + 'static,
     ) -> StorageFuture<U> {
         match self.0 {
-            Stage::Ready(Some(result)) => StorageFuture::ready(change(result)),
-            Stage::Ready(None) => returned(),
-            Stage::Pending(future) => StorageFuture::new(async move { change(future.await) }),
+            ReadyOrBoxed::Ready(Some(result)) => StorageFuture::ready(change(result)),
+            ReadyOrBoxed::Ready(None) => returned(),
+            ReadyOrBoxed::Pending(future) => StorageFuture::new(async move { change(future.await) }),
         }
     }
 
@@ -128,8 +128,8 @@ impl<T> Future for StorageFuture<T> {
     #[inline]
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         match &mut self.0 {
-            Stage::Ready(result) => Poll::Ready(result.take().unwrap_or_else(|| returned())),
-            Stage::Pending(future) => future.as_mut().poll(cx),
+            ReadyOrBoxed::Ready(result) => Poll::Ready(result.take().unwrap_or_else(|| returned())),
+            ReadyOrBoxed::Pending(future) => future.as_mut().poll(cx),
         }
     }
 }
@@ -137,9 +137,9 @@ impl<T> Future for StorageFuture<T> {
 impl<T> fmt::Debug for StorageFuture<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match &self.0 {
-            Stage::Ready(Some(_)) => "StorageFuture(Ready)",
-            Stage::Ready(None) => "StorageFuture(Returned)",
-            Stage::Pending(_) => "StorageFuture(Pending)",
+            ReadyOrBoxed::Ready(Some(_)) => "StorageFuture(Ready)",
+            ReadyOrBoxed::Ready(None) => "StorageFuture(Returned)",
+            ReadyOrBoxed::Pending(_) => "StorageFuture(Pending)",
         })
     }
 }

@@ -139,7 +139,7 @@ const MARKS: u64 = 32_749;
 
 /// The time of a key.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Head {
+pub(super) struct TextHead {
     /// The newest instant at which the key was decided.
     pub(super) newest: Timestamp,
     /// A number that distinguishes this time of the key from that of an earlier or later text, or 0
@@ -149,7 +149,7 @@ pub(super) struct Head {
     lines: Vec<u64>,
 }
 
-impl Head {
+impl TextHead {
     pub(super) fn new(newest: Timestamp) -> Self {
         Self { newest, mark: 0, lines: Vec::new() }
     }
@@ -192,7 +192,7 @@ pub(super) struct UnknownVersion<'a>(pub(super) &'a str);
 ///
 /// A text without a version cannot have been written by any version of this crate. It counts as
 /// empty.
-pub(super) fn split(text: &str) -> Result<(Option<Head>, &str), UnknownVersion<'_>> {
+pub(super) fn split(text: &str) -> Result<(Option<TextHead>, &str), UnknownVersion<'_>> {
     let Some(rest) = text.strip_prefix(FORMAT) else { return Ok((None, "")) };
     let digits = rest.find(|c: char| !c.is_ascii_digit()).unwrap_or(rest.len());
     let (version, rest) = rest.split_at(digits);
@@ -200,17 +200,17 @@ pub(super) fn split(text: &str) -> Result<(Option<Head>, &str), UnknownVersion<'
         return if version.is_empty() { Ok((None, "")) } else { Err(UnknownVersion(version)) };
     }
     let (head, states) = rest.split_at(rest.find('[').unwrap_or(rest.len()));
-    Ok((head.strip_prefix('@').and_then(Head::parse), states))
+    Ok((head.strip_prefix('@').and_then(TextHead::parse), states))
 }
 
 /// Returns the text of states, preceded by the version and the time of the key. It is empty if
 /// there is neither a time nor a state.
-pub(super) fn join(head: Option<&Head>, states: &str) -> String {
+pub(super) fn join(head: Option<&TextHead>, states: &str) -> String {
     if head.is_none() && states.is_empty() {
         return String::new();
     }
     let mut text = format!("{FORMAT}{VERSION}");
-    if let Some(Head { newest, mark, lines }) = head {
+    if let Some(TextHead { newest, mark, lines }) = head {
         let written = write!(text, "@{}", newest.as_micros());
         let written = written.and_then(|()| if lines.is_empty() { Ok(()) } else { write!(text, ".{mark}") });
         let written = written.and_then(|()| lines.iter().try_for_each(|line| write!(text, "-{line}")));
@@ -225,7 +225,7 @@ mod tests {
 
     #[test]
     fn head_is_parsed_as_written() {
-        let mut head = Head::new(Timestamp::from_micros((1 << 54) - 1));
+        let mut head = TextHead::new(Timestamp::from_micros((1 << 54) - 1));
         for line in [7, 1 << 53, 90, 1 << 52, 1_000_000] {
             assert_eq!(split(&join(Some(&head), "[a 1,2,3]")), Ok((Some(head.clone()), "[a 1,2,3]")));
             head.add_line(line, 5);

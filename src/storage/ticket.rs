@@ -11,7 +11,7 @@ use crate::time::Timestamp;
 /// The side of a call that executes it and answers the caller.
 #[derive(Debug)]
 pub(super) struct Ticket<A> {
-    stage: Arc<Mutex<Stage>>,
+    stage: Arc<Mutex<CallStage>>,
     answer: oneshot::Sender<A>,
 }
 
@@ -19,13 +19,13 @@ pub(super) struct Ticket<A> {
 /// call. Groups of Redis hits skip one that has not begun, and all other storages execute it.
 #[derive(Debug)]
 pub(super) struct Caller<A> {
-    stage: Arc<Mutex<Stage>>,
+    stage: Arc<Mutex<CallStage>>,
     answer: oneshot::Receiver<A>,
 }
 
 /// The progress of a call, which both sides share.
 #[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Stage {
+pub(super) struct CallStage {
     /// `true` if the call is being executed. Its effect is unknown until it is answered.
     pub(super) is_begun: bool,
     /// The last time at which other calls or processes were known to delay this one, if any.
@@ -40,7 +40,7 @@ pub(super) enum Unanswered {
     /// The executing side was dropped.
     Dropped,
     /// The deadline has passed.
-    Late(Stage),
+    Late(CallStage),
 }
 
 impl<A> Ticket<A> {
@@ -51,7 +51,7 @@ impl<A> Ticket<A> {
         (Self { stage: Arc::clone(&stage), answer: sender }, Caller { stage, answer })
     }
 
-    pub(super) fn stage(&self) -> Stage {
+    pub(super) fn stage(&self) -> CallStage {
         *self.lock()
     }
 
@@ -90,7 +90,7 @@ impl<A> Ticket<A> {
         let _ = self.answer.send(answer);
     }
 
-    fn lock(&self) -> MutexGuard<'_, Stage> {
+    fn lock(&self) -> MutexGuard<'_, CallStage> {
         unpoisoned(self.stage.lock())
     }
 }

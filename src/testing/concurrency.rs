@@ -53,85 +53,35 @@ pub(super) fn hits_are_exact(runtime: &Runtime, policy: &Policy, handles: &[AnyS
     );
 }
 
-/// Checks law 9 of [`StorageLaws`](super::StorageLaws) for refunds: refunds that are concurrent
-/// with hits are neither lost nor counted twice.
-///
-/// The policy must have at least 500 units. Units must not refill during the check, so use a
-/// storage with a [`ManualClock`](crate::storage::ManualClock), or a policy with a long period.
-///
-/// # Panics
-///
-/// Panics if a hit is refused, if the missing units at the end are not those of the hits without a
-/// refund, or if the storage fails. Also panics if it is called inside a tokio runtime, because it
-/// starts its own.
-pub fn concurrent_refunds_are_exact(policy: &Policy, storage: &(impl Storage + Clone)) {
-    refunds_are_exact(&runtime_of_threads(), policy, &AnyStorage::new(storage.clone()));
-}
-
-pub(super) fn refunds_are_exact(runtime: &Runtime, policy: &Policy, storage: &AnyStorage) {
-    const KEPT: u32 = 15;
-    let key = Key::from("concurrent refunds");
+/// Checks law 9 for settled hits: concurrent hits spend exactly the sum of their actual costs. Each
+/// hit is of `cost` units, and is settled with the `actual` cost of its task and round.
+pub(super) fn settlements_are_exact(
+    runtime: &Runtime,
+    policy: &Policy,
+    storage: &AnyStorage,
+    cost: u32,
+    actual: fn(task: u32, round: u32) -> u32,
+) {
+    const ROUNDS: u32 = 20;
+    let key = Key::from("concurrent settlements");
     let missing = runtime.block_on(async {
         let before = answer(storage, policy, &key, Op::Peek).await.remaining();
         let mut all = JoinSet::new();
-        for _ in 0..TASKS {
+        for task in 0..TASKS {
             let (storage, policy, key) = (storage.clone(), policy.clone(), key.clone());
             all.spawn(async move {
-                for round in 0..2 * KEPT {
-                    let hit = answer(&storage, &policy, &key, Op::Hit).await;
+                for round in 0..ROUNDS {
+                    let hit = answer_of_cost(&storage, &policy, &key, Op::Hit, cost).await;
                     assert!(hit.is_admitted(), "law 9: the test policy {policy} has too few units");
-                    if round % 2 == 1 {
-                        let done = storage.settle(&policy, &key, &hit, 0).await.map_err(failed);
-                        done.unwrap_or_else(|error| panic!("law 9: {error}"));
-                    }
+                    let settled = storage.settle(&policy, &key, &hit, actual(task, round)).await.map_err(failed);
+                    settled.unwrap_or_else(|error| panic!("law 9: {error}"));
                 }
             });
         }
         all.join_all().await;
         before - answer(storage, policy, &key, Op::Peek).await.remaining()
     });
-    let kept = TASKS * KEPT;
-    assert!(missing == kept, "law 9: {kept} hits of {policy} were not refunded, but {missing} units are missing");
-}
-
-/// Checks law 9 of [`StorageLaws`](super::StorageLaws) for settled hits: concurrent hits spend
-/// exactly the sum of their actual costs.
-///
-/// Several tasks hit one key at the same time, and settle each hit with a varying actual cost. The
-/// policy must have at least 1,000 units. Units must not refill during the check, so use a storage
-/// with a [`ManualClock`](crate::storage::ManualClock), or a policy with a long period.
-///
-/// # Panics
-///
-/// Panics if a hit is refused, if the spent units are not the sum of the actual costs, or if the
-/// storage fails. Also panics if it is called inside a tokio runtime, because it starts its own.
-pub fn concurrent_settlements_are_exact(policy: &Policy, storage: &(impl Storage + Clone)) {
-    settlements_are_exact(&runtime_of_threads(), policy, &AnyStorage::new(storage.clone()));
-}
-
-pub(super) fn settlements_are_exact(runtime: &Runtime, policy: &Policy, storage: &AnyStorage) {
-    let key = Key::from("concurrent settlements");
-    let (missing, spent) = runtime.block_on(async {
-        let before = answer(storage, policy, &key, Op::Peek).await.remaining();
-        let mut all = JoinSet::new();
-        for task in 0..TASKS {
-            let (storage, policy, key) = (storage.clone(), policy.clone(), key.clone());
-            all.spawn(async move {
-                let mut sum = 0;
-                for round in 0..20 {
-                    let hit = answer_of_cost(&storage, &policy, &key, Op::Hit, 3).await;
-                    assert!(hit.is_admitted(), "law 9: the test policy {policy} has too few units");
-                    let actual = (5 * round + 3 * task) % 8;
-                    let settled = storage.settle(&policy, &key, &hit, actual).await.map_err(failed);
-                    settled.unwrap_or_else(|error| panic!("law 9: {error}"));
-                    sum += actual;
-                }
-                sum
-            });
-        }
-        let spent: u32 = all.join_all().await.into_iter().sum();
-        (before - answer(storage, policy, &key, Op::Peek).await.remaining(), spent)
-    });
+    let spent: u32 = (0..TASKS).flat_map(|task| (0..ROUNDS).map(move |round| actual(task, round))).sum();
     assert!(missing == spent, "law 9: hits of {policy} have cost {spent} units, but {missing} units are missing");
 }
 

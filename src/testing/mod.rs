@@ -32,9 +32,7 @@ mod strategy;
 mod strategy_laws;
 
 pub use self::cas::CasLaws;
-pub use self::concurrency::{
-    concurrent_hits_are_exact, concurrent_refunds_are_exact, concurrent_settlements_are_exact,
-};
-pub use self::model::{Model, decides_like_the_model, policies_of_one_name_share_only_equal_limits};
+pub use self::concurrency::concurrent_hits_are_exact;
+pub use self::model::{Model, decides_like_the_model};
 pub use self::storage::StorageLaws;
 pub use self::strategy::StrategyLaws;

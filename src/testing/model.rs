@@ -194,22 +194,8 @@ pub(super) fn decides_like_the_model_in(scripts: u32, policies: &[Policy], make:
     like_the_model("8: decisions equal the model's", scripts, policies, make);
 }
 
-/// Checks law 10 of [`StorageLaws`](super::StorageLaws) for policies with the same name: they share
-/// the states of equal limits, and no others.
-///
-/// Limits are equal if they have the same strategy, period and position. `make` and the number of
-/// random scripts are as in [`decides_like_the_model`].
-///
-/// # Panics
-///
-/// Panics if policies share the states of different limits, if they do not share those of equal
-/// limits, or if the storage fails. The message contains the smallest script that fails. Also
-/// panics if it is called inside a tokio runtime, because it starts its own.
-pub fn policies_of_one_name_share_only_equal_limits<St: Storage>(make: impl Fn(ManualClock) -> St) {
-    policies_of_one_name_in(Config::default().cases, &|clock| AnyStorage::new(make(clock)));
-}
-
-/// [`policies_of_one_name_share_only_equal_limits`] with this many random scripts.
+/// Checks law 10 for policies with the same name: they share the states of equal limits, and no
+/// others. Limits are equal if they have the same strategy, period and position.
 pub(super) fn policies_of_one_name_in(scripts: u32, make: &MakeStorage<'_>) {
     let policies: Vec<Policy> = [
         "fixed-window 3 per 7 seconds",

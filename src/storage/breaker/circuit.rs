@@ -15,7 +15,7 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use super::state::{self, CircuitState, Counts, Phase};
+use super::state::{self, CircuitState, PathCounts, Phase};
 use crate::storage::{StorageError, StorageErrorKind};
 use crate::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use crate::sync::unpoisoned;
@@ -28,11 +28,11 @@ mod loom;
 /// A handle to the state of a [`Breaker`](super::Breaker), returned by
 /// [`Breaker::circuit`](super::Breaker::circuit). Clones refer to the same breaker.
 #[derive(Clone)]
-pub struct Circuit(Arc<Inner>);
+pub struct Circuit(Arc<CircuitInner>);
 
 /// The failure threshold and the probe times of a circuit.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Settings {
+pub(super) struct CircuitSettings {
     /// The consecutive failures that open the circuit.
     pub(super) failures: u32,
     /// The time from opening to the first probe, before jitter.
@@ -41,8 +41,8 @@ pub(super) struct Settings {
     pub(super) longest: Duration,
 }
 
-struct Inner {
-    settings: Settings,
+struct CircuitInner {
+    settings: CircuitSettings,
     /// The number of times that the circuit opened or closed. The circuit is closed if the number
     /// is even. The result of a call that started in an earlier epoch is ignored.
     epoch: AtomicU64,
@@ -53,7 +53,7 @@ struct Inner {
     not_before: AtomicU64,
     created: Instant,
     probe_state: Mutex<ProbeState>,
-    counts: Counts,
+    counts: PathCounts,
 }
 
 #[derive(Default)]
@@ -81,7 +81,7 @@ pub(super) struct Permit {
     is_write: bool,
 }
 
-impl Drop for Inner {
+impl Drop for CircuitInner {
     fn drop(&mut self) {
         if !is_closed(self.epoch.load(Ordering::Relaxed)) {
             state::left_open();
@@ -90,15 +90,15 @@ impl Drop for Inner {
 }
 
 impl Circuit {
-    pub(super) fn new(settings: Settings) -> Self {
-        Self(Arc::new(Inner {
+    pub(super) fn new(settings: CircuitSettings) -> Self {
+        Self(Arc::new(CircuitInner {
             settings,
             epoch: AtomicU64::new(0),
             failures: AtomicU32::new(0),
             not_before: AtomicU64::new(0),
             created: Instant::now(),
             probe_state: Mutex::default(),
-            counts: Counts::default(),
+            counts: PathCounts::default(),
         }))
     }
 
@@ -122,11 +122,11 @@ impl Circuit {
         }
     }
 
-    pub(super) fn settings(&self) -> Settings {
+    pub(super) fn settings(&self) -> CircuitSettings {
         self.0.settings
     }
 
-    pub(super) fn counts(&self) -> &Counts {
+    pub(super) fn counts(&self) -> &PathCounts {
         &self.0.counts
     }
 
@@ -312,7 +312,7 @@ mod tests {
     #[test]
     fn only_one_of_many_threads_probes() {
         let shortest = Duration::from_millis(1);
-        let circuit = Circuit::new(Settings { failures: 1, shortest, longest: Duration::from_secs(3_600) });
+        let circuit = Circuit::new(CircuitSettings { failures: 1, shortest, longest: Duration::from_secs(3_600) });
         circuit.try_acquire(true).unwrap().failed(&StorageError::other("it fails"));
         let barrier = Barrier::new(4);
         for _ in 0..300 {

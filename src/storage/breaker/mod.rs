@@ -14,7 +14,7 @@ use std::task::Poll;
 use std::time::Duration;
 
 pub use self::circuit::Circuit;
-use self::circuit::{Permit, Settings};
+use self::circuit::{CircuitSettings, Permit};
 use self::fallback::Fallback;
 #[cfg(feature = "metrics")]
 pub(crate) use self::state::PATHS;
@@ -79,18 +79,18 @@ use crate::storage::{
 ///   is the primary, the settlement also fails while the breaker is open.
 /// - One of the storages fails to [clear](Storage::clear) a key, or the breaker is open.
 #[derive(Clone, Debug)]
-pub struct Breaker(Arc<Parts>);
+pub struct Breaker(Arc<BreakerInner>);
 
 #[derive(Debug)]
-struct Parts {
+struct BreakerInner {
     primary: AnyStorage,
     fallback: Option<Fallback>,
     circuit: Circuit,
 }
 
 /// The defaults of [`Breaker::failures`] and [`Breaker::probe_after`].
-const DEFAULTS: Settings =
-    Settings { failures: 5, shortest: Duration::from_millis(100), longest: Duration::from_secs(1) };
+const DEFAULTS: CircuitSettings =
+    CircuitSettings { failures: 5, shortest: Duration::from_millis(100), longest: Duration::from_secs(1) };
 
 impl Breaker {
     /// Creates a closed breaker around `primary`, without a fallback.
@@ -104,8 +104,8 @@ impl Breaker {
         Self::with(AnyStorage::new(primary), None, DEFAULTS)
     }
 
-    fn with(primary: AnyStorage, fallback: Option<Fallback>, settings: Settings) -> Self {
-        Self(Arc::new(Parts { primary, fallback, circuit: Circuit::new(settings) }))
+    fn with(primary: AnyStorage, fallback: Option<Fallback>, settings: CircuitSettings) -> Self {
+        Self(Arc::new(BreakerInner { primary, fallback, circuit: Circuit::new(settings) }))
     }
 
     /// Sets the storage that decides while the breaker is open, and each time the primary fails.
@@ -126,7 +126,7 @@ impl Breaker {
         let replicas = NonZeroU32::new(replicas)
             .expect("invalid replicas 0: it must be at least 1, the number of processes that share the storage");
         assert_contains_no_breaker(&fallback);
-        let Parts { primary, circuit, .. } = &*self.0;
+        let BreakerInner { primary, circuit, .. } = &*self.0;
         let fallback = Fallback::new(AnyStorage::new(fallback), replicas);
         Self::with(primary.clone(), Some(fallback), circuit.settings())
     }
@@ -142,7 +142,7 @@ impl Breaker {
     #[track_caller]
     pub fn failures(self, failures: u32) -> Self {
         assert!(failures > 0, "invalid failures 0: it must be at least 1, for example 5");
-        self.with_settings(Settings { failures, ..self.0.circuit.settings() })
+        self.with_settings(CircuitSettings { failures, ..self.0.circuit.settings() })
     }
 
     /// Sets the time between probes. Defaults to 100 milliseconds and 1 second.
@@ -165,11 +165,11 @@ impl Breaker {
             "invalid probe times {shortest:?} and {longest:?}: the first must be at least 1 ms, the second at least \
              the first and at most 1 hour, for example Duration::from_millis(100) and Duration::from_secs(1)"
         );
-        self.with_settings(Settings { shortest, longest, ..self.0.circuit.settings() })
+        self.with_settings(CircuitSettings { shortest, longest, ..self.0.circuit.settings() })
     }
 
-    fn with_settings(&self, settings: Settings) -> Self {
-        let Parts { primary, fallback, .. } = &*self.0;
+    fn with_settings(&self, settings: CircuitSettings) -> Self {
+        let BreakerInner { primary, fallback, .. } = &*self.0;
         let fallback = fallback.as_ref().map(|fallback| Fallback::new(fallback.storage.clone(), fallback.replicas));
         Self::with(primary.clone(), fallback, settings)
     }
@@ -201,7 +201,7 @@ fn assert_contains_no_breaker(storage: &dyn Storage) {
     );
 }
 
-impl Parts {
+impl BreakerInner {
     /// Records the result of a decision by the primary. If the primary has failed, sends the request
     /// to the fallback.
     fn decided(
@@ -318,7 +318,7 @@ impl Storage for Breaker {
 
     #[inline]
     fn try_admit(&self, request: StorageRequest<'_>, mut shown: Option<&mut Summary>) -> bool {
-        let Parts { primary, fallback, circuit } = &*self.0;
+        let BreakerInner { primary, fallback, circuit } = &*self.0;
         if circuit.is_closed() {
             if primary.try_admit(request, shown.as_deref_mut()) {
                 circuit.counts().primary();

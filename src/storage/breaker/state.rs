@@ -48,13 +48,13 @@ pub struct CircuitState {
 
 /// Counts the decisions by the storage that made them.
 #[derive(Debug, Default)]
-pub(super) struct Counts {
+pub(super) struct PathCounts {
     pub(super) primary: AtomicU64,
     pub(super) fallback: AtomicU64,
     pub(super) none: AtomicU64,
 }
 
-impl Counts {
+impl PathCounts {
     #[inline]
     pub(super) fn primary(&self) {
         self.primary.fetch_add(1, Ordering::Relaxed);

@@ -7,7 +7,7 @@ use super::skew::View;
 use crate::decision::Decision;
 use crate::policy::{Op, Policy};
 use crate::storage::StorageError;
-use crate::storage::text::{self, Head};
+use crate::storage::text::{self, TextHead};
 use crate::strategy::State;
 use crate::time::Timestamp;
 
@@ -28,7 +28,7 @@ pub(in crate::storage) struct Batch<'a> {
     /// The microseconds by which this node's clock is behind `now`.
     behind: u64,
     /// The time of the key to store.
-    head: Option<Head>,
+    head: Option<TextHead>,
     /// `true` if the text must be stored even if no state has changed.
     must_store: bool,
     /// The error of all commands before a clear, if the text has an unknown version.

@@ -13,7 +13,7 @@ use tokio::time::Instant;
 
 use crate::decision::Decision;
 use crate::policy::Policy;
-use crate::storage::ticket::{Caller, Stage, Ticket, Unanswered};
+use crate::storage::ticket::{CallStage, Caller, Ticket, Unanswered};
 use crate::storage::{StorageError, StorageErrorKind};
 use crate::sync::unpoisoned;
 use crate::time::Timestamp;
@@ -119,7 +119,7 @@ impl JobWaiter {
 /// Returns the answer to a job that ends without a result: at its deadline, or after too many lost
 /// swaps. If a sent swap may have stored it, the answer is an error, because a refusal would mean
 /// that nothing was spent.
-fn unfinished_answer(policy: &Policy, command: &Command, stage: &Stage, store: &str) -> JobResult {
+fn unfinished_answer(policy: &Policy, command: &Command, stage: &CallStage, store: &str) -> JobResult {
     match (stage.contended, command) {
         _ if stage.is_begun => Err(late(store, true)),
         (Some(at), Command::Hit(cost) | Command::Charge(cost)) => {
@@ -154,16 +154,16 @@ fn contended() -> StorageError {
 
 /// Identifies a worker by its runtime and its key. Each runtime has its own workers, because a
 /// worker in another runtime may stop while its callers still wait.
-pub(super) type Place = (Id, Arc<str>);
+pub(super) type JobKey = (Id, Arc<str>);
 
 /// The waiting jobs of each key that has a worker. The lock is never held during a call to the
 /// store.
 #[derive(Debug, Default)]
-pub(super) struct Queues(Mutex<HashMap<Place, Vec<Job>>>);
+pub(super) struct JobQueues(Mutex<HashMap<JobKey, Vec<Job>>>);
 
-impl Queues {
+impl JobQueues {
     /// Adds a job. Returns `true` if the key has no worker yet, so that the caller must spawn one.
-    pub(super) fn add(&self, place: &Place, job: Job) -> bool {
+    pub(super) fn add(&self, place: &JobKey, job: Job) -> bool {
         match self.lock().entry(place.clone()) {
             Entry::Occupied(mut waiting) => {
                 waiting.get_mut().push(job);
@@ -178,7 +178,7 @@ impl Queues {
 
     /// Takes all waiting jobs of the key. If there are none, the key is no longer busy, and its
     /// worker must end.
-    pub(super) fn take(&self, place: &Place) -> Vec<Job> {
+    pub(super) fn take(&self, place: &JobKey) -> Vec<Job> {
         let mut busy = self.lock();
         let jobs = busy.get_mut(place).map(std::mem::take).unwrap_or_default();
         if jobs.is_empty() {
@@ -192,7 +192,7 @@ impl Queues {
     }
 
     /// Drops the jobs of a key whose worker was dropped. Their callers get an error.
-    pub(super) fn abandon(&self, place: &Place) {
+    pub(super) fn abandon(&self, place: &JobKey) {
         // The jobs are dropped after the lock is released.
         let jobs = self.lock().remove(place);
         drop(jobs);
@@ -200,7 +200,7 @@ impl Queues {
 
     /// Records for each waiting job of the key that the worker's current batch still delayed it at
     /// the time `at`.
-    pub(super) fn set_contended(&self, place: &Place, at: Timestamp) {
+    pub(super) fn set_contended(&self, place: &JobKey, at: Timestamp) {
         for job in self.lock().get(place).into_iter().flatten() {
             job.ticket.set_contended(at);
         }
@@ -211,7 +211,7 @@ impl Queues {
         self.lock().len()
     }
 
-    fn lock(&self) -> MutexGuard<'_, HashMap<Place, Vec<Job>>> {
+    fn lock(&self) -> MutexGuard<'_, HashMap<JobKey, Vec<Job>>> {
         unpoisoned(self.0.lock())
     }
 }

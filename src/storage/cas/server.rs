@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use tokio::runtime::Handle;
 
-use super::shared::{CasShared, Time, store_deadline};
+use super::shared::{CasShared, TimeSource, store_deadline};
 use super::skew::Skew;
 use super::{Cas, CasStorage};
 use crate::decision::Decision;
@@ -79,7 +79,7 @@ impl<S: ServerStore> ServerCas<S> {
     pub(in crate::storage) fn new(store: S, options: &CasOptions) -> Self {
         let &CasOptions { ref prefix, timeout, max_skew, long_logs } = options;
         let name = store.name().into();
-        let shared = CasShared::new(store, name, Time::Store, Skew::new(max_skew));
+        let shared = CasShared::new(store, name, TimeSource::Store, Skew::new(max_skew));
         Self(Cas {
             shared: Arc::new(shared),
             timeout,

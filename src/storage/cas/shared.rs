@@ -7,7 +7,7 @@ use tokio::runtime::Handle;
 use tokio::time::timeout;
 
 use super::Loaded;
-use super::job::Queues;
+use super::job::JobQueues;
 use super::skew::{Skew, View};
 use crate::error::BoxError;
 use crate::storage::{Clock, StorageError, StorageErrorKind};
@@ -24,14 +24,14 @@ pub(super) struct CasShared<S> {
     pub(super) store: S,
     /// The name of the store, for errors.
     pub(super) name: Arc<str>,
-    pub(super) queues: Queues,
+    pub(super) queues: JobQueues,
     pub(super) skew: Skew,
-    time: Time,
+    time: TimeSource,
 }
 
 /// The source of the time of decisions.
 #[derive(Clone)]
-pub(super) enum Time {
+pub(super) enum TimeSource {
     /// The store's time, or the wall clock if the store reports none.
     Store,
     /// The time of a clock that the caller has set.
@@ -39,13 +39,13 @@ pub(super) enum Time {
 }
 
 impl<S> CasShared<S> {
-    pub(super) fn new(store: S, name: Arc<str>, time: Time, skew: Skew) -> Self {
-        Self { store, name, queues: Queues::default(), skew, time }
+    pub(super) fn new(store: S, name: Arc<str>, time: TimeSource, skew: Skew) -> Self {
+        Self { store, name, queues: JobQueues::default(), skew, time }
     }
 
     /// Returns a new handle to the same store, with empty queues. If `time` is `None`, keeps the
     /// source of the time.
-    pub(super) fn with(&self, time: Option<Time>, max_skew: Duration) -> Self
+    pub(super) fn with(&self, time: Option<TimeSource>, max_skew: Duration) -> Self
     where
         S: Clone,
     {
@@ -84,8 +84,8 @@ impl<S> CasShared<S> {
     /// Returns the node's time for a decision on `loaded`.
     pub(super) fn now<V>(&self, loaded: &Loaded<V>) -> Timestamp {
         match &self.time {
-            Time::Store => loaded.now.unwrap_or_else(Timestamp::wall_clock),
-            Time::Clock(clock) => clock.now(),
+            TimeSource::Store => loaded.now.unwrap_or_else(Timestamp::wall_clock),
+            TimeSource::Clock(clock) => clock.now(),
         }
     }
 }

@@ -29,19 +29,11 @@ use std::sync::{Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
 use crate::decision::Decision;
-use crate::error::ConfigError;
 use crate::policy::{Op, Policy};
-use crate::storage::text::{self, Head, UnknownVersion};
+use crate::storage::text::{self, TextHead, UnknownVersion};
 use crate::storage::{StorageError, StorageErrorKind};
 use crate::sync::unpoisoned;
 use crate::time::{Timestamp, micros};
-
-/// The default of `max_skew`. The clocks of machines with NTP differ by less. In the worst case, a
-/// client waits this much too long.
-pub(in crate::storage) const MAX_SKEW: Duration = Duration::from_secs(5);
-
-/// The largest `max_skew`.
-const LONGEST_SKEW: Duration = Duration::from_secs(86_400);
 
 /// The shortest time between two warnings.
 const WARN_EVERY: Duration = Duration::from_secs(60);
@@ -93,7 +85,7 @@ impl Skew {
             Ok((head, states)) => (head, states, None),
             Err(version) => (None, "", Some(unknown_version(&version))),
         };
-        let head = self.is_on().then(|| stored.unwrap_or_else(|| Head::new(own)));
+        let head = self.is_on().then(|| stored.unwrap_or_else(|| TextHead::new(own)));
         let mut view = View { at: own, behind: Behind::default(), states, head, has_new_line: false, unknown };
         let Some(head) = &mut view.head else { return view };
         let (gap, max) = (head.newest.since(own), micros(self.max));
@@ -135,14 +127,6 @@ impl Skew {
     }
 }
 
-/// Returns `max`, or an error if it is more than a day.
-pub(in crate::storage) fn checked_skew(max: Duration) -> Result<Duration, ConfigError> {
-    if max <= LONGEST_SKEW {
-        return Ok(max);
-    }
-    Err(ConfigError::new(format!("invalid max_skew {max:?}: use at most a day, for example Duration::from_secs(5)")))
-}
-
 /// The states of a key, and the instant to decide at.
 #[derive(Debug)]
 pub(in crate::storage) struct View<'a> {
@@ -152,7 +136,7 @@ pub(in crate::storage) struct View<'a> {
     pub(in crate::storage) behind: Behind,
     pub(in crate::storage) states: &'a str,
     /// The time of the key to store, or `None` if `max_skew` is zero.
-    pub(in crate::storage) head: Option<Head>,
+    pub(in crate::storage) head: Option<TextHead>,
     /// `true` if `head` has a new line, which must be stored.
     pub(in crate::storage) has_new_line: bool,
     /// The error of all decisions, if the text has an unknown version.
@@ -183,7 +167,7 @@ const GENERATION: usize = 8_192;
 /// The difference between the time of a key and the clock of this process.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(in crate::storage) struct Behind {
-    /// The [mark](crate::storage::text::Head::mark) of the key's time.
+    /// The [mark](crate::storage::text::TextHead::mark) of the key's time.
     mark: u64,
     /// The microseconds by which the clock is behind the time of the key.
     pub(in crate::storage) micros: u64,

@@ -9,14 +9,14 @@ use tokio::time::timeout;
 
 use super::CasStorage;
 use super::job::{self, Command, Job, JobResult};
-use super::shared::{CasShared, Time, store_deadline};
-use super::skew::{MAX_SKEW, Skew, checked_skew};
+use super::shared::{CasShared, TimeSource, store_deadline};
+use super::skew::Skew;
 use super::worker::Worker;
 use crate::decision::Decision;
 use crate::error::{ConfigError, or_panic};
 use crate::key::Key;
 use crate::policy::{Limit, Op, Policy};
-use crate::storage::calls::{TIMEOUT, checked_timeout, measured};
+use crate::storage::calls::{MAX_SKEW, TIMEOUT, checked_skew, checked_timeout, measured};
 use crate::storage::{Clock, Storage, StorageError, StorageFuture, StorageRequest, names, text};
 
 /// A storage over any store with compare-and-swap. The page of [`CasStorage`] has an example.
@@ -77,7 +77,7 @@ pub struct Cas<S> {
 impl<S: CasStorage> Cas<S> {
     /// Creates a storage over `store`, with the default settings.
     pub fn new(store: S) -> Self {
-        let shared = CasShared::new(store, "the store".into(), Time::Store, Skew::new(MAX_SKEW));
+        let shared = CasShared::new(store, "the store".into(), TimeSource::Store, Skew::new(MAX_SKEW));
         Self { shared: Arc::new(shared), timeout: TIMEOUT, prefix: "".into(), label: "cas", longest_log: None }
     }
 
@@ -105,7 +105,7 @@ impl<S: CasStorage> Cas<S> {
     /// time](super::Loaded::now).
     #[must_use]
     pub fn clock(self, clock: impl Clock) -> Self {
-        let shared = self.shared.with(Some(Time::Clock(Arc::new(clock))), self.shared.skew.max());
+        let shared = self.shared.with(Some(TimeSource::Clock(Arc::new(clock))), self.shared.skew.max());
         Self { shared: Arc::new(shared), ..self }
     }
 

@@ -15,7 +15,7 @@ use std::time::Duration;
 use tokio::time::{Instant, sleep, timeout};
 
 use super::batch::Batch;
-use super::job::{Job, JobResult, Place, late};
+use super::job::{Job, JobKey, JobResult, late};
 use super::shared::{CasShared, store_deadline};
 use super::{CasStorage, Loaded, Swapped};
 use crate::storage::{StorageError, StorageErrorKind};
@@ -26,7 +26,7 @@ const IMMEDIATE_RETRIES: u32 = 4;
 /// Executes the jobs of one key. If it is dropped early, the waiting callers get an error.
 pub(super) struct Worker<S: CasStorage> {
     shared: Arc<CasShared<S>>,
-    place: Place,
+    place: JobKey,
     /// The longest recent round trip to the store. It decays by an eighth with each shorter round
     /// trip.
     trip: Duration,
@@ -45,7 +45,7 @@ impl<S: CasStorage> Drop for Worker<S> {
 }
 
 impl<S: CasStorage> Worker<S> {
-    pub(super) fn new(shared: Arc<CasShared<S>>, place: Place) -> Self {
+    pub(super) fn new(shared: Arc<CasShared<S>>, place: JobKey) -> Self {
         Self { shared, place, trip: Duration::ZERO, blocked: Duration::ZERO, is_done: false }
     }
 

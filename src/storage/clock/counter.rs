@@ -1,6 +1,6 @@
 use std::time::Instant;
 
-use super::wall_time::Source;
+use super::wall_time::TickSource;
 use crate::time::micros;
 
 /// Measures time with the processor's tick counter, which is faster to read than the system's
@@ -15,7 +15,7 @@ pub(super) struct Ticks {
     start: Instant,
 }
 
-impl Source for Ticks {
+impl TickSource for Ticks {
     fn start() -> Self {
         let counter = quanta::Clock::new();
         let (first, start) = (counter.raw(), Instant::now());

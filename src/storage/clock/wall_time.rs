@@ -11,7 +11,7 @@ use crate::time::micros;
 const SECOND: u64 = 1_000_000;
 
 /// A source of monotonic time, in microseconds since its start.
-pub(super) trait Source {
+pub(super) trait TickSource {
     fn start() -> Self;
 
     /// Returns the microseconds since the start.
@@ -24,7 +24,7 @@ pub(super) trait Source {
 
 /// Without the feature `quanta`, the source is the system's monotonic clock. It needs no correction.
 #[cfg(not(feature = "quanta"))]
-impl Source for Instant {
+impl TickSource for Instant {
     fn start() -> Self {
         Self::now()
     }
@@ -56,7 +56,7 @@ pub(super) struct WallTime<S> {
     ahead: AtomicU32,
 }
 
-impl<S: Source> WallTime<S> {
+impl<S: TickSource> WallTime<S> {
     #[inline]
     pub(super) fn now(&self) -> Timestamp {
         let ticked = self.ticks.elapsed();
@@ -97,7 +97,7 @@ impl<S: Source> WallTime<S> {
     }
 }
 
-impl<S: Source> Default for WallTime<S> {
+impl<S: TickSource> Default for WallTime<S> {
     fn default() -> Self {
         let ticks = S::start();
         let epoch = Timestamp::wall_clock().as_micros();

@@ -23,10 +23,10 @@ use tonic::metadata::{Ascii, MetadataValue};
 use tonic_prost::ProstCodec;
 use tower_service::Service;
 
-use super::wire::{Authenticate, Call, Status};
+use super::wire::{AuthenticateRequest, EtcdCall, StatusRequest};
 use crate::error::BoxError;
 use crate::storage::credentials::LoginSource;
-use crate::storage::net::{self, Driver, FirstBytes, Stream, Usable};
+use crate::storage::net::{self, Driver, FirstBytes, ServerStream, Usable};
 use crate::storage::tls::Tls;
 use crate::storage::url::Address;
 use crate::storage::{StorageError, StorageErrorKind};
@@ -72,7 +72,7 @@ impl EtcdConnection {
     }
 
     /// Does the HTTP/2 handshake on a stream.
-    async fn over(stream: Box<dyn Stream>, scheme: &str, member: &str) -> Result<Self, StorageError> {
+    async fn over(stream: Box<dyn ServerStream>, scheme: &str, member: &str) -> Result<Self, StorageError> {
         // The host comes from a parsed URL, but the parser of `http` could be stricter.
         let origin = Uri::builder().scheme(scheme).authority(member).path_and_query("/").build();
         let origin = origin.map_err(|error| StorageError::unreachable(member, error))?;
@@ -92,14 +92,14 @@ impl EtcdConnection {
     async fn log_in(&mut self, access: &Access) -> Result<(), StorageError> {
         let login = access.login.get().await.map_err(|error| StorageError::cannot_log_in(&self.member, error))?;
         let (Some(name), Some(password)) = (login.user, login.password) else {
-            return match self.call(&Status {}).await {
+            return match self.call(&StatusRequest {}).await {
                 // A member that refuses the call for lack of permission is reachable, so the
                 // connection is usable.
                 Err(error) if error.kind() != StorageErrorKind::Refused || has_no_leader(&error) => Err(error),
                 _ => Ok(()),
             };
         };
-        let call = Authenticate { name, password };
+        let call = AuthenticateRequest { name, password };
         match self.call(&call).await {
             Ok(response) => {
                 let token = response.token.parse();
@@ -122,7 +122,7 @@ impl EtcdConnection {
     /// Sends a call once, and returns the response.
     ///
     /// The future can be dropped at any time. The member may still execute the call.
-    pub(super) async fn call<C: Call>(&self, call: &C) -> Result<C::Response, StorageError> {
+    pub(super) async fn call<C: EtcdCall>(&self, call: &C) -> Result<C::Response, StorageError> {
         let mut request = tonic::Request::new(call.clone());
         // With this metadata, a member without a leader fails the call at once instead of waiting.
         request.metadata_mut().insert("hasleader", MetadataValue::from_static("true"));

@@ -14,7 +14,7 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 use super::members::Members;
-use super::wire::LeaseGrant;
+use super::wire::LeaseGrantRequest;
 use crate::storage::StorageError;
 use crate::storage::net::{Reconnecting, Usable};
 use crate::sync::unpoisoned;
@@ -35,22 +35,22 @@ const MAX_KEYS: u32 = 5_000;
 
 /// The leases that this process uses.
 #[derive(Debug)]
-pub(super) struct Leases {
+pub(super) struct EtcdLeases {
     /// The instant from which each [`LeaseEnd`] is measured. It differs between processes, so their
     /// leases end at different times.
     origin: Instant,
-    granted: Mutex<HashMap<LeaseEnd, Arc<Reconnecting<Lease>>>>,
+    granted: Mutex<HashMap<LeaseEnd, Arc<Reconnecting<EtcdLease>>>>,
 }
 
 /// A lease that has been granted.
 #[derive(Debug)]
-pub(super) struct Lease {
+pub(super) struct EtcdLease {
     id: i64,
     /// The number of writes that have used this lease.
     keys: AtomicU32,
 }
 
-impl Usable for Lease {
+impl Usable for EtcdLease {
     fn is_usable(&self) -> bool {
         self.keys.load(Ordering::Relaxed) < MAX_KEYS
     }
@@ -84,8 +84,8 @@ impl LeaseEnd {
 
 /// The use of a lease by one key.
 pub(super) struct KeyLease {
-    source: Arc<Reconnecting<Lease>>,
-    lease: Arc<Lease>,
+    source: Arc<Reconnecting<EtcdLease>>,
+    lease: Arc<EtcdLease>,
 }
 
 impl KeyLease {
@@ -99,7 +99,7 @@ impl KeyLease {
     }
 }
 
-impl Leases {
+impl EtcdLeases {
     pub(super) fn new() -> Self {
         Self { origin: Instant::now(), granted: Mutex::default() }
     }
@@ -117,9 +117,9 @@ impl Leases {
         let grant = || {
             let (members, ttl) = (members.clone(), end.ttl(self.origin.elapsed()));
             async move {
-                let call = LeaseGrant { ttl: i64::try_from(ttl).unwrap_or(i64::MAX) };
+                let call = LeaseGrantRequest { ttl: i64::try_from(ttl).unwrap_or(i64::MAX) };
                 let granted = members.call(&call, deadline).await?;
-                Ok(Lease { id: granted.id, keys: AtomicU32::new(0) })
+                Ok(EtcdLease { id: granted.id, keys: AtomicU32::new(0) })
             }
         };
         let lease = source.get(deadline, grant).await?;
@@ -127,7 +127,7 @@ impl Leases {
         Ok(KeyLease { source, lease })
     }
 
-    fn source(&self, end: LeaseEnd, now: Duration, members: &Members) -> Arc<Reconnecting<Lease>> {
+    fn source(&self, end: LeaseEnd, now: Duration, members: &Members) -> Arc<Reconnecting<EtcdLease>> {
         let mut granted = unpoisoned(self.granted.lock());
         if let Some(source) = granted.get(&end) {
             return Arc::clone(source);

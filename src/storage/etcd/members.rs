@@ -14,7 +14,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use tokio::time::{Instant, timeout_at};
 
 use super::connection::{Access, EtcdConnection, has_no_leader, is_unauthenticated, is_unavailable, is_unsent};
-use super::wire::Call;
+use super::wire::EtcdCall;
 use crate::storage::net::{MOST, Open, Reconnecting};
 use crate::storage::url::Address;
 use crate::storage::{StorageError, StorageErrorKind};
@@ -62,7 +62,7 @@ impl Members {
     /// # Errors
     ///
     /// Returns the last error if every member has been tried, or `deadline` has passed.
-    pub(super) async fn call<C: Call>(&self, call: &C, deadline: Instant) -> Result<C::Response, StorageError> {
+    pub(super) async fn call<C: EtcdCall>(&self, call: &C, deadline: Instant) -> Result<C::Response, StorageError> {
         let members = &self.0.members;
         let first = self.0.current.load(Ordering::Relaxed);
         let mut step = 0;
@@ -137,7 +137,7 @@ impl Member {
     ///
     /// The call is retried once on a new connection if it was not sent, or if the member rejected
     /// the token. In both cases the member has not executed it.
-    async fn call<C: Call>(
+    async fn call<C: EtcdCall>(
         &self,
         call: &C,
         failover_at: Instant,

@@ -15,7 +15,7 @@ use crate::storage::TlsConfig;
 use crate::storage::cas::{ServerCas, forward_to_server_cas};
 use crate::storage::credentials::{Credentials, LoginSource};
 use crate::storage::tls::Tls;
-use crate::storage::url::{self, Address, Authority, CasOptions, Options, Parts, Wrong};
+use crate::storage::url::{self, Address, Authority, CasOptions, Options, UrlParts, Wrong};
 
 const EXAMPLES: &str = "write etcd://host:2379, etcd://host:2379,host:2379 or etcds://host:2379";
 const PORT: u16 = 2_379;
@@ -178,8 +178,8 @@ impl EtcdStorage {
 }
 
 /// Parses the members, their login and TLS, and the options of a URL.
-fn read(parts: &Parts<'_>, wrong: &Wrong<'_>) -> Result<(Members, CasOptions), ConfigError> {
-    let &Parts { scheme, authority, path, query } = parts;
+fn read(parts: &UrlParts<'_>, wrong: &Wrong<'_>) -> Result<(Members, CasOptions), ConfigError> {
+    let &UrlParts { scheme, authority, path, query } = parts;
     let is_tls = match scheme {
         "etcd" => false,
         "etcds" | "etcd+tls" => true,

@@ -5,9 +5,9 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::connection::is_lease_not_found;
-use super::lease::Leases;
+use super::lease::EtcdLeases;
 use super::members::Members;
-use super::wire::{Compare, Delete, DeleteRange, OpKind, Put, Range, RangeResponse, Txn};
+use super::wire::{Compare, DeleteRangeRequest, OpKind, PutRequest, RangeRequest, RangeResponse, TxnRequest};
 use crate::storage::cas::ServerStore;
 use crate::storage::{CasStorage, Loaded, StorageError, Swapped, names};
 
@@ -19,12 +19,12 @@ const MAX_LEN: usize = 1_500_000;
 #[derive(Clone)]
 pub(super) struct EtcdStore {
     pub(super) members: Members,
-    leases: Arc<Leases>,
+    leases: Arc<EtcdLeases>,
 }
 
 impl EtcdStore {
     pub(super) fn new(members: Members) -> Self {
-        Self { members, leases: Arc::new(Leases::new()) }
+        Self { members, leases: Arc::new(EtcdLeases::new()) }
     }
 }
 
@@ -34,7 +34,7 @@ impl CasStorage for EtcdStore {
     type Version = i64;
 
     async fn load(&self, key: &str, deadline: Instant) -> Result<Loaded<i64>, StorageError> {
-        let response = self.members.call(&Range { key: key.into() }, deadline.into()).await;
+        let response = self.members.call(&RangeRequest { key: key.into() }, deadline.into()).await;
         response.map(loaded).map_err(StorageError::uncounted)
     }
 
@@ -56,14 +56,14 @@ impl CasStorage for EtcdStore {
                 Some(lease.map_err(StorageError::uncounted)?)
             };
             let change = match &lease {
-                None => OpKind::Delete(Delete { key: key.clone() }),
-                Some(lease) => OpKind::Put(Put { key: key.clone(), value: text.into(), lease: lease.id() }),
+                None => OpKind::Delete(DeleteRangeRequest { key: key.clone(), end: Vec::new() }),
+                Some(lease) => OpKind::Put(PutRequest { key: key.clone(), value: text.into(), lease: lease.id() }),
             };
             // If another process has changed the value, the same call loads it.
-            let txn = Txn {
+            let txn = TxnRequest {
                 when: vec![Compare::last_changed_in(&key, *version)],
                 then: vec![change.into()],
-                otherwise: vec![OpKind::Range(Range { key: key.clone() }).into()],
+                otherwise: vec![OpKind::Range(RangeRequest { key: key.clone() }).into()],
             };
             match (self.members.call(&txn, deadline).await, lease) {
                 (Ok(response), _) if response.succeeded => return Ok(Swapped::Stored),
@@ -96,7 +96,7 @@ impl ServerStore for EtcdStore {
     }
 
     async fn delete_all(&self, prefix: &str, deadline: Instant) -> Result<u64, StorageError> {
-        let all = DeleteRange { key: prefix.into(), end: names::after(prefix).into() };
+        let all = DeleteRangeRequest { key: prefix.into(), end: names::after(prefix).into() };
         let response = self.members.call(&all, deadline.into()).await?;
         Ok(u64::try_from(response.deleted).unwrap_or(0))
     }

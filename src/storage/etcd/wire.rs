@@ -12,7 +12,7 @@ use std::fmt;
 use prost::{Message, Oneof};
 
 /// A request of a gRPC method.
-pub(super) trait Call: Message + Clone + 'static {
+pub(super) trait EtcdCall: Message + Clone + 'static {
     const PATH: &'static str;
     /// `true` if the call can be retried. A retry of any other call could count a hit twice.
     const IDEMPOTENT: bool;
@@ -21,7 +21,7 @@ pub(super) trait Call: Message + Clone + 'static {
 
 macro_rules! calls {
     ($($request:ident $path:literal $idempotent:literal $response:ident;)*) => {
-        $(impl Call for $request {
+        $(impl EtcdCall for $request {
             const PATH: &'static str = $path;
             const IDEMPOTENT: bool = $idempotent;
             type Response = $response;
@@ -30,19 +30,19 @@ macro_rules! calls {
 }
 
 calls! {
-    Range "/etcdserverpb.KV/Range" true RangeResponse;
+    RangeRequest "/etcdserverpb.KV/Range" true RangeResponse;
     // A second deletion removes nothing that must be kept.
-    DeleteRange "/etcdserverpb.KV/DeleteRange" true DeleteRangeResponse;
-    Txn "/etcdserverpb.KV/Txn" false TxnResponse;
+    DeleteRangeRequest "/etcdserverpb.KV/DeleteRange" true DeleteRangeResponse;
+    TxnRequest "/etcdserverpb.KV/Txn" false TxnResponse;
     // An unused lease expires without effect.
-    LeaseGrant "/etcdserverpb.Lease/LeaseGrant" true LeaseGrantResponse;
-    Authenticate "/etcdserverpb.Auth/Authenticate" true AuthenticateResponse;
-    Status "/etcdserverpb.Maintenance/Status" true StatusResponse;
+    LeaseGrantRequest "/etcdserverpb.Lease/LeaseGrant" true LeaseGrantResponse;
+    AuthenticateRequest "/etcdserverpb.Auth/Authenticate" true AuthenticateResponse;
+    StatusRequest "/etcdserverpb.Maintenance/Status" true StatusResponse;
 }
 
 /// Reads one key.
 #[derive(Clone, PartialEq, Message)]
-pub(super) struct Range {
+pub(super) struct RangeRequest {
     #[prost(bytes = "vec", tag = "1")]
     pub(super) key: Vec<u8>,
 }
@@ -55,7 +55,7 @@ pub(super) struct RangeResponse {
 
 /// Deletes all keys from `key`, inclusive, to `end`, exclusive.
 #[derive(Clone, PartialEq, Message)]
-pub(super) struct DeleteRange {
+pub(super) struct DeleteRangeRequest {
     #[prost(bytes = "vec", tag = "1")]
     pub(super) key: Vec<u8>,
     #[prost(bytes = "vec", tag = "2")]
@@ -78,7 +78,7 @@ pub(super) struct KeyValue {
 }
 
 #[derive(Clone, PartialEq, Message)]
-pub(super) struct Put {
+pub(super) struct PutRequest {
     #[prost(bytes = "vec", tag = "1")]
     pub(super) key: Vec<u8>,
     #[prost(bytes = "vec", tag = "2")]
@@ -87,21 +87,15 @@ pub(super) struct Put {
     pub(super) lease: i64,
 }
 
-#[derive(Clone, PartialEq, Message)]
-pub(super) struct Delete {
-    #[prost(bytes = "vec", tag = "1")]
-    pub(super) key: Vec<u8>,
-}
-
 /// A transaction. Executes `then` if all comparisons in `when` succeed, else `otherwise`.
 #[derive(Clone, PartialEq, Message)]
-pub(super) struct Txn {
+pub(super) struct TxnRequest {
     #[prost(message, repeated, tag = "1")]
     pub(super) when: Vec<Compare>,
     #[prost(message, repeated, tag = "2")]
-    pub(super) then: Vec<Op>,
+    pub(super) then: Vec<RequestOp>,
     #[prost(message, repeated, tag = "3")]
-    pub(super) otherwise: Vec<Op>,
+    pub(super) otherwise: Vec<RequestOp>,
 }
 
 /// Compares the revision of a key's last change. It is 0 for a missing key.
@@ -124,7 +118,7 @@ impl Compare {
 }
 
 #[derive(Clone, PartialEq, Message)]
-pub(super) struct Op {
+pub(super) struct RequestOp {
     #[prost(oneof = "OpKind", tags = "1, 2, 3")]
     pub(super) kind: Option<OpKind>,
 }
@@ -132,14 +126,14 @@ pub(super) struct Op {
 #[derive(Clone, PartialEq, Oneof)]
 pub(super) enum OpKind {
     #[prost(message, tag = "1")]
-    Range(Range),
+    Range(RangeRequest),
     #[prost(message, tag = "2")]
-    Put(Put),
+    Put(PutRequest),
     #[prost(message, tag = "3")]
-    Delete(Delete),
+    Delete(DeleteRangeRequest),
 }
 
-impl From<OpKind> for Op {
+impl From<OpKind> for RequestOp {
     fn from(kind: OpKind) -> Self {
         Self { kind: Some(kind) }
     }
@@ -150,18 +144,18 @@ pub(super) struct TxnResponse {
     #[prost(bool, tag = "2")]
     pub(super) succeeded: bool,
     #[prost(message, repeated, tag = "3")]
-    pub(super) responses: Vec<OpResponse>,
+    pub(super) responses: Vec<ResponseOp>,
 }
 
-/// The response to one operation of a transaction. Only the response to `Range` is used.
+/// The response to one operation of a transaction. Only the response to `RangeRequest` is used.
 #[derive(Clone, PartialEq, Message)]
-pub(super) struct OpResponse {
+pub(super) struct ResponseOp {
     #[prost(message, optional, tag = "1")]
     pub(super) range: Option<RangeResponse>,
 }
 
 #[derive(Clone, PartialEq, Message)]
-pub(super) struct LeaseGrant {
+pub(super) struct LeaseGrantRequest {
     /// The time to live, in seconds.
     #[prost(int64, tag = "1")]
     pub(super) ttl: i64,
@@ -175,7 +169,7 @@ pub(super) struct LeaseGrantResponse {
 
 #[derive(Clone, PartialEq, Message)]
 #[prost(skip_debug)]
-pub(super) struct Authenticate {
+pub(super) struct AuthenticateRequest {
     #[prost(string, tag = "1")]
     pub(super) name: String,
     #[prost(string, tag = "2")]
@@ -189,7 +183,7 @@ pub(super) struct AuthenticateResponse {
     pub(super) token: String,
 }
 
-impl fmt::Debug for Authenticate {
+impl fmt::Debug for AuthenticateRequest {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Authenticate").field("name", &self.name).finish_non_exhaustive()
     }
@@ -203,7 +197,7 @@ impl fmt::Debug for AuthenticateResponse {
 
 /// Requests the status of a member.
 #[derive(Clone, PartialEq, Message)]
-pub(super) struct Status {}
+pub(super) struct StatusRequest {}
 
 /// An empty message, because no field is used.
 #[derive(Clone, PartialEq, Message)]

@@ -5,7 +5,7 @@ use std::fmt::Write;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::meta::{self, Cas, Reply};
+use super::meta::{self, CasId, Reply};
 use super::node::{Node, Request};
 use super::ring::Ring;
 use crate::storage::cas::ServerStore;
@@ -31,7 +31,7 @@ pub(super) struct Client {
 /// A server that restarts assigns the same CAS values to other items, so a version is only valid on
 /// its connection.
 #[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Version(Option<(Cas, u64)>);
+pub(super) struct Version(Option<(CasId, u64)>);
 
 impl Client {
     /// Creates a client. It does not connect yet.

@@ -37,7 +37,7 @@ pub(super) struct MemcachedConnection {
 
 /// The error of a request without a reply.
 #[derive(Debug)]
-pub(super) enum Unanswered {
+pub(super) enum NoReply {
     /// The request was not sent.
     NotSent,
     /// The connection ended after the request was sent, or may have been sent.
@@ -66,12 +66,12 @@ impl MemcachedConnection {
 
     /// Sends a request, and returns its reply. If the future is dropped, a request that has not
     /// been written yet is not sent, and the reply to one that was written is discarded.
-    pub(super) async fn send(&self, request: Vec<u8>) -> Result<Reply, Unanswered> {
+    pub(super) async fn send(&self, request: Vec<u8>) -> Result<Reply, NoReply> {
         let (sender, reply) = oneshot::channel();
-        self.requests.send(Pending { request, reply: sender }).map_err(|_| Unanswered::NotSent)?;
+        self.requests.send(Pending { request, reply: sender }).map_err(|_| NoReply::NotSent)?;
         let lost =
             || self.end.get().cloned().unwrap_or_else(|| "the runtime of the connection was shut down".to_owned());
-        reply.await.map_err(|_| Unanswered::Lost(lost()))
+        reply.await.map_err(|_| NoReply::Lost(lost()))
     }
 }
 
@@ -81,7 +81,7 @@ impl Usable for MemcachedConnection {
     }
 }
 
-impl Unanswered {
+impl NoReply {
     /// Returns the reason for an error message.
     pub(super) fn why(self) -> String {
         match self {
@@ -165,6 +165,6 @@ mod tests {
         let (first, second, third, ()) = tokio::join!(first, second, third, server);
         assert_eq!(first.unwrap(), Reply::NotFound);
         assert_eq!(second.unwrap(), Reply::Done, "the caller gets the mismatched reply, and rejects it");
-        assert!(matches!(third, Err(Unanswered::Lost(why)) if why.contains("did not match")));
+        assert!(matches!(third, Err(NoReply::Lost(why)) if why.contains("did not match")));
     }
 }

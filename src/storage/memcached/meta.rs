@@ -18,13 +18,13 @@ const MAX_STATS: usize = 10_000;
 const MAX_LINE: u64 = 2_048;
 
 /// The CAS value of an item. A server never repeats one until it restarts.
-pub(super) type Cas = u64;
+pub(super) type CasId = u64;
 
 /// A reply of a server.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Reply {
     /// `VA`: an item.
-    Value { cas: Cas, text: Vec<u8> },
+    Value { cas: CasId, text: Vec<u8> },
     /// `HD`: the request was executed.
     Done,
     /// `EN`, `NF`: there is no item.
@@ -85,14 +85,14 @@ pub(super) fn get(key: &str) -> Vec<u8> {
 
 /// Returns a request to store an item if its CAS value is `cas`. With `None`, stores it if there is
 /// no item.
-pub(super) fn set(key: &str, text: &str, cas: Option<Cas>, expiry: i32) -> Vec<u8> {
+pub(super) fn set(key: &str, text: &str, cas: Option<CasId>, expiry: i32) -> Vec<u8> {
     let size = text.len();
     let condition = cas.map_or("ME".to_owned(), |cas| format!("C{cas}"));
     format!("ms {key} {size} {condition} T{expiry}\r\n{text}\r\n").into_bytes()
 }
 
 /// Returns a request to delete an item if its CAS value is `cas`.
-pub(super) fn delete(key: &str, cas: Cas) -> Vec<u8> {
+pub(super) fn delete(key: &str, cas: CasId) -> Vec<u8> {
     format!("md {key} C{cas}\r\n").into_bytes()
 }
 

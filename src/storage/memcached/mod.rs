@@ -14,7 +14,7 @@ use self::server_time::MachineClock;
 use crate::error::ConfigError;
 use crate::storage::Clock;
 use crate::storage::cas::{ServerCas, forward_to_server_cas};
-use crate::storage::url::{self, Address, Authority, CasOptions, Options, Parts, Wrong};
+use crate::storage::url::{self, Address, Authority, CasOptions, Options, UrlParts, Wrong};
 
 /// The valid forms of a URL.
 const EXAMPLES: &str =
@@ -110,7 +110,7 @@ impl MemcachedStorage {
 }
 
 /// Parses the servers, at least one, and the options of a URL.
-fn read(parts: &Parts<'_>, wrong: &Wrong<'_>) -> Result<(Vec<Address>, CasOptions), ConfigError> {
+fn read(parts: &UrlParts<'_>, wrong: &Wrong<'_>) -> Result<(Vec<Address>, CasOptions), ConfigError> {
     let unix = match parts.scheme {
         "memcached" => false,
         "memcached+unix" => true,

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use tokio::time::{Instant, timeout, timeout_at};
 
-use super::connection::{MemcachedConnection, Unanswered};
+use super::connection::{MemcachedConnection, NoReply};
 use super::meta::{NOOP, Reply, STATS};
 use super::server_time::ServerTime;
 use crate::storage::net::{self, FirstBytes, Open, Reconnecting};
@@ -93,8 +93,8 @@ impl Node {
             }
             Ok(Reply::Misunderstood(why)) => StorageError::unexpected_reply(self.name(), why),
             Ok(reply) => return Ok(reply),
-            Err(unanswered @ Unanswered::NotSent) => StorageError::unreachable(self.name(), unanswered.why()),
-            Err(unanswered @ Unanswered::Lost(_)) => StorageError::connection_lost(self.name(), unanswered.why()),
+            Err(unanswered @ NoReply::NotSent) => StorageError::unreachable(self.name(), unanswered.why()),
+            Err(unanswered @ NoReply::Lost(_)) => StorageError::connection_lost(self.name(), unanswered.why()),
         };
         Err(if request.changes { error } else { error.uncounted() })
     }
@@ -134,7 +134,7 @@ async fn connect(address: Address, time: Arc<ServerTime>) -> Result<Open<Memcach
     let connected = async {
         let stream = net::open(&address, None, &first).await.map_err(|error| error.to_string())?;
         let connection = MemcachedConnection::new(stream);
-        match connection.send(NOOP.to_vec()).await.map_err(Unanswered::why)? {
+        match connection.send(NOOP.to_vec()).await.map_err(NoReply::why)? {
             Reply::Noop => learn(&connection, &time).await.map(|()| Open::new(connection)),
             other => Err(format!("unexpected reply {:?} to a meta command", other.word())),
         }
@@ -146,7 +146,7 @@ async fn connect(address: Address, time: Arc<ServerTime>) -> Result<Open<Memcach
 /// Requests the server's time. Also succeeds if the server reports no time, as some proxies do.
 async fn learn(connection: &MemcachedConnection, time: &ServerTime) -> Result<(), String> {
     let requested_at = time.machine();
-    if let Reply::Stats { time: Some(seconds) } = connection.send(STATS.to_vec()).await.map_err(Unanswered::why)? {
+    if let Reply::Stats { time: Some(seconds) } = connection.send(STATS.to_vec()).await.map_err(NoReply::why)? {
         time.learn(requested_at, seconds);
     }
     Ok(())

@@ -96,7 +96,7 @@ impl<T: Usable> Usable for Open<T> {
 
 /// A call in flight. If it is dropped without a reply, its time counts as silence, even if its
 /// caller stopped waiting before the deadline.
-pub(in crate::storage) struct Call<'a, T: Usable> {
+pub(in crate::storage) struct CallInFlight<'a, T: Usable> {
     of: &'a Reconnecting<Open<T>>,
     connection: &'a Arc<Open<T>>,
     begun: Instant,
@@ -131,7 +131,7 @@ impl<T: Usable> Reconnecting<Open<T>> {
         &'a self,
         connection: &'a Arc<Open<T>>,
         deadline: Instant,
-    ) -> Result<Call<'a, T>, StorageError> {
+    ) -> Result<CallInFlight<'a, T>, StorageError> {
         self.begin_several(connection, deadline, 1).await
     }
 
@@ -146,7 +146,7 @@ impl<T: Usable> Reconnecting<Open<T>> {
         connection: &'a Arc<Open<T>>,
         deadline: Instant,
         count: usize,
-    ) -> Result<Call<'a, T>, StorageError> {
+    ) -> Result<CallInFlight<'a, T>, StorageError> {
         let Calls { in_flight, limit, .. } = &connection.calls;
         let limit = limit.load(Ordering::Relaxed) / REPLIES_PER_STEP;
         let Some(counted) = in_flight.enter(count, limit) else {
@@ -155,18 +155,18 @@ impl<T: Usable> Reconnecting<Open<T>> {
         };
         let begun = Instant::now();
         let timeout = deadline.saturating_duration_since(begun);
-        Ok(Call { of: self, connection, begun, timeout, count, counted: Some(counted), is_answered: false })
+        Ok(CallInFlight { of: self, connection, begun, timeout, count, counted: Some(counted), is_answered: false })
     }
 }
 
-impl<T: Usable> Call<'_, T> {
+impl<T: Usable> CallInFlight<'_, T> {
     /// Ends the call with a reply.
     pub(in crate::storage) fn answered(mut self) {
         self.is_answered = true;
     }
 }
 
-impl<T: Usable> Drop for Call<'_, T> {
+impl<T: Usable> Drop for CallInFlight<'_, T> {
     fn drop(&mut self) {
         let calls = &self.connection.calls;
         self.counted = None;

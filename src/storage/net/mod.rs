@@ -20,11 +20,11 @@ use tokio::task::AbortHandle;
 use tokio::time::{Instant, sleep};
 
 #[cfg(feature = "redis")]
-pub(super) use self::calls::Call;
+pub(super) use self::calls::CallInFlight;
 pub(super) use self::calls::Open;
 pub(super) use self::reconnect::{Reconnecting, Usable};
 #[cfg(any(feature = "redis", feature = "memcached", feature = "etcd"))]
-pub(super) use self::stream::{FirstBytes, Stream, connecting, open};
+pub(super) use self::stream::{FirstBytes, ServerStream, connecting, open};
 use crate::storage::StorageError;
 
 /// The timeout of an attempt to connect. It does not depend on the timeouts of the waiting calls.

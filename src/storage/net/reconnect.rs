@@ -55,7 +55,7 @@ pub(in crate::storage) trait Usable: Send + Sync + 'static {
 struct ConnectionState<T> {
     value: Option<Arc<T>>,
     /// The last attempt, if it is still running.
-    attempt: Option<Running>,
+    attempt: Option<RunningAttempt>,
     /// The number of attempts so far.
     attempts: u64,
     /// The error of the last attempt. Callers get it until `not_before`, and then as the source of
@@ -67,7 +67,7 @@ struct ConnectionState<T> {
 }
 
 #[derive(Clone)]
-pub(super) struct Running {
+pub(super) struct RunningAttempt {
     /// The attempt's number.
     number: u64,
     /// The channel that is closed when the attempt ends.
@@ -78,7 +78,7 @@ pub(super) struct Running {
 
 pub(super) enum Found<T> {
     Value(Arc<T>),
-    Attempt(Running),
+    ConnectAttempt(RunningAttempt),
     Failure(StorageError),
 }
 
@@ -114,11 +114,11 @@ impl<T: Usable> Reconnecting<T> {
             return Found::Value(Arc::clone(value));
         }
         if let Some(attempt) = state.attempt.as_ref().filter(|attempt| Instant::now() < attempt.until) {
-            return Found::Attempt(attempt.clone());
+            return Found::ConnectAttempt(attempt.clone());
         }
         match &state.failure {
             Some(error) if Instant::now() < state.not_before => Found::Failure(error.clone()),
-            _ => Found::Attempt(self.attempt(state, make())),
+            _ => Found::ConnectAttempt(self.attempt(state, make())),
         }
     }
 
@@ -156,18 +156,18 @@ impl<T: Usable> Reconnecting<T> {
     }
 
     /// Starts an attempt in a background task.
-    fn attempt<F>(self: &Arc<Self>, mut state: MutexGuard<'_, ConnectionState<T>>, make: F) -> Running
+    fn attempt<F>(self: &Arc<Self>, mut state: MutexGuard<'_, ConnectionState<T>>, make: F) -> RunningAttempt
     where
         F: Future<Output = Result<T, StorageError>> + Send + 'static,
     {
         let (running, ended) = watch::channel(());
         state.attempts += 1;
-        let begun = Running { number: state.attempts, ended, until: Instant::now() + STALLED_AFTER };
+        let begun = RunningAttempt { number: state.attempts, ended, until: Instant::now() + STALLED_AFTER };
         state.attempt = Some(begun.clone());
         // Releases the lock first: a runtime that shuts down drops a spawned task immediately, and
         // dropping the task takes the lock.
         drop(state);
-        let mut attempt = Attempt { of: Arc::clone(self), number: begun.number, made: None, _running: running };
+        let mut attempt = ConnectAttempt { of: Arc::clone(self), number: begun.number, made: None, _running: running };
         tokio::spawn(async move {
             let made = make.await;
             attempt.made = Some(made);
@@ -211,14 +211,14 @@ impl<T> Reconnecting<T> {
 
 /// Ends the attempt when its task ends, even if the runtime drops the task. Updates the state
 /// first, and then wakes the waiting callers.
-struct Attempt<T: Usable> {
+struct ConnectAttempt<T: Usable> {
     of: Arc<Reconnecting<T>>,
     number: u64,
     made: Option<Result<T, StorageError>>,
     _running: watch::Sender<()>,
 }
 
-impl<T: Usable> Drop for Attempt<T> {
+impl<T: Usable> Drop for ConnectAttempt<T> {
     fn drop(&mut self) {
         self.of.end(self.number, self.made.take());
     }
@@ -276,7 +276,7 @@ impl<T: Usable> Reconnecting<T> {
             let mut attempt = match self.find(&make) {
                 Found::Value(value) => return Ok(value),
                 Found::Failure(error) => return Err(error),
-                Found::Attempt(attempt) => attempt,
+                Found::ConnectAttempt(attempt) => attempt,
             };
             let Some(waiter) = other.waiting.enter(1, MOST) else {
                 let timeout = deadline.saturating_duration_since(Instant::now());
@@ -303,7 +303,7 @@ impl<T: Usable> Reconnecting<T> {
     {
         match self.find(&make) {
             Found::Value(value) => Some(value),
-            Found::Attempt(_) | Found::Failure(_) => None,
+            Found::ConnectAttempt(_) | Found::Failure(_) => None,
         }
     }
 }

@@ -19,9 +19,9 @@ use crate::storage::{StorageError, StorageErrorKind};
 const LONGEST: usize = 16;
 
 /// A stream to a server: TCP, TLS or a Unix socket.
-pub(in crate::storage) trait Stream: AsyncRead + AsyncWrite + Send + Unpin {}
+pub(in crate::storage) trait ServerStream: AsyncRead + AsyncWrite + Send + Unpin {}
 
-impl<S: AsyncRead + AsyncWrite + Send + Unpin> Stream for S {}
+impl<S: AsyncRead + AsyncWrite + Send + Unpin> ServerStream for S {}
 
 /// The first bytes that a server has sent on a connection.
 #[derive(Debug, Default)]
@@ -29,7 +29,7 @@ pub(in crate::storage) struct FirstBytes(Arc<OnceLock<Box<[u8]>>>);
 
 impl FirstBytes {
     /// Records the first bytes of this stream.
-    fn of(&self, stream: impl Stream + 'static) -> Box<dyn Stream> {
+    fn of(&self, stream: impl ServerStream + 'static) -> Box<dyn ServerStream> {
         let first = Arc::clone(&self.0);
         let record = move |bytes: &[u8]| {
             if !bytes.is_empty() {
@@ -68,7 +68,7 @@ pub(in crate::storage) async fn open(
     address: &Address,
     tls: Option<&Tls>,
     first: &FirstBytes,
-) -> io::Result<Box<dyn Stream>> {
+) -> io::Result<Box<dyn ServerStream>> {
     let host = match address {
         Address::Tcp(host) => host,
         #[cfg(unix)]

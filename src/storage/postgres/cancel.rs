@@ -16,35 +16,35 @@ use tokio::time::timeout;
 use tokio_postgres::tls::{ChannelBinding, TlsConnect, TlsStream};
 use tokio_postgres::{CancelToken, NoTls};
 
-use super::socket::{Address, Security, Socket};
+use super::socket::{PeerAddress, Security, Socket};
 use crate::sync::unpoisoned;
 
 /// The time after which a connection that the server does not close counts as closed.
 pub(super) const CLOSES_WITHIN: Duration = Duration::from_secs(30);
 
 /// The right to send the next cancel request of a connection.
-pub(super) type Turn = OwnedMutexGuard<()>;
+pub(super) type CancelTurn = OwnedMutexGuard<()>;
 
 /// Sends the cancel requests of one connection, one at a time.
 pub(super) struct Canceller {
     token: CancelToken,
-    address: Address,
+    address: PeerAddress,
     security: Security,
     turn: Arc<Mutex<()>>,
 }
 
 impl Canceller {
-    pub(super) fn new(token: CancelToken, address: Address, security: Security) -> Arc<Self> {
+    pub(super) fn new(token: CancelToken, address: PeerAddress, security: Security) -> Arc<Self> {
         Arc::new(Self { token, address, security, turn: Arc::default() })
     }
 
     /// Waits until the server has handled the cancel request that is in flight, if there is one.
-    pub(super) async fn turn(&self) -> Turn {
+    pub(super) async fn turn(&self) -> CancelTurn {
         Arc::clone(&self.turn).lock_owned().await
     }
 
     /// Sends a cancel request in a background task.
-    pub(super) fn cancel(self: &Arc<Self>, turn: Turn) {
+    pub(super) fn cancel(self: &Arc<Self>, turn: CancelTurn) {
         let canceller = Arc::clone(self);
         tokio::spawn(async move {
             // The error is ignored: a statement that was not cancelled has no reply at its deadline.

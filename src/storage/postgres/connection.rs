@@ -15,8 +15,8 @@ use tokio_postgres::{Client, Config, Error, NoTls, Row, SimpleQueryMessage};
 
 use super::cancel::{CLOSES_WITHIN, Canceller, process_id};
 use super::error;
-use super::socket::{Address, Security, Server, Slot, Slots, Socket, resolve};
-use super::table::{Query, Statement, Table};
+use super::socket::{BackendSlot, BackendSlots, PeerAddress, Security, Server, Socket, resolve};
+use super::table::{Query, Statement, StatesTable};
 use crate::storage::StorageError;
 use crate::storage::net::{CONNECT_WITHIN, Usable, before, too_slow};
 use crate::storage::tls::Tls;
@@ -31,7 +31,7 @@ const MAX_CANCEL_AFTER: Duration = Duration::from_secs(1);
 pub(super) struct PostgresConnection {
     pub(super) client: Client,
     pub(super) canceller: Arc<Canceller>,
-    table: Table,
+    table: StatesTable,
     /// `true` if a pooler may execute each statement on another connection to the server.
     is_pooled: bool,
     /// The statements that were prepared so far. A statement is prepared when it is first used,
@@ -45,16 +45,16 @@ pub(super) struct PostgresConnection {
 
 /// The settings of a connection.
 #[derive(Clone)]
-pub(super) struct Settings {
+pub(super) struct ConnectionSettings {
     pub(super) config: Arc<Config>,
     /// `None` without TLS, and always without the feature `postgres-rustls`.
     pub(super) tls: Option<Tls>,
     /// The addresses of the server, for error messages.
     pub(super) server: Arc<str>,
-    pub(super) table: Table,
+    pub(super) table: StatesTable,
     pub(super) if_missing: IfMissing,
     /// Set by `Link::own`.
-    pub(super) slots: Arc<Slots>,
+    pub(super) slots: Arc<BackendSlots>,
 }
 
 /// The action of a new connection if the table does not exist.
@@ -67,7 +67,7 @@ pub(super) enum IfMissing {
 
 impl PostgresConnection {
     /// Connects to the first server that accepts the connection, and looks for the table.
-    pub(super) async fn open(settings: Settings) -> Result<Self, StorageError> {
+    pub(super) async fn open(settings: ConnectionSettings) -> Result<Self, StorageError> {
         let deadline = Instant::now() + CONNECT_WITHIN;
         let late = || too_slow(&settings.server);
         let servers = timeout_at(deadline, resolve(&settings.config, &settings.server)).await;
@@ -90,7 +90,7 @@ impl PostgresConnection {
         Err(last.unwrap_or_else(late))
     }
 
-    async fn open_on(settings: &Settings, server: &Server, slot: Slot) -> Result<Self, StorageError> {
+    async fn open_on(settings: &ConnectionSettings, server: &Server, slot: BackendSlot) -> Result<Self, StorageError> {
         let socket = Socket::connect(&server.address).await;
         let socket = socket.map_err(|error| StorageError::unreachable(&settings.server, error))?;
         let end = End { socket, canceller: None, slot: Some(slot) };
@@ -118,10 +118,10 @@ impl PostgresConnection {
     }
 
     async fn login<T>(
-        settings: &Settings,
+        settings: &ConnectionSettings,
         mut end: End,
         tls: T,
-        address: Address,
+        address: PeerAddress,
         security: Security,
     ) -> Result<Self, Error>
     where
@@ -158,7 +158,7 @@ impl PostgresConnection {
 
     /// Checks the server, and detects a pooler. Returns `true` if the table is missing, unless that
     /// is ignored. Takes no lock on the table.
-    async fn check(&mut self, settings: &Settings) -> Result<bool, StorageError> {
+    async fn check(&mut self, settings: &ConnectionSettings) -> Result<bool, StorageError> {
         let is_ignored = settings.if_missing == IfMissing::Ignore;
         let is_missing = if is_ignored { "false".to_owned() } else { settings.table.is_missing() };
         let sql = format!("SELECT pg_backend_pid(), {is_missing}, current_setting('transaction_read_only')");
@@ -234,7 +234,7 @@ struct End {
     socket: Socket,
     /// `None` before the login.
     canceller: Option<Arc<Canceller>>,
-    slot: Option<Slot>,
+    slot: Option<BackendSlot>,
 }
 
 impl Drop for End {

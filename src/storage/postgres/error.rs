@@ -16,35 +16,35 @@ pub(super) const PRODUCT: &str = "PostgreSQL";
 /// If the connection was lost, the server may have committed it.
 pub(super) fn of_statement(server: &str, error: Error) -> StorageError {
     if error.code().is_none() || is_fatal(&error) {
-        return StorageError::connection_lost(server, Cause(error));
+        return StorageError::connection_lost(server, PostgresCause(error));
     }
     if is_cancelled(&error) {
         let message = format!("{server} cancelled the statement at the timeout");
-        return StorageError::new(StorageErrorKind::Timeout, message).uncounted().with_source(Cause(error));
+        return StorageError::new(StorageErrorKind::Timeout, message).uncounted().with_source(PostgresCause(error));
     }
     if is_missing_table(&error) {
-        return missing_table(server).with_source(Cause(error));
+        return missing_table(server).with_source(PostgresCause(error));
     }
-    StorageError::refused(server, Cause(error))
+    StorageError::refused(server, PostgresCause(error))
 }
 
 /// Converts the error of a login on `server`. The server has rejected it, or it needs a password.
 /// Any other error has broken the connection.
 pub(super) fn at_login(server: &str, error: Error) -> StorageError {
     if error.as_db_error().is_some() || needs_password(&error) {
-        StorageError::cannot_log_in(server, Cause(error))
+        StorageError::cannot_log_in(server, PostgresCause(error))
     } else {
-        StorageError::unreachable(server, Cause(error))
+        StorageError::unreachable(server, PostgresCause(error))
     }
 }
 
 /// Converts the error of a new connection that looks for the table, or creates it.
 pub(super) fn at_table(server: &str, error: Error) -> StorageError {
     if error.as_db_error().is_none() {
-        return StorageError::unreachable(server, Cause(error));
+        return StorageError::unreachable(server, PostgresCause(error));
     }
     let message = format!("cannot find or create the table for the states on {server}");
-    StorageError::new(StorageErrorKind::Unreachable, message).with_source(Cause(error))
+    StorageError::new(StorageErrorKind::Unreachable, message).with_source(PostgresCause(error))
 }
 
 /// Creates the error of a table that does not exist.
@@ -89,9 +89,9 @@ fn is_fatal(error: &Error) -> bool {
 /// An error whose message includes the server's reason. The message of `tokio_postgres` is only "db
 /// error".
 #[derive(Debug)]
-pub(super) struct Cause(pub(super) Error);
+pub(super) struct PostgresCause(pub(super) Error);
 
-impl std::fmt::Display for Cause {
+impl std::fmt::Display for PostgresCause {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match (self.0.as_db_error(), self.0.source()) {
             (Some(error), _) => write!(f, "{} (SQLSTATE {})", error.message(), error.code().code()),
@@ -104,4 +104,4 @@ impl std::fmt::Display for Cause {
     }
 }
 
-impl std::error::Error for Cause {}
+impl std::error::Error for PostgresCause {}

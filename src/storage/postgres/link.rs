@@ -8,12 +8,12 @@ use tokio::time::{Instant, timeout_at};
 use tokio_postgres::Row;
 
 use super::call::Sent;
-use super::connection::{IfMissing, PostgresConnection, Settings};
+use super::connection::{ConnectionSettings, IfMissing, PostgresConnection};
 use super::error::{self, PRODUCT};
 #[cfg(feature = "deadpool-postgres")]
 use super::pool::Lender;
-use super::socket::Slots;
-use super::table::{Query, Table};
+use super::socket::BackendSlots;
+use super::table::{Query, StatesTable};
 use crate::storage::StorageError;
 use crate::storage::net::{CONNECT_WITHIN, Open, Reconnecting};
 #[cfg(feature = "postgres-rustls")]
@@ -29,14 +29,14 @@ pub(super) enum Link {
     #[cfg(feature = "deadpool-postgres")]
     Pool {
         pool: Lender,
-        table: Table,
+        table: StatesTable,
     },
 }
 
 /// The storage's own connections.
 #[derive(Clone)]
 pub(super) struct Own {
-    settings: Settings,
+    settings: ConnectionSettings,
     connections: Arc<[Arc<Connection>]>,
     /// The number of statements so far, which take turns on the connections.
     next: Arc<AtomicUsize>,
@@ -52,9 +52,9 @@ pub(super) enum Outcome {
 impl Link {
     /// Creates a link with `count` connections. It does not connect yet. One more connection can
     /// exist, for a migration, or while the server has not closed an earlier one.
-    pub(super) fn own(settings: Settings, count: usize) -> Self {
+    pub(super) fn own(settings: ConnectionSettings, count: usize) -> Self {
         let connections = (0..count).map(|_| Reconnecting::new(&settings.server)).collect();
-        let settings = Settings { slots: Arc::new(Slots::new(count + 1)), ..settings };
+        let settings = ConnectionSettings { slots: Arc::new(BackendSlots::new(count + 1)), ..settings };
         Self::Own(Own { settings, connections, next: Arc::default() })
     }
 
@@ -74,10 +74,10 @@ impl Link {
     pub(super) fn with_tls(&self, change: impl FnOnce(&Tls) -> Result<Tls, String>) -> Option<Result<Self, String>> {
         let Own { settings, connections, .. } = self.as_own()?;
         let changed = change(settings.tls.as_ref()?);
-        Some(changed.map(|tls| Self::own(Settings { tls: Some(tls), ..settings.clone() }, connections.len())))
+        Some(changed.map(|tls| Self::own(ConnectionSettings { tls: Some(tls), ..settings.clone() }, connections.len())))
     }
 
-    pub(super) fn table(&self) -> &Table {
+    pub(super) fn table(&self) -> &StatesTable {
         match self {
             Self::Own(own) => &own.settings.table,
             #[cfg(feature = "deadpool-postgres")]
@@ -139,7 +139,8 @@ impl Link {
         match self {
             Self::Own(Own { settings, .. }) => {
                 let connection =
-                    PostgresConnection::open(Settings { if_missing: IfMissing::Ignore, ..settings.clone() }).await?;
+                    PostgresConnection::open(ConnectionSettings { if_missing: IfMissing::Ignore, ..settings.clone() })
+                        .await?;
                 let executed = connection.client.batch_execute(&sql).await;
                 executed.map_err(|error| error::of_statement(self.server(), error))
             }

@@ -34,10 +34,10 @@ use tokio_postgres::Config;
 use tokio_postgres::config::Host;
 use tokio_postgres::config::{SslMode, TargetSessionAttrs};
 
-use self::connection::{IfMissing, Settings};
+use self::connection::{ConnectionSettings, IfMissing};
 use self::link::Link;
 use self::store::PostgresStore;
-use self::table::Table;
+use self::table::StatesTable;
 use crate::error::ConfigError;
 #[cfg(feature = "testing")]
 use crate::storage::Clock;
@@ -46,7 +46,7 @@ use crate::storage::StorageError;
 use crate::storage::TlsConfig;
 use crate::storage::cas::{ServerCas, forward_to_server_cas};
 use crate::storage::tls::Tls;
-use crate::storage::url::{self, CasOptions, Options, Parts, Wrong};
+use crate::storage::url::{self, CasOptions, Options, UrlParts, Wrong};
 
 const EXAMPLES: &str = "write postgres://user:password@host/database or postgres://user@host/database";
 
@@ -262,7 +262,7 @@ impl PostgresStorage {
     pub fn from_pool(pool: deadpool_postgres::Pool, options: &str) -> Result<Self, ConfigError> {
         let (table, options) = url::read_options(options, |options, wrong| {
             let common = options.cas()?;
-            Ok((Table::from_options(options, wrong)?, common))
+            Ok((StatesTable::from_options(options, wrong)?, common))
         })?;
         Ok(Self::over(Link::Pool { pool: pool::Lender(pool), table }, &options))
     }
@@ -323,14 +323,14 @@ impl PostgresStorage {
 }
 
 /// Parses a URL: our own options, and those of `tokio-postgres`.
-fn read(parts: &Parts<'_>, wrong: &Wrong<'_>) -> Result<(Link, CasOptions), ConfigError> {
-    let &Parts { scheme, authority, path, query } = parts;
+fn read(parts: &UrlParts<'_>, wrong: &Wrong<'_>) -> Result<(Link, CasOptions), ConfigError> {
+    let &UrlParts { scheme, authority, path, query } = parts;
     if !matches!(scheme, "postgres" | "postgresql") {
         return Err(wrong(format!("unknown scheme {scheme:?}: {EXAMPLES}")));
     }
     let mut options = Options::parse(query, wrong)?;
     let common = options.cas()?;
-    let table = Table::from_options(&mut options, wrong)?;
+    let table = StatesTable::from_options(&mut options, wrong)?;
     let if_missing =
         options.choice("migrate", IfMissing::Create, &[("true", IfMissing::Create), ("false", IfMissing::Fail)])?;
     let connections = match options.take("connections") {
@@ -343,7 +343,7 @@ fn read(parts: &Parts<'_>, wrong: &Wrong<'_>) -> Result<(Link, CasOptions), Conf
     // `tokio-postgres` parses the other options: host, options, target_session_attrs and so on.
     let config = Config::from_str(&format!("postgres://{authority}{path}?{}", options.into_rest()));
     // The error names an option or a part of the URL. It does not quote a password.
-    let mut config = config.map_err(|error| wrong(format!("{}: {EXAMPLES}", self::error::Cause(error))))?;
+    let mut config = config.map_err(|error| wrong(format!("{}: {EXAMPLES}", self::error::PostgresCause(error))))?;
     #[cfg(unix)]
     if tls.is_some() && config.get_hosts().iter().any(|host| matches!(host, Host::Unix(_))) {
         return Err(wrong("a Unix socket has no TLS: remove sslmode".to_owned()));
@@ -366,8 +366,14 @@ fn read(parts: &Parts<'_>, wrong: &Wrong<'_>) -> Result<(Link, CasOptions), Conf
     }
     let hosts = authority.rsplit_once('@').map_or(authority, |(_, hosts)| hosts);
     let server = if hosts.is_empty() { self::error::PRODUCT } else { hosts }.to_owned();
-    let settings =
-        Settings { config: Arc::new(config), tls, server: server.into(), table, if_missing, slots: Arc::default() };
+    let settings = ConnectionSettings {
+        config: Arc::new(config),
+        tls,
+        server: server.into(),
+        table,
+        if_missing,
+        slots: Arc::default(),
+    };
     Ok((Link::own(settings, connections), common))
 }
 

@@ -9,8 +9,8 @@ use tokio_postgres::{Error, NoTls, Row};
 
 use super::call::cancel_at;
 use super::cancel::CLOSES_WITHIN;
-use super::error::{self, Cause, PRODUCT};
-use super::table::{Query, Table};
+use super::error::{self, PRODUCT, PostgresCause};
+use super::table::{Query, StatesTable};
 use crate::storage::{StorageError, StorageErrorKind};
 
 /// A pool that lends its connections to one statement at a time.
@@ -26,7 +26,7 @@ impl Lender {
     /// Executes a statement, and returns its row.
     pub(super) async fn execute(
         &self,
-        table: &Table,
+        table: &StatesTable,
         query: &Query,
         deadline: Instant,
     ) -> Result<Executed, StorageError> {
@@ -52,7 +52,12 @@ type Executed = Result<Option<Row>, Error>;
 
 impl Lent {
     /// Executes a statement. Returns its result, and `false` if a cancel request may arrive later.
-    async fn execute(&self, table: &Table, query: &Query, deadline: Instant) -> Result<(Executed, bool), StorageError> {
+    async fn execute(
+        &self,
+        table: &StatesTable,
+        query: &Query,
+        deadline: Instant,
+    ) -> Result<(Executed, bool), StorageError> {
         let Some(object) = &self.0 else { return Err(StorageError::timed_out(PRODUCT)) };
         let sql = table.sql(query.statement);
         let mut executed = pin!(async {
@@ -99,7 +104,7 @@ async fn from_pool(pool: &Pool, deadline: Instant) -> Result<Object, StorageErro
 
 fn of_pool(error: PoolError) -> StorageError {
     match error {
-        PoolError::Backend(error) => StorageError::unreachable(PRODUCT, Cause(error)),
+        PoolError::Backend(error) => StorageError::unreachable(PRODUCT, PostgresCause(error)),
         PoolError::Timeout(_) => {
             let message = "no connection from the pool within the pool's timeout";
             StorageError::new(StorageErrorKind::Timeout, message).uncounted()

@@ -39,7 +39,7 @@ use crate::sync::unpoisoned;
 
 /// The address of a server.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub(super) enum Address {
+pub(super) enum PeerAddress {
     Tcp(SocketAddr),
     #[cfg(unix)]
     Unix(PathBuf),
@@ -69,11 +69,11 @@ macro_rules! on_stream {
 impl Socket {
     /// Connects to `address`. Sends several SYN packets if there is no reply. The caller sets the
     /// timeout.
-    pub(super) async fn connect(address: &Address) -> io::Result<Self> {
+    pub(super) async fn connect(address: &PeerAddress) -> io::Result<Self> {
         let stream = match address {
-            Address::Tcp(address) => Stream::Tcp(race(tries(|| open_tcp(*address))).await?),
+            PeerAddress::Tcp(address) => Stream::Tcp(race(tries(|| open_tcp(*address))).await?),
             #[cfg(unix)]
-            Address::Unix(path) => Stream::Unix(UnixStream::connect(path).await?),
+            PeerAddress::Unix(path) => Stream::Unix(UnixStream::connect(path).await?),
         };
         Ok(Self(Arc::new(stream)))
     }
@@ -137,7 +137,7 @@ impl AsyncWrite for Socket {
 
 /// A server to connect to.
 pub(super) struct Server {
-    pub(super) address: Address,
+    pub(super) address: PeerAddress,
     /// The name in its certificate.
     #[cfg_attr(not(feature = "postgres-rustls"), allow(dead_code, reason = "only TLS needs the name"))]
     pub(super) name: String,
@@ -158,19 +158,19 @@ pub(super) async fn resolve(config: &Config, server: &str) -> Result<Vec<Server>
             Some(Host::Tcp(name)) => name.clone(),
             #[cfg(unix)]
             Some(Host::Unix(folder)) if addresses.is_empty() => {
-                let address = Address::Unix(folder.join(format!(".s.PGSQL.{port}")));
+                let address = PeerAddress::Unix(folder.join(format!(".s.PGSQL.{port}")));
                 servers.push(Server { address, name: String::new() });
                 continue;
             }
             _ => String::new(),
         };
         if let Some(address) = addresses.get(at) {
-            servers.push(Server { address: Address::Tcp((*address, port).into()), name });
+            servers.push(Server { address: PeerAddress::Tcp((*address, port).into()), name });
             continue;
         }
         match lookup_host((&*name, port)).await {
             Ok(found) => {
-                servers.extend(found.map(|address| Server { address: Address::Tcp(address), name: name.clone() }));
+                servers.extend(found.map(|address| Server { address: PeerAddress::Tcp(address), name: name.clone() }));
             }
             Err(failed) => error = Some(failed),
         }
@@ -187,23 +187,23 @@ pub(super) async fn resolve(config: &Config, server: &str) -> Result<Vec<Server>
 
 /// A place for one connection. It is taken before the login, and dropped when the server has closed
 /// the connection.
-pub(super) type Slot = OwnedSemaphorePermit;
+pub(super) type BackendSlot = OwnedSemaphorePermit;
 
 /// The slots of a storage on each server.
 #[derive(Debug, Default)]
-pub(super) struct Slots {
+pub(super) struct BackendSlots {
     /// The number of slots per server.
     count: usize,
-    taken: Mutex<HashMap<Address, Arc<Semaphore>>>,
+    taken: Mutex<HashMap<PeerAddress, Arc<Semaphore>>>,
 }
 
-impl Slots {
+impl BackendSlots {
     pub(super) fn new(count: usize) -> Self {
         Self { count, taken: Mutex::default() }
     }
 
     /// Waits for a free slot of the server.
-    pub(super) async fn take(&self, address: &Address) -> Slot {
+    pub(super) async fn take(&self, address: &PeerAddress) -> BackendSlot {
         let slots = {
             let mut taken = unpoisoned(self.taken.lock());
             // The addresses of a name can change, so those without a connection are forgotten.

@@ -281,7 +281,7 @@ impl Sweep {
         {
             return;
         }
-        let (sweep, link) = (Running(Arc::clone(self)), link.clone());
+        let (sweep, link) = (SweepGuard(Arc::clone(self)), link.clone());
         tokio::spawn(async move {
             let page = sweep.0.page.fetch_add(PAGES, Ordering::Relaxed);
             // The error is ignored: a later write sweeps again, and hits report an outage.
@@ -293,9 +293,9 @@ impl Sweep {
 }
 
 /// Marks the sweep as ended when it is dropped, even by a runtime that shuts down.
-struct Running(Arc<Sweep>);
+struct SweepGuard(Arc<Sweep>);
 
-impl Drop for Running {
+impl Drop for SweepGuard {
     fn drop(&mut self) {
         self.0.is_running.store(false, Ordering::Relaxed);
     }

@@ -16,13 +16,13 @@ const NOW: &str = "(extract(epoch FROM clock_timestamp()) * 1000000)::int8";
 
 /// The schema, the name and the kind (logged or unlogged) of the table.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Table {
+pub(super) struct StatesTable {
     schema: Option<Arc<str>>,
     name: Arc<str>,
     unlogged: bool,
 }
 
-impl Table {
+impl StatesTable {
     /// Reads the options `schema`, `table` and `unlogged`.
     pub(super) fn from_options(options: &mut Options<'_>, wrong: &Wrong<'_>) -> Result<Self, ConfigError> {
         let schema = options.take("schema").map(|schema| identifier(&schema, wrong)).transpose()?;

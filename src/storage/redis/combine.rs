@@ -75,18 +75,18 @@ struct GroupKey {
 }
 
 /// The hits of one call that have not been sent yet.
-type Group = Mutex<Vec<Hit>>;
+type Group = Mutex<Vec<WaitingHit>>;
 
 /// A hit that waits to be sent with others.
 #[derive(Debug)]
-struct Hit {
+struct WaitingHit {
     call: Arc<Call>,
     deadline: Instant,
-    ticket: Ticket<Outcome>,
+    ticket: Ticket<CombinedReply>,
 }
 
 /// The result of a hit, or `None` if the hit has not counted and must be sent in a call of its own.
-type Outcome = Option<Result<Value, StorageError>>;
+type CombinedReply = Option<Result<Value, StorageError>>;
 
 /// The task that sends a group. If the runtime drops the task before that, each hit is sent in a
 /// call of its own.
@@ -146,9 +146,9 @@ impl Combiner {
 
     /// Joins a group, and waits for the outcome. Returns `None` if the hit must be sent in a call
     /// of its own.
-    async fn join(self: &Arc<Self>, node: &Node, call: &Arc<Call>, deadline: Instant) -> Outcome {
+    async fn join(self: &Arc<Self>, node: &Node, call: &Arc<Call>, deadline: Instant) -> CombinedReply {
         let (ticket, caller) = Ticket::new();
-        self.enter(node, Hit { call: Arc::clone(call), deadline, ticket });
+        self.enter(node, WaitingHit { call: Arc::clone(call), deadline, ticket });
         caller.wait(deadline).await.unwrap_or_else(|unanswered| {
             Some(Err(match unanswered {
                 // The runtime ended after the call was sent. The server may have executed it.
@@ -161,7 +161,7 @@ impl Combiner {
 
     /// Adds a hit to the open group of the current runtime. If the hit is the first of its group or
     /// fills it, also spawns a task that sends the group.
-    fn enter(self: &Arc<Self>, node: &Node, hit: Hit) {
+    fn enter(self: &Arc<Self>, node: &Node, hit: WaitingHit) {
         let runtime = Handle::current();
         let key = GroupKey { runtime: runtime.id(), kin: hit.call.kin() };
         let mut open = self.open();
@@ -197,7 +197,7 @@ impl Combiner {
 
 impl Sending {
     /// Removes all hits from the group.
-    fn take(&self) -> Vec<Hit> {
+    fn take(&self) -> Vec<WaitingHit> {
         std::mem::take(&mut *unpoisoned(self.group.lock()))
     }
 
@@ -222,7 +222,7 @@ impl Sending {
     async fn send(self) {
         let (count, deadline) = {
             let mut hits = unpoisoned(self.group.lock());
-            hits.retain(Hit::is_awaited);
+            hits.retain(WaitingHit::is_awaited);
             // The callers apply their own deadlines, so the call may take until the last one.
             (hits.len(), hits.iter().map(|hit| hit.deadline).max())
         };
@@ -251,14 +251,14 @@ impl Sending {
                 }
             }
             // The connection was replaced, and the new one has not proved to be one server.
-            Ok(None) => hits.into_iter().for_each(Hit::send_alone),
+            Ok(None) => hits.into_iter().for_each(WaitingHit::send_alone),
             // The server refused the call, so it executed nothing. The key of one hit may be the
             // cause, so the other hits can succeed in calls of their own.
             Err(error) if error.kind() == StorageErrorKind::Refused => {
                 if is_cross_slot(&error) {
                     self.combiner.is_refused.store(true, Ordering::Relaxed);
                 }
-                hits.into_iter().for_each(Hit::send_alone);
+                hits.into_iter().for_each(WaitingHit::send_alone);
             }
             Err(error) => hits.into_iter().for_each(|hit| hit.ticket.answer(Some(Err(error.clone())))),
             // The caller reports the unexpected reply.
@@ -270,12 +270,12 @@ impl Sending {
 impl Drop for Sending {
     fn drop(&mut self) {
         if self.is_closed || self.close() {
-            self.take().into_iter().for_each(Hit::send_alone);
+            self.take().into_iter().for_each(WaitingHit::send_alone);
         }
     }
 }
 
-impl Hit {
+impl WaitingHit {
     /// Returns `false` if the caller has left, or was dropped. Then the hit is not sent.
     fn is_awaited(&self) -> bool {
         self.ticket.is_awaited() && !self.ticket.is_dropped()
@@ -286,7 +286,7 @@ impl Hit {
     }
 }
 
-fn calls(hits: &[Hit]) -> Vec<&Call> {
+fn calls(hits: &[WaitingHit]) -> Vec<&Call> {
     hits.iter().map(|hit| &*hit.call).collect()
 }
 

@@ -5,7 +5,7 @@ use std::time::Duration;
 use crate::error::ConfigError;
 use crate::storage::credentials::LoginSource;
 use crate::storage::tls::Tls;
-use crate::storage::url::{self, Address, Authority, Host, Login, Options, Parts, Wrong};
+use crate::storage::url::{self, Address, Authority, Host, Login, Options, UrlParts, Wrong};
 
 /// The settings in a URL.
 #[derive(Clone, Debug)]
@@ -74,8 +74,8 @@ impl RedisUrl {
         url::read(url, EXAMPLES, Self::read)
     }
 
-    fn read(parts: &Parts<'_>, wrong: &Wrong<'_>) -> Result<Self, ConfigError> {
-        let &Parts { scheme, authority, path, query } = parts;
+    fn read(parts: &UrlParts<'_>, wrong: &Wrong<'_>) -> Result<Self, ConfigError> {
+        let &UrlParts { scheme, authority, path, query } = parts;
         let (kind, tls) = scheme_of(scheme).ok_or_else(|| wrong(format!("unknown scheme {scheme:?}: {EXAMPLES}")))?;
         check_features(kind, tls, scheme, wrong)?;
         let port = if kind == Kind::Sentinel { 26_379 } else { 6_379 };

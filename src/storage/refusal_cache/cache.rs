@@ -43,7 +43,7 @@ struct KeyEntry {
 
 /// The result of a lookup: `Hit` with the cached decision, or `Miss` if the request goes to the
 /// storage.
-pub(super) enum Lookup {
+pub(super) enum CacheLookup {
     Hit(Decision),
     Miss(InFlight),
 }
@@ -74,12 +74,12 @@ impl Cache {
     }
 
     /// Answers a hit from the cache, or records that it is in flight.
-    pub(super) fn look_up(self: &Arc<Self>, request: &StorageRequest<'_>) -> Lookup {
+    pub(super) fn look_up(self: &Arc<Self>, request: &StorageRequest<'_>) -> CacheLookup {
         let (place, now) = (self.place(request.policy, request.key), self.clock.now());
         let mut bucket = self.table.lock(place);
         if let Some(decision) = bucket.find().and_then(|entry| entry.answer(request, now)) {
             self.counters.here(request.policy);
-            return Lookup::Hit(decision);
+            return CacheLookup::Hit(decision);
         }
         self.sweep(&mut bucket, now);
         let entry = bucket.find_or_insert(KeyEntry::default);
@@ -88,7 +88,7 @@ impl Cache {
         let changes = entry.changes;
         self.counters.asked(request.policy);
         let (cache, policy) = (Arc::clone(self), request.policy.clone());
-        Lookup::Miss(InFlight { cache, policy, place, cost: request.cost, sent: now, changes, is_undecided: true })
+        CacheLookup::Miss(InFlight { cache, policy, place, cost: request.cost, sent: now, changes, is_undecided: true })
     }
 
     /// Removes the refusals of a key whose state has changed or may have changed.
@@ -262,8 +262,8 @@ mod tests {
         let policy = Policy::from(Quota::per_day(1));
         let keys: Vec<Key> = (0..50_u64).map(Key::from).collect();
         let begin = |key| match cache.look_up(&StorageRequest::new(&policy, key, Op::Hit, 1)) {
-            Lookup::Miss(in_flight) => in_flight,
-            Lookup::Hit(_) => panic!("the cache must be empty"),
+            CacheLookup::Miss(in_flight) => in_flight,
+            CacheLookup::Hit(_) => panic!("the cache must be empty"),
         };
         let admitted = Decision::of(Timestamp::EPOCH, 1, Status::admitted(1, 0, 9));
         let contended = policy.refuse(Timestamp::EPOCH, 1, 9).contended();

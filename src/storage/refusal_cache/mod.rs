@@ -11,7 +11,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use self::cache::{Cache, Lookup};
+use self::cache::{Cache, CacheLookup};
 use crate::decision::Decision;
 use crate::error::ConfigError;
 use crate::key::Key;
@@ -205,8 +205,8 @@ impl Storage for RefusalCache {
             return self.changed(request.policy, request.key, self.inner.decide(request));
         }
         match self.cache.look_up(&request) {
-            Lookup::Hit(decision) => StorageFuture::ok(decision),
-            Lookup::Miss(in_flight) => self.inner.decide(request).map(move |decided| {
+            CacheLookup::Hit(decision) => StorageFuture::ok(decision),
+            CacheLookup::Miss(in_flight) => self.inner.decide(request).map(move |decided| {
                 if let Ok(decision) = &decided {
                     in_flight.decided(decision);
                 }

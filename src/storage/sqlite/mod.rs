@@ -30,7 +30,7 @@ use tokio::time::{Instant, sleep_until};
 
 use self::error::{ended, late, overloaded, rolled_back};
 use self::file::File;
-use self::worker::{Job, Work, WorkResult, Worker};
+use self::worker::{FileJob, FileWorker, Work, WorkResult};
 use crate::decision::Decision;
 use crate::error::{ConfigError, chain};
 use crate::key::Key;
@@ -163,7 +163,7 @@ struct Shared {
     durability: Durability,
     /// A permit for each further call that may wait.
     waiting: Arc<Semaphore>,
-    calls: OnceLock<mpsc::Sender<Job>>,
+    calls: OnceLock<mpsc::Sender<FileJob>>,
 }
 
 impl SqliteStorage {
@@ -220,7 +220,7 @@ impl SqliteStorage {
 
 impl Shared {
     /// Sends a call to the thread, which is started for the first call.
-    fn send(&self, job: Job) -> Result<(), StorageError> {
+    fn send(&self, job: FileJob) -> Result<(), StorageError> {
         let cannot_start = |error| {
             let message = format!("cannot start the thread of {}", self.path.display());
             StorageError::new(StorageErrorKind::Unreachable, message).with_source(error)
@@ -229,7 +229,7 @@ impl Shared {
             calls
         } else {
             let (sender, calls) = mpsc::channel();
-            let worker = Worker::new(self.path.clone(), self.durability);
+            let worker = FileWorker::new(self.path.clone(), self.durability);
             let thread = thread::Builder::new().name("ratelimit-sqlite".to_owned());
             thread.spawn(move || worker.run(&calls)).map_err(cannot_start)?;
             // If a concurrent call has started a thread first, that thread is used. The thread of
@@ -334,7 +334,7 @@ impl SqliteStorage {
                 return Err(overloaded(&shared.path, MAX_WAITING));
             };
             let (ticket, caller) = Ticket::new();
-            shared.send(Job { work, clock, ticket, counted })?;
+            shared.send(FileJob { work, clock, ticket, counted })?;
             caller.wait(started + timeout).await.unwrap_or_else(|unanswered| {
                 Err(match unanswered {
                     Unanswered::Dropped => ended(&shared.path),

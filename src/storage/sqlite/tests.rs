@@ -11,7 +11,7 @@ use tokio::time::Instant;
 
 use super::Durability;
 use super::file::File;
-use super::worker::{Job, Work, WorkResult, Worker};
+use super::worker::{FileJob, FileWorker, Work, WorkResult};
 use crate::policy::Policy;
 use crate::quota::Quota;
 use crate::storage::cas::Command;
@@ -32,7 +32,7 @@ async fn full_disk_is_an_error_and_counts_nothing_until_rows_expire() {
     let mut file = File::open(&path, Durability::EverySecond).unwrap();
     file.set_disk(40);
     let (calls, received) = mpsc::channel();
-    let worker = Worker::with_file(path.clone(), file);
+    let worker = FileWorker::with_file(path.clone(), file);
     let worker = thread::spawn(move || worker.run(&received));
     let policy = Policy::new(FixedWindow::new(), Quota::per_day(1_000));
     let waiting = Arc::new(Semaphore::new(1));
@@ -41,7 +41,7 @@ async fn full_disk_is_an_error_and_counts_nothing_until_rows_expire() {
         let work = Work::Change { policy: policy.clone(), key, command: Command::Hit(1) };
         let (ticket, caller) = Ticket::new();
         let counted = Arc::clone(&waiting).try_acquire_owned().expect("a call that was answered no longer waits");
-        calls.send(Job { work, clock: None, ticket, counted }).unwrap();
+        calls.send(FileJob { work, clock: None, ticket, counted }).unwrap();
         caller.wait(Instant::now() + Duration::from_secs(20)).await.unwrap()
     };
     assert!(has_reserve(&path));

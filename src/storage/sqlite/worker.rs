@@ -16,7 +16,8 @@ use super::error::{at_commit, is_busy, is_full, rolled_back};
 use super::file::{ATTEMPTS, FULL, File};
 use crate::decision::Decision;
 use crate::policy::{Op, Policy};
-use crate::storage::cas::skew::{MAX_SKEW, Skew};
+use crate::storage::calls::MAX_SKEW;
+use crate::storage::cas::skew::Skew;
 use crate::storage::cas::{Batch, Command};
 use crate::storage::ticket::Ticket;
 use crate::storage::{Clock, StorageError};
@@ -35,7 +36,7 @@ const FIRST_WAIT: Duration = Duration::from_micros(300);
 const LONGEST_WAIT: Duration = Duration::from_millis(5);
 
 /// The worker thread. It ends when the storage and all its clones are dropped.
-pub(super) struct Worker {
+pub(super) struct FileWorker {
     path: PathBuf,
     durability: Durability,
     skew: Skew,
@@ -59,7 +60,7 @@ impl From<rusqlite::Error> for Failure {
     }
 }
 
-impl Worker {
+impl FileWorker {
     pub(super) fn new(path: PathBuf, durability: Durability) -> Self {
         Self { path, durability, skew: Skew::new(MAX_SKEW), file: None, unsynced: None }
     }
@@ -70,7 +71,7 @@ impl Worker {
     }
 
     /// Executes the calls until all senders are dropped.
-    pub(super) fn run(mut self, calls: &Receiver<Job>) {
+    pub(super) fn run(mut self, calls: &Receiver<FileJob>) {
         while let Some(job) = self.next(calls) {
             let mut jobs = vec![job];
             fill(&mut jobs, calls);
@@ -84,7 +85,7 @@ impl Worker {
 
     /// Waits for the next call, and makes the checkpoints that become due meanwhile. Returns `None`
     /// when all senders are dropped.
-    fn next(&mut self, calls: &Receiver<Job>) -> Option<Job> {
+    fn next(&mut self, calls: &Receiver<FileJob>) -> Option<FileJob> {
         while let Some(since) = self.unsynced {
             match calls.recv_timeout((since + CHECKPOINT_EVERY).saturating_duration_since(Instant::now())) {
                 Ok(job) => return Some(job),
@@ -97,7 +98,7 @@ impl Worker {
 
     /// Executes these calls in one transaction. While another process holds the lock, retries until
     /// no caller waits any more. If the disk is full, retries as long as there is room.
-    fn run_batch(&mut self, mut jobs: Vec<Job>, calls: &Receiver<Job>) {
+    fn run_batch(&mut self, mut jobs: Vec<FileJob>, calls: &Receiver<FileJob>) {
         let (mut wait, mut attempts) = (FIRST_WAIT, 0);
         loop {
             jobs.retain(|job| job.ticket.is_awaited());
@@ -145,8 +146,8 @@ impl Worker {
 
     /// Executes the calls in a transaction, and answers the callers after its commit. After an
     /// error, no caller has been answered.
-    fn transact(&mut self, jobs: &mut Vec<Job>) -> Result<(), Failure> {
-        let writes = jobs.iter().any(Job::writes);
+    fn transact(&mut self, jobs: &mut Vec<FileJob>) -> Result<(), Failure> {
+        let writes = jobs.iter().any(FileJob::writes);
         let file = match self.file.take().filter(|file| file.is_at(&self.path)) {
             Some(file) => self.file.insert(file),
             None => self.file.insert(File::open(&self.path, self.durability)?),
@@ -198,7 +199,7 @@ impl Worker {
 }
 
 /// Adds the calls that are already waiting, up to the size of a batch.
-fn fill(jobs: &mut Vec<Job>, calls: &Receiver<Job>) {
+fn fill(jobs: &mut Vec<FileJob>, calls: &Receiver<FileJob>) {
     jobs.extend(calls.try_iter().take(MAX_BATCH.saturating_sub(jobs.len())));
 }
 
@@ -207,7 +208,7 @@ type Reply = Result<WorkResult, StorageError>;
 
 /// Executes the calls and returns their answers, in the same order. The state of each key is loaded
 /// once, and stored once if it has changed.
-pub(super) fn execute(file: &mut File, skew: &Skew, jobs: &[Job]) -> rusqlite::Result<Vec<Reply>> {
+pub(super) fn execute(file: &mut File, skew: &Skew, jobs: &[FileJob]) -> rusqlite::Result<Vec<Reply>> {
     let mut answers: Vec<Option<Reply>> = jobs.iter().map(|_| None).collect();
     let mut keys: Vec<(&str, Vec<usize>)> = Vec::new();
     let mut positions: HashMap<&str, usize> = HashMap::new();
@@ -241,7 +242,7 @@ fn execute_key<'a>(
     file: &File,
     skew: &Skew,
     key: &str,
-    jobs: impl Iterator<Item = (usize, &'a Job)>,
+    jobs: impl Iterator<Item = (usize, &'a FileJob)>,
     answers: &mut [Option<Reply>],
 ) -> rusqlite::Result<u32> {
     let loaded = file.load(key)?;
@@ -295,7 +296,7 @@ pub(super) enum WorkResult {
 /// The worker's side of a call. The ticket is begun if the job is part of an open transaction, or was
 /// committed.
 #[derive(Debug)]
-pub(super) struct Job {
+pub(super) struct FileJob {
     pub(super) work: Work,
     /// Replaces the wall clock in tests.
     pub(super) clock: Option<Arc<dyn Clock>>,
@@ -303,7 +304,7 @@ pub(super) struct Job {
     pub(super) counted: OwnedSemaphorePermit,
 }
 
-impl Job {
+impl FileJob {
     /// Returns `true` if the job needs the write lock.
     pub(super) fn writes(&self) -> bool {
         !matches!(self.work, Work::Peek { .. })

@@ -23,7 +23,7 @@ pub(in crate::storage) struct Tls {
 }
 
 /// The names of the parts in error messages: quoted paths, or words.
-struct Names {
+struct PemNames {
     ca: String,
     cert: String,
     key: String,
@@ -44,7 +44,7 @@ impl Tls {
             })
         };
         let mut config = TlsConfig::new();
-        let mut names = Names {
+        let mut names = PemNames {
             ca: "the system's certificate store".to_owned(),
             cert: String::new(),
             key: String::new(),
@@ -67,7 +67,7 @@ impl Tls {
     ///
     /// Returns a message if a part of `config` is malformed.
     pub(in crate::storage) fn with(&self, config: &TlsConfig) -> Result<Self, String> {
-        let names = Names {
+        let names = PemNames {
             ca: if config.ca.is_some() { "`ca`" } else { "the system's certificate store" }.to_owned(),
             cert: "the client certificate".to_owned(),
             key: "the client's key".to_owned(),
@@ -76,7 +76,7 @@ impl Tls {
         Self::with_names(config, self.alpn, &names)
     }
 
-    fn with_names(config: &TlsConfig, alpn: Option<&'static [u8]>, names: &Names) -> Result<Self, String> {
+    fn with_names(config: &TlsConfig, alpn: Option<&'static [u8]>, names: &PemNames) -> Result<Self, String> {
         let mut rustls = match &config.rustls {
             Some(rustls) if config.ca.is_none() && config.client.is_none() => ClientConfig::clone(rustls),
             Some(_) => {
@@ -106,8 +106,8 @@ impl Tls {
 }
 
 /// Creates a rustls configuration from PEM.
-fn client_config(config: &TlsConfig, names: &Names) -> Result<ClientConfig, String> {
-    let Names { ca, cert, key, help } = names;
+fn client_config(config: &TlsConfig, names: &PemNames) -> Result<ClientConfig, String> {
+    let PemNames { ca, cert, key, help } = names;
     let mut roots = RootCertStore::empty();
     match &config.ca {
         Some(pem) => {

@@ -45,7 +45,7 @@ pub(super) struct Login {
 pub(super) type Wrong<'a> = dyn Fn(String) -> ConfigError + 'a;
 
 /// The parts of a URL, before percent-decoding.
-pub(super) struct Parts<'a> {
+pub(super) struct UrlParts<'a> {
     pub(super) scheme: &'a str,
     pub(super) authority: &'a str,
     /// Starts with a slash, unless it is empty.
@@ -58,10 +58,10 @@ pub(super) struct Parts<'a> {
 pub(super) fn read<T>(
     url: &str,
     examples: &str,
-    parse: impl FnOnce(&Parts<'_>, &Wrong<'_>) -> Result<T, ConfigError>,
+    parse: impl FnOnce(&UrlParts<'_>, &Wrong<'_>) -> Result<T, ConfigError>,
 ) -> Result<T, ConfigError> {
     let wrong = |why: String| ConfigError::new(format!("cannot read the URL {:?}: {why}", without_secrets(url)));
-    parse(&Parts::split(url, examples, &wrong)?, &wrong)
+    parse(&UrlParts::split(url, examples, &wrong)?, &wrong)
 }
 
 /// Reads the options of a storage that has no URL, from the text of a URL's query.
@@ -77,7 +77,7 @@ pub(super) fn read_options<T>(
     Ok(parsed)
 }
 
-impl<'a> Parts<'a> {
+impl<'a> UrlParts<'a> {
     fn split(url: &'a str, examples: &str, wrong: &Wrong<'_>) -> Result<Self, ConfigError> {
         let (scheme, rest) = url.split_once("://").ok_or_else(|| wrong(examples.to_owned()))?;
         let (rest, query) = rest.split_once('?').unwrap_or((rest, ""));
@@ -146,7 +146,7 @@ mod tests {
     use super::*;
 
     fn error(url: &str) -> String {
-        let hosts = |parts: &Parts<'_>, wrong: &Wrong<'_>| {
+        let hosts = |parts: &UrlParts<'_>, wrong: &Wrong<'_>| {
             Authority::parse(parts.authority, 6379, wrong).map(|authority| authority.hosts)
         };
         read(url, "write redis://host:6379", hosts).expect_err(url).to_string()

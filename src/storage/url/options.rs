@@ -9,9 +9,9 @@ use percent_encoding::percent_decode_str;
 
 use super::Wrong;
 use crate::error::ConfigError;
-use crate::storage::calls::{TIMEOUT, checked_timeout};
 #[cfg(any(feature = "memcached", feature = "etcd", feature = "postgres"))]
-use crate::storage::cas::skew::{MAX_SKEW, checked_skew};
+use crate::storage::calls::{MAX_SKEW, checked_skew};
+use crate::storage::calls::{TIMEOUT, checked_timeout};
 #[cfg(feature = "postgres")]
 use crate::storage::names::encoded;
 

@@ -17,7 +17,7 @@ fn model(f: impl Fn(Race) + Copy + Send + Sync + 'static) {
 }
 
 fn circuit(failures: u32, shortest: Duration, longest: Duration) -> Arc<Circuit> {
-    Arc::new(Circuit::new(Settings { failures, shortest, longest }))
+    Arc::new(Circuit::new(CircuitSettings { failures, shortest, longest }))
 }
 
 /// Returns an open circuit whose first probe is due.

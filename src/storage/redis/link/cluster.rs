@@ -46,7 +46,7 @@ struct ClusterInner {
     /// The nodes in the URL.
     seeds: Vec<Host>,
     access: Access,
-    slots: Arc<Reconnecting<Slots>>,
+    slots: Arc<Reconnecting<SlotMap>>,
     nodes: Mutex<HashMap<Host, Node>>,
     /// The index of the node that is asked first for the slot map. Each load increments it.
     next_start: AtomicUsize,
@@ -119,7 +119,7 @@ impl Cluster {
         Ok(slots.key_on_each(name))
     }
 
-    async fn slots(&self, deadline: Instant) -> Result<Arc<Slots>, StorageError> {
+    async fn slots(&self, deadline: Instant) -> Result<Arc<SlotMap>, StorageError> {
         self.0.slots.get(deadline, || Arc::clone(&self.0).load_slots()).await
     }
 
@@ -151,7 +151,7 @@ impl ClusterInner {
 
     /// Loads the slot map from the first node that returns it. Tries the known nodes and those in
     /// the URL. Each load starts with another node.
-    async fn load_slots(self: Arc<Self>) -> Result<Slots, StorageError> {
+    async fn load_slots(self: Arc<Self>) -> Result<SlotMap, StorageError> {
         let mut hosts: Vec<Host> = self.nodes().keys().cloned().collect();
         hosts.extend(self.seeds.iter().filter(|seed| !hosts.contains(seed)).cloned().collect::<Vec<_>>());
         let start = self.next_start.fetch_add(1, Ordering::Relaxed) % hosts.len();
@@ -163,7 +163,7 @@ impl ClusterInner {
                 let node = self.node(host);
                 match node.run(cmd("CLUSTER").arg("SLOTS"), Instant::now() + NODE_TIMEOUT).await {
                     Ok(reply) => {
-                        if let Some(slots) = Slots::parse(&reply, host) {
+                        if let Some(slots) = SlotMap::parse(&reply, host) {
                             return Ok(slots);
                         }
                         last = last.or(Some(StorageError::unreachable(name, format!("{host} returned no slots"))));
@@ -204,22 +204,22 @@ impl fmt::Debug for Cluster {
 const SLOT_COUNT: u16 = 16_384;
 
 /// The map from slots to nodes, as ranges in the order of their slots.
-pub(super) struct Slots(Vec<Range>);
+pub(super) struct SlotMap(Vec<SlotRange>);
 
-struct Range {
+struct SlotRange {
     first: u16,
     last: u16,
     host: Host,
 }
 
-impl Usable for Slots {}
+impl Usable for SlotMap {}
 
-impl Slots {
+impl SlotMap {
     /// Parses the reply of the node at `asked` to `CLUSTER SLOTS`. Returns `None` if the reply is
     /// malformed or has no slots.
     pub(super) fn parse(reply: &Value, asked: &Host) -> Option<Self> {
         let Value::Array(ranges) = reply else { return None };
-        let mut ranges = ranges.iter().map(|range| Range::parse(range, asked)).collect::<Option<Vec<_>>>()?;
+        let mut ranges = ranges.iter().map(|range| SlotRange::parse(range, asked)).collect::<Option<Vec<_>>>()?;
         ranges.sort_unstable_by_key(|range| range.last);
         (!ranges.is_empty()).then_some(Self(ranges))
     }
@@ -265,7 +265,7 @@ impl Slots {
     }
 }
 
-impl Range {
+impl SlotRange {
     fn parse(range: &Value, asked: &Host) -> Option<Self> {
         let Value::Array(parts) = range else { return None };
         let [Value::Int(first), Value::Int(last), Value::Array(primary), ..] = parts.as_slice() else { return None };
@@ -335,12 +335,12 @@ mod tests {
 
     #[test]
     fn slots_without_a_node_are_detected() {
-        let range = |first, last, port| Range { first, last, host: Host { name: "h".to_owned(), port } };
-        let complete = Slots(vec![range(0, 9, 1), range(10, 16_383, 2)]);
+        let range = |first, last, port| SlotRange { first, last, host: Host { name: "h".to_owned(), port } };
+        let complete = SlotMap(vec![range(0, 9, 1), range(10, 16_383, 2)]);
         assert!(
             complete.is_complete() && complete.holder(9).unwrap().port == 1 && complete.holder(10).unwrap().port == 2
         );
-        let incomplete = Slots(vec![range(0, 9, 1), range(11, 16_383, 2)]);
+        let incomplete = SlotMap(vec![range(0, 9, 1), range(11, 16_383, 2)]);
         assert!(!incomplete.is_complete() && incomplete.holder(10).is_none() && incomplete.holder(11).is_some());
     }
 }

@@ -11,7 +11,7 @@ use redis::{AsyncConnectionConfig, Cmd, ErrorKind, RedisConnectionInfo, RedisErr
 use super::super::error::while_connecting;
 use super::super::url::Access;
 use crate::storage::StorageError;
-use crate::storage::net::{self, Driver, FirstBytes, Stream};
+use crate::storage::net::{self, Driver, FirstBytes, ServerStream};
 use crate::storage::url::{Address, Login};
 
 /// A connection, and the task that does its I/O.
@@ -47,7 +47,7 @@ impl RedisConnection {
     }
 
     /// Logs in on an open stream, and selects the database.
-    async fn log_in(stream: Box<dyn Stream>, db: u32, login: &Login) -> Result<Self, RedisError> {
+    async fn log_in(stream: Box<dyn ServerStream>, db: u32, login: &Login) -> Result<Self, RedisError> {
         let mut info = RedisConnectionInfo::default().set_db(db.into()).set_skip_set_lib_name();
         if let Some(user) = &login.user {
             info = info.set_username(user);

@@ -12,7 +12,7 @@ use super::super::error::{from_redis, is_permission_denied, needs_new_connection
 use super::super::url::Access;
 use super::connect::RedisConnection;
 use super::proof::{Commands, Proof, is_refusal_of_a_slot};
-use crate::storage::net::{CONNECT_WITHIN, Call, Open, Reconnecting, Usable};
+use crate::storage::net::{CONNECT_WITHIN, CallInFlight, Open, Reconnecting, Usable};
 use crate::storage::url::Address;
 use crate::storage::{StorageError, StorageErrorKind};
 
@@ -218,7 +218,7 @@ impl Node {
     async fn receive(
         &self,
         open: &Arc<Open<OpenConnection>>,
-        call: Call<'_, OpenConnection>,
+        call: CallInFlight<'_, OpenConnection>,
         deadline: Instant,
         reply: impl Future<Output = Result<Value, RedisError>>,
     ) -> Result<Value, StorageError> {
