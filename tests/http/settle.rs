@@ -348,7 +348,7 @@ async fn refund_after_a_delay_expires_by_the_time_of_the_decision() {
         let (layer, outcomes) = observed(layer("leaky-bucket 60/minute queue 100", slow(storage)));
         let service = layer.settle_later().layer(keeps_reservation(&taken));
         ask(&service, get("/20")).await;
-        taken.lock().unwrap().take().unwrap().keep();
+        let _ = taken.lock().unwrap().take().unwrap().keep();
         // It is delayed by the 20 seconds of the first request, and expires 20 seconds after them.
         ask(&service, get("/20")).await;
         tokio::time::advance(Duration::from_secs(seconds)).await;
