@@ -56,7 +56,6 @@ mod names;
 mod net;
 #[cfg(feature = "postgres")]
 mod postgres;
-mod ready;
 #[cfg(feature = "redis")]
 mod redis;
 mod refusal_cache;
