@@ -16,7 +16,7 @@ use crate::storage::{StorageError, StorageErrorKind};
 struct RedisCause(RedisError);
 
 /// The code of the error of a script on a value of an unknown format.
-const UNKNOWN_FORMAT: &str = "UNKNOWNFORMAT";
+const FOREIGN: &str = "FOREIGN";
 
 /// The redirection in a reply of a cluster node. The node did not execute the command.
 #[cfg(feature = "redis-cluster")]
@@ -35,7 +35,7 @@ pub(super) enum Redirect<'a> {
 pub(super) fn from_redis(server: &str, error: RedisError) -> StorageError {
     let cause = RedisCause(without_arguments(error));
     match cause.0.kind() {
-        _ if cause.0.code() == Some(UNKNOWN_FORMAT) => {
+        _ if cause.0.code() == Some(FOREIGN) => {
             StorageError::new(StorageErrorKind::Unsupported, format!("{server} refused the command")).with_source(cause)
         }
         ErrorKind::Server(_) | ErrorKind::Extension => StorageError::refused(server, cause),

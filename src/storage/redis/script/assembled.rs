@@ -18,7 +18,7 @@ const ONLY_FOR_SETTLING: &str = "-- Only for settling.\n";
 
 /// The code that runs if the value of the key has an unknown format. A clear deletes the value.
 const REJECT: &str = "\
-return redis.error_reply('UNKNOWNFORMAT the key has a value of an unknown format: clear it, or use another prefix')\n";
+return redis.error_reply('FOREIGN the key has a value of an unknown format: clear it, or use another prefix')\n";
 const FORGET: &str = "stored, others = '', false\n";
 
 /// The variables of a script for each limit.
