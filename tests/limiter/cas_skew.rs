@@ -49,10 +49,10 @@ impl Nodes {
     fn new(policy: &Policy, ahead: &[u64]) -> Self {
         let world = ManualClock::default();
         let store = FakeCasStore::expiring_by(world.clone());
-        Self::on(store, world, policy, ahead)
+        Self::on(&store, world, policy, ahead)
     }
 
-    fn on(store: FakeCasStore, world: ManualClock, policy: &Policy, ahead: &[u64]) -> Self {
+    fn on(store: &FakeCasStore, world: ManualClock, policy: &Policy, ahead: &[u64]) -> Self {
         let clocks: Vec<_> = ahead.iter().map(|&ahead| (ManualClock::new(world.now().plus(ahead)), ahead)).collect();
         let limiter = |(clock, _): &(ManualClock, u64)| {
             let storage = Cas::new(store.clone()).timeout(Duration::from_secs(20)).clock(clock.clone());
@@ -423,7 +423,7 @@ async fn recalled_text_that_is_outdated_does_not_stop_the_time_of_a_key() {
     for (text, _) in POLICIES {
         for ahead in [7 * SECOND, 600 * SECOND, YEAR] {
             let world = ManualClock::default();
-            let nodes = Nodes::on(FakeCasStore::forgetful(world.clone()), world, &policy(text), &[0, ahead]);
+            let nodes = Nodes::on(&FakeCasStore::forgetful(world.clone()), world, &policy(text), &[0, ahead]);
             let context = format!("{text}, {ahead} us ahead");
             let _ = nodes.hit(1, 1).await;
             for _ in 0..2 {
