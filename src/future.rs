@@ -1,30 +1,20 @@
-//! The response future.
-
-#[cfg(feature = "lookup")]
-mod finding;
-#[cfg(not(feature = "lookup"))]
-mod no_finding;
+//! The response future: a request that waits, and then the response of the inner service.
 
 use std::fmt;
+use std::mem;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 
 use http::{Request, Response};
 use pin_project_lite::pin_project;
-use tokio::time::Sleep;
+use tokio::time::{Sleep, sleep};
 use tower_service::Service;
 
-#[cfg(feature = "lookup")]
-use self::finding::Finding;
-#[cfg(not(feature = "lookup"))]
-use self::no_finding::Finding;
 use crate::headers;
-use crate::middleware::exchange::{HttpExchange, ResponsePlan, Step};
-use crate::middleware::post_response::HeldHit;
-use crate::middleware::state::Shared;
+use crate::middleware::exchange::{HitWait, HttpExchange, ResponsePlan, Step, Wait};
+use crate::middleware::state::SharedState;
 use crate::rejection::Rejection;
-use crate::waiting::{Attempted, Stage};
 
 pin_project! {
     /// The response future of [`RateLimit`](crate::RateLimit).
@@ -66,10 +56,6 @@ pin_project! {
         Waiting {
             waiting: Pin<Box<WaitingRequest<S, B, R>>>,
         },
-        // Never constructed without the feature `lookup`.
-        Finding {
-            finding: Box<Finding<S, B, R>>,
-        },
     }
 }
 
@@ -86,21 +72,13 @@ where
         Self { state: ResponseState::Refused { response } }
     }
 
-    #[cfg(feature = "lookup")]
-    pub(crate) fn finding(
-        ready: &S,
-        request: Request<B>,
-        shared: Arc<Shared<R>>,
-        tenant: crate::lookup::Finding,
-    ) -> Self
+    /// Lets the request wait. `ready` is the inner service that was polled ready.
+    pub(crate) fn waiting(ready: S, request: Request<B>, shared: Arc<SharedState<R>>, wait: Wait) -> Self
     where
         S: Clone,
     {
-        Self { state: ResponseState::Finding { finding: Box::new(Finding::new(ready, request, shared, tenant)) } }
-    }
-
-    pub(crate) fn waiting(waiting: WaitingRequest<S, B, R>) -> Self {
-        Self { state: ResponseState::Waiting { waiting: Box::pin(waiting) } }
+        let waiting = Box::pin(WaitingRequest::new(ready, request, shared, wait));
+        Self { state: ResponseState::Waiting { waiting } }
     }
 }
 
@@ -120,10 +98,6 @@ where
                 }
                 StateProj::Refused { response } => {
                     return Poll::Ready(Ok(response.take().expect("polled after completion")));
-                }
-                StateProj::Finding { finding } => {
-                    let next = ready!(finding.poll(cx))?;
-                    state.set(next);
                 }
                 StateProj::Waiting { waiting } => {
                     let next = ready!(waiting.as_mut().poll(cx))?;
@@ -168,41 +142,31 @@ where
 }
 
 pin_project! {
-    /// A request that waits for the storage, then for its turn to be admitted, and then for the
-    /// delay of a leaky bucket.
-    pub(crate) struct WaitingRequest<S, B, R>
+    /// A request that waits for the lookup of its policy, for the storage, for its turn to be
+    /// admitted, for the delay of a leaky bucket, or for the inner service after these.
+    struct WaitingRequest<S, B, R>
     {
-        shared: Arc<Shared<R>>,
-        // While the storage decides first, the service is the one that was polled ready. While the
-        // request waits for its turn or its delay, and after that, it is a clone, which has to be
-        // polled ready before it is called.
+        shared: Arc<SharedState<R>>,
+        // While the storage decides first, the service is the one that was polled ready. During all
+        // other waits it is a clone, which has to be polled ready before it is called.
         call: Option<(S, Request<B>)>,
-        hit: HeldHit,
-        progress: Progress,
+        wait: Wait,
         #[pin]
         delay: Option<Sleep>,
     }
 }
 
-enum Progress {
-    Waiting(Stage),
-    /// The request has waited, and the service is polled ready. `None` if the hit is admitted and
-    /// has its decision. A plan if the storage has failed, and the request is forwarded.
-    Over(Option<ResponsePlan>),
-}
-
 impl<S, B, R> WaitingRequest<S, B, R> {
-    pub(crate) fn new(ready: S, request: Request<B>, shared: Arc<Shared<R>>, hit: HeldHit, stage: Stage) -> Self
+    fn new(ready: S, request: Request<B>, shared: Arc<SharedState<R>>, wait: Wait) -> Self
     where
         S: Clone,
     {
-        let service = if matches!(stage, Stage::Decision(_)) { ready } else { unready(&ready) };
-        let delay = hit.delayed.as_ref().map(|decision| tokio::time::sleep(decision.delay()));
-        Self { shared, call: Some((service, request)), hit, progress: Progress::Waiting(stage), delay }
+        let service = if wait.keeps_service_ready() { ready } else { unready(&ready) };
+        Self { shared, call: Some((service, request)), delay: wait.delay().map(sleep), wait }
     }
 
-    /// Polls the storage, then the turn, the delay and the service. Returns the next state.
-    fn poll<ResBody>(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<AfterWaiting<S, B, R>>
+    /// Polls until the request is forwarded or has its response. Returns the next state.
+    fn poll<ResBody>(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<AfterWait<S, B, R>>
     where
         S: Service<Request<B>, Response = Response<ResBody>> + Clone,
         R: Rejection<ResBody>,
@@ -212,39 +176,52 @@ impl<S, B, R> WaitingRequest<S, B, R> {
             let (service, request) = this.call.as_mut().expect("polled after completion");
             let mut response = None;
             let mut exchange = HttpExchange { rejection: &*this.shared.rejection, request, response: &mut response };
-            let (step, is_first) = match this.progress {
-                Progress::Waiting(Stage::Decision(deciding)) => {
-                    let decided = ready!(Pin::new(deciding).poll(cx));
-                    (this.shared.apply(decided.as_ref(), this.hit.storage_request(), &mut exchange), true)
-                }
-                Progress::Waiting(Stage::Turn(turn)) => {
-                    let Attempted { policy, decided } = ready!(turn.as_mut().poll(cx));
-                    this.hit.set_policy(policy);
-                    (this.shared.apply_turn(decided, this.hit.storage_request(), &mut exchange), false)
-                }
-                Progress::Waiting(Stage::Delay) => {
-                    if let Some(delay) = this.delay.as_mut().as_pin_mut() {
-                        ready!(delay.poll(cx));
-                    }
-                    this.delay.set(None);
-                    *this.progress = Progress::Over(None);
+            // `true` if the service is ready.
+            let (step, is_ready) = match this.wait {
+                #[cfg(feature = "lookup")]
+                Wait::Lookup(lookup) => {
+                    *this.wait = Wait::LookedUp(ready!(lookup.as_mut().poll(cx)));
                     continue;
                 }
-                Progress::Over(plan) => {
+                #[cfg(feature = "lookup")]
+                Wait::LookedUp(found) => {
                     ready!(service.poll_ready(cx))?;
-                    break plan.take().unwrap_or_else(|| this.shared.admitted_after_wait(this.hit, &mut exchange));
+                    (this.shared.admit_found(found, &mut exchange), true)
                 }
+                Wait::Service(plan) => {
+                    ready!(service.poll_ready(cx))?;
+                    break mem::replace(plan, ResponsePlan::NOTHING);
+                }
+                Wait::Hit(hit) => match &mut hit.waits_for {
+                    HitWait::Decision(deciding) => {
+                        let decided = ready!(Pin::new(deciding).poll(cx));
+                        (this.shared.apply(decided.as_ref(), hit.storage_request(), &mut exchange), true)
+                    }
+                    HitWait::Turn(turn) => {
+                        let result = ready!(turn.as_mut().poll(cx));
+                        hit.set_policy(result.policy);
+                        (this.shared.apply_turn(result.decided, hit.storage_request(), &mut exchange), false)
+                    }
+                    HitWait::Delay(_) => {
+                        if let Some(delay) = this.delay.as_mut().as_pin_mut() {
+                            ready!(delay.poll(cx));
+                        }
+                        this.delay.set(None);
+                        ready!(service.poll_ready(cx))?;
+                        break this.shared.admitted_after_wait(hit, &mut exchange);
+                    }
+                },
             };
             match step {
-                Step::Forward(plan) if is_first => break plan,
-                Step::Forward(plan) => *this.progress = Progress::Over(Some(plan)),
+                Step::Forward(plan) if is_ready => break plan,
+                Step::Forward(plan) => *this.wait = Wait::Service(plan),
                 Step::Respond => return Poll::Ready(Ok(ResponseState::Refused { response })),
-                Step::Wait(pause) => {
-                    let stage = this.hit.pause(pause);
-                    *service = unready(service);
-                    let delay = this.hit.delayed.as_ref().map(|decision| decision.delay());
-                    this.delay.set(delay.filter(|delay| !delay.is_zero()).map(tokio::time::sleep));
-                    *this.progress = Progress::Waiting(stage);
+                Step::Wait(wait) => {
+                    if !wait.keeps_service_ready() {
+                        *service = unready(service);
+                    }
+                    this.delay.set(wait.delay().map(sleep));
+                    *this.wait = wait;
                 }
             }
         };
@@ -253,7 +230,7 @@ impl<S, B, R> WaitingRequest<S, B, R> {
     }
 }
 
-type AfterWaiting<S, B, R> = Result<ResponseState<S, B, R>, <S as Service<Request<B>>>::Error>;
+type AfterWait<S, B, R> = Result<ResponseState<S, B, R>, <S as Service<Request<B>>>::Error>;
 
 /// Returns a clone to keep during a wait. The caller drops the ready service, because it may hold a
 /// permit or a slot that another request needs.

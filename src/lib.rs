@@ -148,7 +148,7 @@ pub use self::quota::Quota;
 pub use self::rejection::{
     EmptyRejection, GrpcRejection, LimitExceeded, ProblemRejection, RejectReason, Rejection, TextRejection,
 };
-pub use self::reservation::{Counter, Reservation, Reservations, Settling};
+pub use self::reservation::{Counter, Reservation, Reservations, SettleFuture};
 pub use self::service::{CloneService, RateLimit};
 #[cfg(feature = "etcd")]
 #[doc(no_inline)]

@@ -10,9 +10,9 @@ use crate::decision::Decision;
 use crate::error::{ConfigError, or_panic};
 use crate::key::Key;
 use crate::policy::{IntoPolicy, Op, Policy, SharedPolicy};
-use crate::reservation::{Account, Reservation};
+use crate::reservation::{LimitedKey, Reservation};
 use crate::storage::{AnyStorage, MemoryStorage, Storage, StorageFuture, StorageRequest};
-use crate::waiting::Queues;
+use crate::waiting::WaitQueues;
 
 /// A rate limiter that is independent of HTTP: a policy on a storage.
 ///
@@ -77,7 +77,7 @@ pub struct RateLimiter {
     policy: SharedPolicy,
     storage: AnyStorage,
     /// The hits that wait in `acquire`.
-    queues: Arc<Queues>,
+    queues: Arc<WaitQueues>,
 }
 
 impl RateLimiter {
@@ -119,7 +119,7 @@ impl RateLimiter {
     }
 
     /// Sets the queues in which calls of [`acquire`](Self::acquire) wait.
-    pub(crate) fn waiting_in(self, queues: Arc<Queues>) -> Self {
+    pub(crate) fn waiting_in(self, queues: Arc<WaitQueues>) -> Self {
         Self { queues, ..self }
     }
 
@@ -191,12 +191,12 @@ impl RateLimiter {
     ///
     /// Returns the storage's error if the storage fails. The memory storage never fails.
     pub fn reserve(&self, key: &Key, cost: u32) -> StorageFuture<Reservation> {
-        let account = self.policy.with(|policy| Account {
+        let limited = self.policy.with(|policy| LimitedKey {
             storage: self.storage.clone(),
             policy: policy.clone(),
             key: key.clone(),
         });
-        account.decide(Op::Hit, cost).map(|decided| Ok(Reservation::of_limiter(decided?, account)))
+        limited.decide(Op::Hit, cost).map(|decided| Ok(Reservation::of_limiter(decided?, limited)))
     }
 
     /// Spends `units` of `key` from each limit, even if fewer remain. No limit refuses a charge.

@@ -8,9 +8,9 @@ use std::task::{Context, Poll};
 use http::{Request, Response};
 use tower_service::Service;
 
-use crate::future::{ResponseFuture, WaitingRequest};
-use crate::middleware::exchange::{Hold, HttpExchange, Step};
-use crate::middleware::state::Shared;
+use crate::future::ResponseFuture;
+use crate::middleware::exchange::{HttpExchange, Step};
+use crate::middleware::state::SharedState;
 use crate::rejection::{Rejection, TextRejection};
 
 /// The middleware that limits the requests to an inner service. Created by
@@ -30,14 +30,11 @@ use crate::rejection::{Rejection, TextRejection};
 /// occupies no permit of a `ConcurrencyLimit` and no slot of a `Buffer` while it waits.
 pub struct RateLimit<S, R = TextRejection> {
     inner: S,
-    shared: Handle<R>,
+    shared: Arc<SharedState<R>>,
 }
 
-/// The state that all services of a layer share.
-type Handle<R> = Arc<Shared<R>>;
-
 impl<S, R> RateLimit<S, R> {
-    pub(crate) fn new(inner: S, shared: Handle<R>) -> Self {
+    pub(crate) fn new(inner: S, shared: Arc<SharedState<R>>) -> Self {
         Self { inner, shared }
     }
 
@@ -89,19 +86,12 @@ where
         match self.shared.admit(&mut exchange) {
             Step::Forward(plan) => ResponseFuture::calling(self.inner.call(request), plan),
             Step::Respond => ResponseFuture::refused(response),
-            #[cfg(feature = "lookup")]
-            Step::Wait(Hold::Lookup(finding)) => {
+            Step::Wait(wait) => {
+                // The future takes the service that was polled ready, and a clone replaces it. Unless
+                // the storage decides first, the future replaces the ready service with another clone.
                 let next = self.inner.clone();
                 let ready = mem::replace(&mut self.inner, next);
-                ResponseFuture::finding(&ready, request, Arc::clone(&self.shared), finding)
-            }
-            Step::Wait(Hold::Hit(hit, stage)) => {
-                // The future takes the service that was polled ready, and a clone replaces it. If
-                // the request is delayed, the future replaces the ready service with another clone.
-                let next = self.inner.clone();
-                let ready = mem::replace(&mut self.inner, next);
-                let shared = Arc::clone(&self.shared);
-                ResponseFuture::waiting(WaitingRequest::new(ready, request, shared, hit, stage))
+                ResponseFuture::waiting(ready, request, Arc::clone(&self.shared), wait)
             }
         }
     }

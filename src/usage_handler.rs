@@ -12,7 +12,7 @@ use http::{Request, StatusCode};
 
 use crate::client_usage::{Usage, UsageError};
 use crate::extract::Head;
-use crate::middleware::state::Shared;
+use crate::middleware::state::SharedState;
 use crate::middleware::usage::usage;
 use crate::rejection::TextRejection;
 use crate::text::write_json_string;
@@ -21,11 +21,11 @@ use crate::text::write_json_string;
 /// [`RateLimitLayer::usage_handler`](crate::RateLimitLayer::usage_handler), which lists the
 /// responses.
 pub struct UsageHandler<R = TextRejection> {
-    shared: Arc<Shared<R>>,
+    shared: Arc<SharedState<R>>,
 }
 
 impl<R> UsageHandler<R> {
-    pub(crate) fn new(shared: Arc<Shared<R>>) -> Self {
+    pub(crate) fn new(shared: Arc<SharedState<R>>) -> Self {
         Self { shared }
     }
 }

@@ -4,7 +4,7 @@ use http::HeaderName;
 use http::header::FORWARDED;
 
 use super::allow_list::{AddressSource, Networks};
-use super::forwarded::{Entries, FORWARDING, FORWARDING_NAMES, Grammar};
+use super::forwarded::{FORWARDING, FORWARDING_NAMES, ForwardedEntries, Grammar};
 use super::parts::field_name;
 use super::peer_ip::{Ipv6Prefix, no_peer, peer};
 use super::{Head, KeyError, KeyExtractor};
@@ -229,7 +229,7 @@ impl ClientIp {
     /// unless [`behind_hops`](Self::behind_hops) finds the client in the field.
     pub fn address(&self, head: &Head<'_>) -> Result<IpAddr, KeyError> {
         let lines = head.headers.get_all(&self.field).iter().rev();
-        let mut entries = lines.flat_map(|line| Entries::of(line.as_bytes(), self.grammar));
+        let mut entries = lines.flat_map(|line| ForwardedEntries::of(line.as_bytes(), self.grammar));
         let mut hop = peer(head);
         let mut passed = 0;
         while self.trusts(hop, passed) {

@@ -37,19 +37,19 @@ pub(super) enum Grammar {
 /// its result must not depend on the left part. So the line is parsed lazily from the right. For
 /// example, an unclosed quote of the client cannot hide the entry of a proxy.
 #[derive(Debug)]
-pub(super) struct Entries<'a> {
+pub(super) struct ForwardedEntries<'a> {
     /// The unread left part of the line. `None` after the leftmost entry.
     rest: Option<&'a [u8]>,
     grammar: Grammar,
 }
 
-impl<'a> Entries<'a> {
+impl<'a> ForwardedEntries<'a> {
     pub(super) fn of(line: &'a [u8], grammar: Grammar) -> Self {
         Self { rest: Some(line), grammar }
     }
 }
 
-impl Iterator for Entries<'_> {
+impl Iterator for ForwardedEntries<'_> {
     type Item = Option<IpAddr>;
 
     fn next(&mut self) -> Option<Self::Item> {

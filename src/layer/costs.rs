@@ -2,7 +2,7 @@ use std::sync::Arc;
 
 use super::RateLimitLayer;
 use crate::extract::Head;
-use crate::middleware::options::{CostFn, IntoCost, ResponseHead, Settling};
+use crate::middleware::options::{CostFn, IntoCost, ResponseHead, SettleOptions};
 
 /// The cost of a request, before and after its response.
 impl<R> RateLimitLayer<R> {
@@ -179,7 +179,7 @@ impl<R> RateLimitLayer<R> {
         self.with_settling(|settling| settling.is_later = true)
     }
 
-    fn with_settling(self, change: impl FnOnce(&mut Settling)) -> Self {
+    fn with_settling(self, change: impl FnOnce(&mut SettleOptions)) -> Self {
         self.with_config(|config| change(Arc::make_mut(config.settling.get_or_insert_default())))
     }
 }

@@ -17,7 +17,7 @@ use crate::limiter::LocalLimiter;
 use crate::lint::Lint;
 use crate::middleware::config::{LayerConfig, OnError};
 use crate::middleware::options::{IntoPolicySource, PolicySource};
-use crate::middleware::state::Shared;
+use crate::middleware::state::SharedState;
 use crate::observe::Event;
 use crate::rejection::{RejectReason, TextRejection};
 use crate::service::RateLimit;
@@ -72,7 +72,7 @@ use crate::waiting::WaitBounds;
 /// runtime, the lookup fails and does not panic.
 #[must_use = "a layer limits nothing until it is put around a service"]
 pub struct RateLimitLayer<R = TextRejection> {
-    pub(crate) shared: Arc<Shared<R>>,
+    pub(crate) shared: Arc<SharedState<R>>,
 }
 
 impl RateLimitLayer {
@@ -104,7 +104,13 @@ impl RateLimitLayer {
     }
 
     fn with(policies: PolicySource, key: impl KeyExtractor, storage: AnyStorage) -> Self {
-        Self { shared: Shared::new(LayerConfig::new(policies, Arc::new(key)), storage, Arc::new(TextRejection::new())) }
+        Self {
+            shared: SharedState::new(
+                LayerConfig::new(policies, Arc::new(key)),
+                storage,
+                Arc::new(TextRejection::new()),
+            ),
+        }
     }
 }
 
@@ -147,7 +153,7 @@ impl<R> RateLimitLayer<R> {
         let (storage, (mut config, _, rejection)) = (AnyStorage::new(storage), self.into_parts());
         config.policies = config.policies.bind(&storage)?;
         let config = config.with(|config| config.on_error = on_error);
-        Ok(RateLimitLayer { shared: Shared::new(config, storage, rejection) })
+        Ok(RateLimitLayer { shared: SharedState::new(config, storage, rejection) })
     }
 
     /// Sets the [`Rejection`](crate::Rejection). It builds the response to each request that this
@@ -157,7 +163,7 @@ impl<R> RateLimitLayer<R> {
     /// [`rejection_by`](Self::rejection_by) takes a closure.
     pub fn rejection<T>(self, rejection: T) -> RateLimitLayer<T> {
         let (config, storage, _) = self.into_parts();
-        RateLimitLayer { shared: Shared::new(config, storage, Arc::new(rejection)) }
+        RateLimitLayer { shared: SharedState::new(config, storage, Arc::new(rejection)) }
     }
 
     /// Sets a closure as the [`Rejection`](crate::Rejection).
@@ -192,7 +198,7 @@ impl<R> RateLimitLayer<R> {
 
     fn with_config(self, change: impl FnOnce(&mut LayerConfig)) -> Self {
         let (config, storage, rejection) = self.into_parts();
-        Self { shared: Shared::new(config.with(change), storage, rejection) }
+        Self { shared: SharedState::new(config.with(change), storage, rejection) }
     }
 }
 

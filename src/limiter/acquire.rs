@@ -10,22 +10,21 @@ use std::time::Duration;
 use tokio::time::{Instant, sleep};
 
 use super::RateLimiter;
-use crate::decision::Decision;
 use crate::key::Key;
 use crate::reservation::Reservation;
 use crate::storage::StorageError;
-use crate::waiting::{Attempted, Place, Queues, Refusal, Spent, Waiter, later};
+use crate::waiting::{HitResult, WaitQueues, Waiter, later};
 
 impl RateLimiter {
     /// Spends one unit of `key` like [`hit`](Self::hit), but waits for up to `max_wait` instead of
     /// refusing. The future does nothing until it is polled.
     ///
-    /// Returns the hit as soon as it is admitted and its [`delay`](Decision::delay) is over. The
+    /// Returns the hit as soon as it is admitted and its [`delay`](crate::Decision::delay) is over. The
     /// [`Reservation`] dereferences to the decision, and can refund the hit. Returns a refusal as
     /// soon as an attempt shows that waiting cannot succeed within
     /// `max_wait`:
     ///
-    /// - Its [`retry_after`](Decision::retry_after) is longer than the time that is left.
+    /// - Its [`retry_after`](crate::Decision::retry_after) is longer than the time that is left.
     /// - It has no `retry_after`, because the cost exceeds the capacity.
     /// - The delay of a [leaky bucket](crate::LeakyBucket) is longer than the time that is left.
     ///   For a policy with a leaky bucket, `acquire` peeks before each hit, so an attempt costs two
@@ -152,71 +151,35 @@ impl RateLimiter {
     ) -> impl Future<Output = Result<Reservation, StorageError>> + Send + use<> {
         let queues = Arc::clone(&self.queues);
         let (storage, policy, key) = (self.storage.clone(), self.policy.clone(), key.clone());
-        acquire(Waiter { storage, policy, key, cost, delayed_until: None, on_failed_refund: None }, queues, max_wait)
+        acquire(Waiter { storage, policy, key, cost, delayed_until: None, reporter: None }, queues, max_wait)
     }
 }
 
-async fn acquire(waiter: Waiter, queues: Arc<Queues>, max_wait: Duration) -> Result<Reservation, StorageError> {
+async fn acquire(waiter: Waiter, queues: Arc<WaitQueues>, max_wait: Duration) -> Result<Reservation, StorageError> {
     let deadline = later(Instant::now(), max_wait);
     let waiter = Waiter { delayed_until: Some(deadline), ..waiter };
-    let Attempted { policy, decided } = first_attempt_and_wait(&waiter, &queues, deadline).await;
-    let (decision, spent) = (decided?, waiter.spent(policy));
+    let HitResult { policy, decided } = waiter.hit(&queues, deadline).await;
+    let (decision, limited) = (decided?, waiter.limited(policy));
     let (delay, left) = (decision.delay(), deadline.saturating_duration_since(Instant::now()));
-    if delay.is_zero() {
-        return Ok(Reservation::of_limiter(decision, spent.account));
+    if delay > left {
+        // A peek has spent nothing to refund.
+        limited.clone().refund(decision.clone(), None, ());
+        return Ok(Reservation::of_limiter(decision.refuse_delay(left), limited));
     }
-    let account = spent.account.clone();
-    let delayed = Delayed { decision: Some(decision), spent };
-    let decision = if delay > left {
-        delayed.refused(left)
-    } else {
+    let mut delayed = DelayedHit(Some(Reservation::of_limiter(decision, limited)));
+    if !delay.is_zero() {
         sleep(delay).await;
-        delayed.admitted()
-    };
-    Ok(Reservation::of_limiter(decision, account))
+    }
+    Ok(delayed.0.take().expect("taken only once"))
 }
 
-async fn first_attempt_and_wait(waiter: &Waiter, queues: &Arc<Queues>, deadline: Instant) -> Attempted {
-    if let Some(place) = waiter.join_behind(queues, deadline) {
-        return waiter.wait(place, None, deadline).await;
-    }
-    let ((), attempted) = waiter.attempt(()).await;
-    match &attempted.decided {
-        Ok(decision) if decision.is_refused() => {
-            let refusal = Refusal::new(decision.clone(), attempted.policy.clone());
-            if !refusal.ends_by(deadline) {
-                return attempted;
-            }
-            let place = Place::after(&refusal, &waiter.key, queues);
-            waiter.wait(place, Some(refusal), deadline).await
-        }
-        _ => attempted,
-    }
-}
+/// An admitted hit that waits for its delay. Dropping it refunds the hit.
+struct DelayedHit(Option<Reservation>);
 
-/// A hit that waits for its delay. Dropping it refunds the hit.
-struct Delayed {
-    decision: Option<Decision>,
-    spent: Spent,
-}
-
-impl Delayed {
-    fn admitted(mut self) -> Decision {
-        self.decision.take().expect("taken only once")
-    }
-
-    /// Refunds the hit, and returns its refusal. A peek has spent nothing to refund.
-    fn refused(mut self, max_delay: Duration) -> Decision {
-        let decision = self.decision.take().expect("taken only once");
-        self.spent.refund(&decision, ());
-        decision.refuse_delay(max_delay)
-    }
-}
-
-impl Drop for Delayed {
+impl Drop for DelayedHit {
     fn drop(&mut self) {
-        if let Some(decision) = &self.decision {
-            self.spent.refund(decision, ());
+        if let Some(reservation) = self.0.take() {
+            drop(reservation.refund());
         }
     }
 }

@@ -4,7 +4,7 @@ use super::RateLimiter;
 use crate::decision::Decision;
 use crate::key::Key;
 use crate::policy::{IntoPolicy, Op, Policy, SharedPolicy};
-use crate::reservation::{Account, Reservation};
+use crate::reservation::{LimitedKey, Reservation};
 use crate::storage::{MemoryStorage, Storage, StorageRequest};
 
 /// A rate limiter in memory. Its methods are not asynchronous and cannot fail.
@@ -115,8 +115,8 @@ impl LocalLimiter {
     pub fn reserve(&self, key: &Key, cost: u32) -> Reservation {
         self.policy.with(|policy| {
             let decision = self.storage.decide_now(&StorageRequest::new(policy, key, Op::Hit, cost));
-            let account = Account { storage: self.storage.clone().into(), policy: policy.clone(), key: key.clone() };
-            Reservation::of_limiter(decision, account)
+            let limited = LimitedKey { storage: self.storage.clone().into(), policy: policy.clone(), key: key.clone() };
+            Reservation::of_limiter(decision, limited)
         })
     }
 

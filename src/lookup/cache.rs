@@ -17,7 +17,7 @@ use tokio::sync::{Semaphore, watch};
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep, timeout};
 
-use super::{Found, Lookup, LookupError, LookupResult, Source, Tenant};
+use super::{FindTenant, LookupConfig, LookupError, LookupResult, Tenant, TenantLookup};
 use crate::extract::Head;
 use crate::sync::unpoisoned;
 
@@ -31,10 +31,10 @@ const NEVER: Duration = Duration::from_secs(30 * 365 * 86_400);
 const WAITING_PER_LOOKUP: usize = 16;
 
 /// A handle to the cache and to the lookups in flight.
-pub(super) struct LookupCache<I>(Arc<Shared<I>>);
+pub(super) struct LookupCache<I>(Arc<CacheState<I>>);
 
-struct Shared<I> {
-    source: Source<I>,
+struct CacheState<I> {
+    config: LookupConfig<I>,
     results: Cache<I, Arc<Cached>>,
     /// The lookups that run, and those that wait for a permit. A result is inserted under this
     /// lock, so a forgotten lookup inserts none.
@@ -63,14 +63,14 @@ impl<I> Clone for LookupCache<I> {
 }
 
 impl<I: Clone + Eq + Hash + Send + Sync + 'static> LookupCache<I> {
-    pub(super) fn new(source: Source<I>) -> Self {
-        let max_lookups = source.settings.max_lookups.clamp(1, Semaphore::MAX_PERMITS);
-        Self(Arc::new(Shared {
-            results: cache(source.settings.max_tenants.max(1)),
+    pub(super) fn new(config: LookupConfig<I>) -> Self {
+        let max_lookups = config.settings.max_lookups.clamp(1, Semaphore::MAX_PERMITS);
+        Self(Arc::new(CacheState {
+            results: cache(config.settings.max_tenants.max(1)),
             flights: Mutex::default(),
             max_flights: max_lookups.saturating_mul(1 + WAITING_PER_LOOKUP),
             permits: Semaphore::new(max_lookups),
-            source,
+            config,
         }))
     }
 
@@ -90,16 +90,16 @@ impl<I: Clone + Eq + Hash + Send + Sync + 'static> LookupCache<I> {
 
     /// Joins the lookup of this id that is in flight, or starts one.
     #[cold]
-    fn join_or_start(&self, id: I) -> Found {
-        let Some(runtime) = runtime_with_time() else { return Found::Failed(LookupError::no_runtime()) };
+    fn join_or_start(&self, id: I) -> TenantLookup {
+        let Some(runtime) = runtime_with_time() else { return TenantLookup::Ready(Err(LookupError::no_runtime())) };
         let flight = match self.0.flight(&runtime, &id) {
             Ok(flight) => flight,
-            Err(known) => return known.map_or_else(Found::Failed, Found::Tenant),
+            Err(known) => return TenantLookup::Ready(known),
         };
-        let (shared, limit) = (Arc::clone(&self.0), self.0.source.settings.timeout);
+        let (shared, limit) = (Arc::clone(&self.0), self.0.config.settings.timeout);
         // A timer of this runtime, because that of the lookup may not run.
         let result = timeout(limit, Arc::clone(&self.0).wait(runtime, id.clone(), flight));
-        Found::Pending(Box::pin(async move {
+        TenantLookup::Pending(Box::pin(async move {
             result.await.unwrap_or_else(|_| shared.keep(&shared.flights(), &id, Err(LookupError::timed_out(limit))))
         }))
     }
@@ -122,27 +122,27 @@ fn runtime_with_time() -> Option<Handle> {
     Some(runtime)
 }
 
-impl<I: Clone + Eq + Hash + Send + Sync + 'static> Lookup for LookupCache<I> {
-    fn find(&self, head: &Head<'_>) -> Found {
-        let id = match (self.0.source.id)(head) {
+impl<I: Clone + Eq + Hash + Send + Sync + 'static> FindTenant for LookupCache<I> {
+    fn find(&self, head: &Head<'_>) -> TenantLookup {
+        let id = match (self.0.config.id)(head) {
             Ok(Some(id)) => id,
-            Ok(None) => return Found::Tenant(Arc::clone(&self.0.source.anonymous)),
-            Err(missing) => return Found::Missing(missing),
+            Ok(None) => return TenantLookup::Ready(Ok(Arc::clone(&self.0.config.anonymous))),
+            Err(missing) => return TenantLookup::Ready(Ok(Arc::new(missing.into()))),
         };
         let cached = self.0.results.get(&id);
         match cached {
-            Some(cached) if cached.is_fresh() => Found::Tenant(Arc::clone(&cached.tenant)),
+            Some(cached) if cached.is_fresh() => TenantLookup::Ready(Ok(Arc::clone(&cached.tenant))),
             Some(cached) if cached.is_stale => {
                 // The lookup runs in a separate task, so dropping this future does not stop it.
                 drop(self.join_or_start(id));
-                Found::Tenant(Arc::clone(&cached.tenant))
+                TenantLookup::Ready(Ok(Arc::clone(&cached.tenant)))
             }
             _ => self.join_or_start(id),
         }
     }
 }
 
-impl<I: Clone + Eq + Hash + Send + Sync + 'static> Shared<I> {
+impl<I: Clone + Eq + Hash + Send + Sync + 'static> CacheState<I> {
     /// Joins the lookup of this id that is in flight, or starts one. Returns an error with the
     /// result if it is known already: if a lookup has succeeded since the caller read the cache,
     /// or if too many lookups are in flight.
@@ -159,7 +159,7 @@ impl<I: Clone + Eq + Hash + Send + Sync + 'static> Shared<I> {
         if known.is_none() && in_flight >= self.max_flights {
             return Err(self.keep(&flights, id, Err(LookupError::too_many(in_flight))));
         }
-        let (sender, flight) = start_flight(self.source.settings.timeout);
+        let (sender, flight) = start_flight(self.config.settings.timeout);
         flights.insert(id.clone(), flight.clone());
         drop(flights);
         let task = Task { shared: Arc::clone(self), id: id.clone(), flight: flight.clone(), sender };
@@ -181,7 +181,7 @@ impl<I: Clone + Eq + Hash + Send + Sync + 'static> Shared<I> {
     /// Caches a successful result. Replaces an error by the last good result, if there is one.
     fn keep(&self, _flights: &Flights<'_, I>, id: &I, result: LookupResult) -> LookupResult {
         let (tenant, ttl, is_stale) = match result {
-            Ok(tenant) => (tenant, self.source.settings.ttl, false),
+            Ok(tenant) => (tenant, self.config.settings.ttl, false),
             Err(error) => match self.results.get(id) {
                 Some(last) if last.is_fresh() => return Ok(Arc::clone(&last.tenant)),
                 Some(last) => (Arc::clone(&last.tenant), RETRY_AFTER, true),
@@ -208,7 +208,7 @@ impl Cached {
 /// A lookup in flight. Dropping it removes it from the others, even if the runtime shuts down
 /// before its task runs.
 struct Task<I: Clone + Eq + Hash + Send + Sync + 'static> {
-    shared: Arc<Shared<I>>,
+    shared: Arc<CacheState<I>>,
     id: I,
     flight: Flight,
     // Dropped after the flight is removed, so that a request that waits for it does not join it
@@ -219,14 +219,14 @@ struct Task<I: Clone + Eq + Hash + Send + Sync + 'static> {
 impl<I: Clone + Eq + Hash + Send + Sync + 'static> Task<I> {
     /// Looks up the tenant, and sends the result to the requests that wait for it.
     async fn look_up(self) {
-        let limit = self.shared.source.settings.timeout;
+        let limit = self.shared.config.settings.timeout;
         let looking_up = async {
             let _permit = self.shared.permits.acquire().await;
             // The lookup has a task of its own, because it may panic. Dropping the set at the
             // timeout aborts this task.
             let mut task = JoinSet::new();
             let (shared, id) = (Arc::clone(&self.shared), self.id.clone());
-            task.spawn(async move { (shared.source.look_up)(id).await });
+            task.spawn(async move { (shared.config.look_up)(id).await });
             task.join_next().await
         };
         let result = match timeout(limit, looking_up).await {

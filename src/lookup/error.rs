@@ -17,9 +17,9 @@ use crate::error::BoxError;
 ///
 /// All requests that wait for the same lookup get clones of one error.
 #[derive(Clone)]
-pub struct LookupError(Arc<Cause>);
+pub struct LookupError(Arc<LookupErrorKind>);
 
-enum Cause {
+enum LookupErrorKind {
     Failed(BoxError),
     TimedOut(Duration),
     Panicked,
@@ -30,28 +30,28 @@ enum Cause {
 
 impl LookupError {
     pub(super) fn failed(error: BoxError) -> Self {
-        Self(Arc::new(Cause::Failed(error)))
+        Self(Arc::new(LookupErrorKind::Failed(error)))
     }
 
     pub(super) fn timed_out(timeout: Duration) -> Self {
-        Self(Arc::new(Cause::TimedOut(timeout)))
+        Self(Arc::new(LookupErrorKind::TimedOut(timeout)))
     }
 
     pub(super) fn panicked() -> Self {
-        Self(Arc::new(Cause::Panicked))
+        Self(Arc::new(LookupErrorKind::Panicked))
     }
 
     pub(super) fn no_runtime() -> Self {
-        Self(Arc::new(Cause::NoRuntime))
+        Self(Arc::new(LookupErrorKind::NoRuntime))
     }
 
     pub(super) fn too_many(in_flight: usize) -> Self {
-        Self(Arc::new(Cause::TooMany(in_flight)))
+        Self(Arc::new(LookupErrorKind::TooMany(in_flight)))
     }
 
     /// Returns `true` if the lookup took longer than its timeout.
     pub fn is_timeout(&self) -> bool {
-        matches!(*self.0, Cause::TimedOut(_))
+        matches!(*self.0, LookupErrorKind::TimedOut(_))
     }
 }
 
@@ -59,11 +59,11 @@ impl fmt::Display for LookupError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("cannot look up the policy")?;
         match &*self.0 {
-            Cause::Failed(_) => Ok(()),
-            Cause::TimedOut(timeout) => write!(f, ": no result within {timeout:?}"),
-            Cause::Panicked => f.write_str(": the lookup panicked, or its runtime has ended"),
-            Cause::NoRuntime => f.write_str(": there is no tokio runtime with time enabled"),
-            Cause::TooMany(in_flight) => write!(f, ": {in_flight} lookups are in flight or wait already"),
+            LookupErrorKind::Failed(_) => Ok(()),
+            LookupErrorKind::TimedOut(timeout) => write!(f, ": no result within {timeout:?}"),
+            LookupErrorKind::Panicked => f.write_str(": the lookup panicked, or its runtime has ended"),
+            LookupErrorKind::NoRuntime => f.write_str(": there is no tokio runtime with time enabled"),
+            LookupErrorKind::TooMany(in_flight) => write!(f, ": {in_flight} lookups are in flight or wait already"),
         }
     }
 }
@@ -71,7 +71,7 @@ impl fmt::Display for LookupError {
 impl fmt::Debug for LookupError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "LookupError({self}")?;
-        if let Cause::Failed(error) = &*self.0 {
+        if let LookupErrorKind::Failed(error) = &*self.0 {
             write!(f, ": {error:?}")?;
         }
         f.write_str(")")
@@ -81,8 +81,11 @@ impl fmt::Debug for LookupError {
 impl Error for LookupError {
     fn source(&self) -> Option<&(dyn Error + 'static)> {
         match &*self.0 {
-            Cause::Failed(error) => Some(&**error),
-            Cause::TimedOut(_) | Cause::Panicked | Cause::NoRuntime | Cause::TooMany(_) => None,
+            LookupErrorKind::Failed(error) => Some(&**error),
+            LookupErrorKind::TimedOut(_)
+            | LookupErrorKind::Panicked
+            | LookupErrorKind::NoRuntime
+            | LookupErrorKind::TooMany(_) => None,
         }
     }
 }

@@ -22,8 +22,8 @@ use std::time::Duration;
 
 use self::cache::LookupCache;
 pub use self::error::LookupError;
-pub(crate) use self::tenant::Outcome;
 pub use self::tenant::Tenant;
+pub(crate) use self::tenant::TenantPolicy;
 use crate::error::BoxError;
 use crate::extract::{Head, KeyError};
 
@@ -118,25 +118,25 @@ use crate::extract::{Head, KeyError};
 /// not run until the [timeout](Self::timeout), another runtime starts a new lookup.
 #[must_use = "a lookup does nothing until a layer uses it"]
 pub struct PolicyLookup<I> {
-    source: Source<I>,
+    config: LookupConfig<I>,
     /// Filled when the first layer uses the lookup or a clone.
     cache: Arc<OnceLock<LookupCache<I>>>,
 }
 
 /// The closures and the settings of a lookup.
-struct Source<I> {
+struct LookupConfig<I> {
     id: Arc<IdFn<I>>,
     look_up: Arc<LookUpFn<I>>,
     /// The tenant of requests without an id.
     anonymous: Arc<Tenant>,
-    settings: Settings,
+    settings: LookupSettings,
 }
 
 type IdFn<I> = dyn Fn(&Head<'_>) -> Result<Option<I>, KeyError> + Send + Sync;
 type LookUpFn<I> = dyn Fn(I) -> Pin<Box<dyn Future<Output = Result<Tenant, BoxError>> + Send>> + Send + Sync;
 
 #[derive(Clone, Copy, Debug)]
-struct Settings {
+struct LookupSettings {
     ttl: Duration,
     max_tenants: usize,
     max_lookups: usize,
@@ -161,21 +161,21 @@ impl<I: Clone + Eq + Hash + Send + Sync + 'static> PolicyLookup<I> {
         T: Into<Tenant>,
         E: Into<BoxError>,
     {
-        let source = Source {
+        let config = LookupConfig {
             id: Arc::new(move |head: &Head<'_>| id(head).into_id()),
             look_up: Arc::new(move |id| {
                 let found = look_up(id);
                 Box::pin(async move { found.await.map(Into::into).map_err(Into::into) })
             }),
             anonymous: Arc::new(Tenant::unlimited()),
-            settings: Settings {
+            settings: LookupSettings {
                 ttl: Duration::from_secs(60),
                 max_tenants: 10_000,
                 max_lookups: 64,
                 timeout: Duration::from_secs(1),
             },
         };
-        Self { source, cache: Arc::default() }
+        Self { config, cache: Arc::default() }
     }
 
     /// Sets the policy of requests without an id, for example of guests. They need no lookup, and
@@ -183,7 +183,7 @@ impl<I: Clone + Eq + Hash + Send + Sync + 'static> PolicyLookup<I> {
     ///
     /// With a [`KeyError`], they are rejected.
     pub fn anonymous(self, tenant: impl Into<Tenant>) -> Self {
-        self.with(|source| source.anonymous = Arc::new(tenant.into()))
+        self.with(|config| config.anonymous = Arc::new(tenant.into()))
     }
 
     /// Sets the time to live of a result. Defaults to 1 minute.
@@ -191,31 +191,31 @@ impl<I: Clone + Eq + Hash + Send + Sync + 'static> PolicyLookup<I> {
     /// With zero, each request waits for a lookup. Requests with the same id still share a lookup
     /// that is in flight.
     pub fn ttl(self, ttl: Duration) -> Self {
-        self.with(|source| source.settings.ttl = ttl)
+        self.with(|config| config.settings.ttl = ttl)
     }
 
     /// Sets the maximum number of ids in the cache. 0 counts as 1. Defaults to 10,000.
     pub fn max_tenants(self, max_tenants: usize) -> Self {
-        self.with(|source| source.settings.max_tenants = max_tenants)
+        self.with(|config| config.settings.max_tenants = max_tenants)
     }
 
     /// Sets the maximum number of lookups that run at the same time. Up to 16 times as many wait
     /// until one of them has ended, 1,024 by default. Further lookups fail immediately. 0 counts as
     /// 1. Defaults to 64.
     pub fn max_lookups(self, max_lookups: usize) -> Self {
-        self.with(|source| source.settings.max_lookups = max_lookups)
+        self.with(|config| config.settings.max_lookups = max_lookups)
     }
 
     /// Sets the timeout of a lookup. A lookup that takes longer is aborted and counts as failed.
     /// The timeout includes the wait for [other lookups](Self::max_lookups). Defaults to 1 second.
     pub fn timeout(self, timeout: Duration) -> Self {
-        self.with(|source| source.settings.timeout = timeout)
+        self.with(|config| config.settings.timeout = timeout)
     }
 
     /// Changes a setting. The lookup no longer shares the cache of its clones.
-    fn with(mut self, change: impl FnOnce(&mut Source<I>)) -> Self {
-        change(&mut self.source);
-        Self { source: self.source, cache: Arc::default() }
+    fn with(mut self, change: impl FnOnce(&mut LookupConfig<I>)) -> Self {
+        change(&mut self.config);
+        Self { config: self.config, cache: Arc::default() }
     }
 
     /// Removes the result of this id from the cache. The next request with the id waits for a new
@@ -244,8 +244,8 @@ impl<I: Clone + Eq + Hash + Send + Sync + 'static> PolicyLookup<I> {
     }
 
     /// Returns the lookup with the cache that its clones share.
-    pub(crate) fn into_lookup(self) -> Arc<dyn Lookup> {
-        Arc::new(self.cache.get_or_init(|| LookupCache::new(self.source)).clone())
+    pub(crate) fn into_lookup(self) -> Arc<dyn FindTenant> {
+        Arc::new(self.cache.get_or_init(|| LookupCache::new(self.config)).clone())
     }
 }
 
@@ -273,37 +273,33 @@ impl<I> IntoId<I> for Result<Option<I>, KeyError> {
 }
 
 /// A [`PolicyLookup`] with its cache, whose id type is erased.
-pub(crate) trait Lookup: Send + Sync {
+pub(crate) trait FindTenant: Send + Sync {
     /// Returns the tenant of a request, or starts to look it up.
-    fn find(&self, head: &Head<'_>) -> Found;
+    fn find(&self, head: &Head<'_>) -> TenantLookup;
 }
 
-/// The result of [`Lookup::find`].
-pub(crate) enum Found {
-    Tenant(Arc<Tenant>),
-    /// The request has no id, but needs one.
-    Missing(KeyError),
+/// The result of [`FindTenant::find`].
+pub(crate) enum TenantLookup {
+    Ready(LookupResult),
     /// The lookup is in flight.
-    Pending(Finding),
-    /// The lookup cannot start.
-    Failed(LookupError),
+    Pending(LookupFuture),
 }
 
 pub(crate) type LookupResult = Result<Arc<Tenant>, LookupError>;
 
 /// The future of a lookup in flight.
-pub(crate) type Finding = Pin<Box<dyn Future<Output = LookupResult> + Send>>;
+pub(crate) type LookupFuture = Pin<Box<dyn Future<Output = LookupResult> + Send>>;
 
 impl<I> Clone for PolicyLookup<I> {
     fn clone(&self) -> Self {
-        let Source { id, look_up, anonymous, settings } = &self.source;
+        let LookupConfig { id, look_up, anonymous, settings } = &self.config;
         let (id, look_up, anonymous) = (Arc::clone(id), Arc::clone(look_up), Arc::clone(anonymous));
-        Self { source: Source { id, look_up, anonymous, settings: *settings }, cache: Arc::clone(&self.cache) }
+        Self { config: LookupConfig { id, look_up, anonymous, settings: *settings }, cache: Arc::clone(&self.cache) }
     }
 }
 
 impl<I> fmt::Debug for PolicyLookup<I> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("PolicyLookup").field("settings", &self.source.settings).finish_non_exhaustive()
+        f.debug_struct("PolicyLookup").field("settings", &self.config.settings).finish_non_exhaustive()
     }
 }

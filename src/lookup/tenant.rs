@@ -19,25 +19,25 @@ use crate::policy::{IntoPolicy, SharedPolicy};
 /// | [`KeyError`] | they are rejected with the status of the error |
 #[derive(Clone, Debug)]
 pub struct Tenant {
-    pub(crate) outcome: Outcome,
+    pub(crate) policy: TenantPolicy,
     /// Inserted into the extensions of each request.
     pub(crate) extensions: Extensions,
 }
 
 #[derive(Clone, Debug)]
-pub(crate) enum Outcome {
+pub(crate) enum TenantPolicy {
     Limited(SharedPolicy, Option<Key>),
     Unlimited,
     Rejected(KeyError),
 }
 
 impl Tenant {
-    fn new(outcome: Outcome) -> Self {
-        Self { outcome, extensions: Extensions::new() }
+    fn new(policy: TenantPolicy) -> Self {
+        Self { policy, extensions: Extensions::new() }
     }
 
     pub(super) fn unlimited() -> Self {
-        Self::new(Outcome::Unlimited)
+        Self::new(TenantPolicy::Unlimited)
     }
 
     /// Sets the key of the tenant's requests. The layer's extractor is then not called for them.
@@ -46,7 +46,7 @@ impl Tenant {
     /// Does nothing for a tenant that is not limited or is a [`KeyError`].
     #[must_use]
     pub fn key(mut self, key: Key) -> Self {
-        if let Outcome::Limited(_, own_key) = &mut self.outcome {
+        if let TenantPolicy::Limited(_, own_key) = &mut self.policy {
             *own_key = Some(key);
         }
         self
@@ -70,7 +70,7 @@ impl Tenant {
 
 impl<P: IntoPolicy> From<P> for Tenant {
     fn from(policy: P) -> Self {
-        Self::new(Outcome::Limited(policy.into_shared(), None))
+        Self::new(TenantPolicy::Limited(policy.into_shared(), None))
     }
 }
 
@@ -84,6 +84,6 @@ impl<P: IntoPolicy> From<Option<P>> for Tenant {
 /// example.
 impl From<KeyError> for Tenant {
     fn from(error: KeyError) -> Self {
-        Self::new(Outcome::Rejected(error))
+        Self::new(TenantPolicy::Rejected(error))
     }
 }

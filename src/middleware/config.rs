@@ -8,7 +8,7 @@ use crate::error::ConfigError;
 use crate::extract::{AllowList, Head, KeyExtractor};
 use crate::headers::Headers;
 use crate::lint::Lint;
-use crate::middleware::options::{CostFn, PolicySource, Settling, SkipFn};
+use crate::middleware::options::{CostFn, PolicySource, SettleOptions, SkipFn};
 use crate::observe::Reporter;
 use crate::policy::SharedPolicy;
 use crate::waiting::WaitBounds;
@@ -68,7 +68,7 @@ pub(crate) struct LayerConfig {
     pub(crate) policies: PolicySource,
     pub(crate) key: Arc<dyn KeyExtractor>,
     pub(crate) cost: Option<Arc<CostFn>>,
-    pub(crate) settling: Option<Arc<Settling>>,
+    pub(crate) settling: Option<Arc<SettleOptions>>,
     pub(crate) on_error: OnError,
     pub(crate) wait: Option<WaitBounds>,
     pub(crate) headers: Headers,

@@ -1,16 +1,22 @@
 //! A request, and its next step.
 
 use std::mem;
+use std::time::Duration;
 
 use http::{Extensions, HeaderMap, Request, Response};
 
-use super::post_response::{HeldHit, PostResponse};
+use super::post_response::PostResponse;
+use crate::decision::Decision;
 use crate::extract::Head;
 use crate::headers::Numbers;
 #[cfg(feature = "lookup")]
-use crate::lookup::Finding;
+use crate::lookup::{LookupFuture, LookupResult};
+use crate::observe::EventKind;
+use crate::policy::{Op, Policy};
 use crate::rejection::{RejectReason, Rejection};
-use crate::waiting::Stage;
+use crate::reservation::{Correction, ObservedKey};
+use crate::storage::{StorageFuture, StorageRequest};
+use crate::waiting::QueueFuture;
 
 /// A request, and the response to it if it is not forwarded.
 ///
@@ -62,24 +68,101 @@ impl<R: Rejection<ResBody>, B, ResBody> Exchange for HttpExchange<'_, R, B, ResB
 }
 
 /// The next step for a request.
-pub(crate) enum Step<W = Hold> {
+#[expect(clippy::large_enum_variant, reason = "boxing it would cost an allocation per waiting request")]
+pub(crate) enum Step {
     Forward(ResponsePlan),
     /// The exchange has the response.
     Respond,
-    Wait(W),
+    Wait(Wait),
 }
 
 /// The reason for which a request waits.
-#[cfg_attr(
-    feature = "lookup",
-    expect(clippy::large_enum_variant, reason = "boxing it would cost an allocation per waiting request")
-)]
-pub(crate) enum Hold {
-    /// Waits for the storage, for the request's turn, or for the delay of its hit.
-    Hit(HeldHit, Stage),
-    /// Waits for the lookup of the policy.
+#[expect(clippy::large_enum_variant, reason = "boxing it would cost an allocation per waiting request")]
+pub(crate) enum Wait {
+    /// The policy is looked up.
     #[cfg(feature = "lookup")]
-    Lookup(Finding),
+    Lookup(LookupFuture),
+    /// The policy was looked up. The request is decided when the inner service is ready.
+    #[cfg(feature = "lookup")]
+    LookedUp(LookupResult),
+    /// The hit of the request waits.
+    Hit(WaitingHit),
+    /// The request is forwarded when the inner service is ready, because the storage has failed.
+    Service(ResponsePlan),
+}
+
+/// A hit that waits. Dropping this during its delay refunds the hit, which frees the hit's slot in
+/// the queue of a leaky bucket if no later hit is in the queue.
+pub(crate) struct WaitingHit {
+    pub(crate) observed: ObservedKey,
+    pub(crate) cost: u32,
+    pub(crate) waits_for: HitWait,
+}
+
+/// The reason for which a hit waits.
+pub(crate) enum HitWait {
+    /// The storage decides.
+    Decision(StorageFuture<Decision>),
+    /// Other hits in its queue have their turns first.
+    Turn(QueueFuture),
+    /// The hit is admitted after the delay of the decision, which may be zero, and when the inner
+    /// service is ready. `None` after the request was forwarded.
+    Delay(Option<Box<Decision>>),
+}
+
+impl Wait {
+    /// Returns `true` if the request keeps a ready inner service, because the storage decides first.
+    pub(crate) fn keeps_service_ready(&self) -> bool {
+        matches!(self, Self::Hit(WaitingHit { waits_for: HitWait::Decision(_), .. }))
+    }
+
+    /// Returns the delay of an admitted hit, unless it is zero.
+    pub(crate) fn delay(&self) -> Option<Duration> {
+        match self {
+            Self::Hit(WaitingHit { waits_for: HitWait::Delay(Some(decision)), .. }) => {
+                Some(decision.delay()).filter(|delay| !delay.is_zero())
+            }
+            _ => None,
+        }
+    }
+}
+
+impl WaitingHit {
+    /// Creates a hit that waits for its delay. Reports its decision when this has it, so that the
+    /// drop of this refunds the hit if the observer panics.
+    pub(super) fn delayed(observed: ObservedKey, cost: u32, decision: Decision) -> Self {
+        let hit = Self { observed, cost, waits_for: HitWait::Delay(Some(Box::new(decision))) };
+        if let HitWait::Delay(Some(decision)) = &hit.waits_for {
+            hit.observed.report(EventKind::Decided(decision));
+        }
+        hit
+    }
+
+    /// Sets the policy, which may have changed while the request waited.
+    pub(crate) fn set_policy(&mut self, policy: Policy) {
+        self.observed.limited.policy = policy;
+    }
+
+    pub(crate) fn storage_request(&self) -> StorageRequest<'_> {
+        let op = if self.cost == 0 { Op::Peek } else { Op::Hit };
+        self.observed.limited.request(op, self.cost)
+    }
+
+    /// Takes the decision of an admitted hit, which is not refunded after that.
+    pub(crate) fn take_decision(&mut self) -> Option<Box<Decision>> {
+        match &mut self.waits_for {
+            HitWait::Delay(decision) => decision.take(),
+            HitWait::Decision(_) | HitWait::Turn(_) => None,
+        }
+    }
+}
+
+impl Drop for WaitingHit {
+    fn drop(&mut self) {
+        if let Some(decision) = self.take_decision() {
+            drop(self.observed.settle(&decision, Correction::Cost(0)));
+        }
+    }
 }
 
 /// The work that is left for the response of an admitted request.

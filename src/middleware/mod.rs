@@ -2,12 +2,12 @@
 //! work after its response.
 
 mod admission;
+mod apply;
 pub(crate) mod config;
 pub(crate) mod exchange;
 mod lints;
 pub(crate) mod options;
 pub(crate) mod post_response;
-mod respond;
 pub(crate) mod state;
 pub(crate) mod usage;
 

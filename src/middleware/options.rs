@@ -11,7 +11,7 @@ use crate::error::ConfigError;
 use crate::extract::{Head, KeyError};
 use crate::limiter::bound;
 #[cfg(feature = "lookup")]
-use crate::lookup::{Lookup, PolicyLookup};
+use crate::lookup::{FindTenant, PolicyLookup};
 use crate::policy::{IntoPolicy, Policy, SharedPolicy};
 use crate::reservation::Correction;
 use crate::storage::AnyStorage;
@@ -23,7 +23,7 @@ type ClearFn = dyn Fn(&ResponseHead<'_>) -> bool + Send + Sync;
 
 /// The sources of a request's actual cost.
 #[derive(Clone, Default)]
-pub(crate) struct Settling {
+pub(crate) struct SettleOptions {
     /// A closure over the head of the response. Its result `None` keeps the estimated cost.
     pub(crate) by_response: Option<Arc<SettleFn>>,
     /// A closure over the head of the response. If it returns `true`, the key is cleared.
@@ -32,7 +32,7 @@ pub(crate) struct Settling {
     pub(crate) is_later: bool,
 }
 
-impl Settling {
+impl SettleOptions {
     /// Returns `true` if the head of the response decides, unless a reservation does.
     pub(crate) fn is_by_response(&self) -> bool {
         self.by_response.is_some() || self.clears.is_some()
@@ -59,7 +59,7 @@ pub(crate) enum Choice {
     Always(SharedPolicy),
     By(Arc<PolicyFn>),
     #[cfg(feature = "lookup")]
-    LookUp(Arc<dyn Lookup>),
+    LookUp(Arc<dyn FindTenant>),
 }
 
 impl PolicySource {
@@ -77,7 +77,7 @@ impl PolicySource {
 
     /// Returns the lookup that chooses the policy, if there is one.
     #[cfg(feature = "lookup")]
-    pub(crate) fn lookup(&self) -> Option<&dyn Lookup> {
+    pub(crate) fn lookup(&self) -> Option<&dyn FindTenant> {
         match &self.0 {
             Choice::LookUp(lookup) => Some(&**lookup),
             _ => None,

@@ -6,16 +6,17 @@ use std::sync::Arc;
 use tokio::time::Instant;
 
 use super::config::LayerConfig;
+use super::exchange::{HitWait, Step, Wait, WaitingHit};
 use super::lints::Lints;
 use crate::key::Key;
 use crate::observe::{Event, EventKind};
 use crate::policy::Policy;
-use crate::reservation::{Account, ObservedAccount};
+use crate::reservation::{LimitedKey, ObservedKey};
 use crate::storage::{AnyStorage, StorageRequest};
-use crate::waiting::{OnFailedRefund, Queues, Waiter, WaitingRoom};
+use crate::waiting::{WaitQueues, Waiter, WaitingRoom};
 
 /// The state that all services of a layer share.
-pub(crate) struct Shared<R> {
+pub(crate) struct SharedState<R> {
     state: LayerState,
     pub(crate) rejection: Arc<R>,
 }
@@ -26,20 +27,20 @@ pub(crate) struct LayerState {
     pub(crate) storage: AnyStorage,
     pub(super) lints: Lints,
     /// The queues of the layer's limiters and of its waiting requests.
-    pub(crate) queues: Arc<Queues>,
+    pub(crate) queues: Arc<WaitQueues>,
     /// `None` if the layer refuses without waiting.
     pub(super) room: Option<Arc<WaitingRoom>>,
 }
 
-impl<R> Shared<R> {
+impl<R> SharedState<R> {
     pub(crate) fn new(config: LayerConfig, storage: AnyStorage, rejection: Arc<R>) -> Arc<Self> {
-        let queues = Arc::<Queues>::default();
+        let queues = Arc::<WaitQueues>::default();
         let room = config.wait.map(|bounds| WaitingRoom::new(bounds, Arc::clone(&queues)));
         Arc::new(Self { state: LayerState { config, storage, lints: Lints::default(), queues, room }, rejection })
     }
 }
 
-impl<R> Deref for Shared<R> {
+impl<R> Deref for SharedState<R> {
     type Target = LayerState;
 
     fn deref(&self) -> &LayerState {
@@ -48,9 +49,15 @@ impl<R> Deref for Shared<R> {
 }
 
 impl LayerState {
-    pub(super) fn account(&self, policy: &Policy, key: &Key, shadow: bool) -> ObservedAccount {
-        let account = Account { storage: self.storage.clone(), policy: policy.clone(), key: key.clone() };
-        ObservedAccount { account, reporter: self.config.reporter.clone(), shadow, since: Instant::now() }
+    pub(super) fn observed(&self, policy: &Policy, key: &Key, shadow: bool) -> ObservedKey {
+        let limited = LimitedKey { storage: self.storage.clone(), policy: policy.clone(), key: key.clone() };
+        ObservedKey { limited, reporter: self.config.reporter.clone(), shadow, since: Instant::now() }
+    }
+
+    /// Returns the step of a request whose hit waits. The hit keeps a clone of the policy and key.
+    pub(super) fn wait(&self, storage_request: StorageRequest<'_>, waits_for: HitWait) -> Step {
+        let StorageRequest { policy, key, cost, .. } = storage_request;
+        Step::Wait(Wait::Hit(WaitingHit { observed: self.observed(policy, key, false), cost, waits_for }))
     }
 
     pub(super) fn waiter(&self, storage_request: StorageRequest<'_>) -> Waiter {
@@ -58,18 +65,8 @@ impl LayerState {
         // A live policy may change while the request waits, so the waiter reads it at each attempt.
         // A policy that was chosen for this request is kept.
         let policy = self.config.policies.shared().cloned().unwrap_or_else(|| policy.clone().into());
-        let on_failed_refund = Some(self.reports_failed_refunds());
-        Waiter { storage: self.storage.clone(), policy, key: key.clone(), cost, delayed_until: None, on_failed_refund }
-    }
-
-    /// Returns a function that reports a failed refund. A hit is refunded if its client left while
-    /// the hit was in flight.
-    fn reports_failed_refunds(&self) -> OnFailedRefund {
-        let reporter = self.config.reporter.clone();
-        Arc::new(move |policy, key, decision, error| {
-            let kind = EventKind::NotSettled { decision, actual: 0, error };
-            reporter.report_in_drop(&Event { kind, policy, key: Some(key), shadow: false });
-        })
+        let (storage, reporter) = (self.storage.clone(), Some(self.config.reporter.clone()));
+        Waiter { storage, policy, key: key.clone(), cost, delayed_until: None, reporter }
     }
 
     /// Reports the lints that need no request.

@@ -15,7 +15,7 @@ use crate::extract::KeyExtractor;
 use crate::extract::{Head, KeyError};
 use crate::key::Key;
 #[cfg(feature = "lookup")]
-use crate::lookup::{Found, Outcome};
+use crate::lookup::{TenantLookup, TenantPolicy};
 use crate::policy::{Op, Policy};
 use crate::storage::{Storage, StorageRequest};
 
@@ -67,21 +67,22 @@ fn with_key(policy: Policy, key: Result<Option<Key>, KeyError>) -> Result<Option
 /// Returns the policy and the key of a request after its lookup.
 #[cfg(feature = "lookup")]
 async fn looked_up(
-    found: Found,
+    found: TenantLookup,
     extractor: Arc<dyn KeyExtractor>,
     mut request: Request<()>,
 ) -> Result<Option<Limited>, UsageError> {
-    let tenant = match found {
-        Found::Tenant(tenant) => tenant,
-        Found::Missing(missing) => return Err(UsageError::Key(missing)),
-        Found::Pending(finding) => finding.await.map_err(|error| UsageError::Storage(error.into()))?,
-        Found::Failed(error) => return Err(UsageError::Storage(error.into())),
+    let found = match found {
+        TenantLookup::Ready(found) => found,
+        TenantLookup::Pending(lookup) => lookup.await,
     };
+    let tenant = found.map_err(|error| UsageError::Storage(error.into()))?;
     request.extensions_mut().extend(tenant.extensions.clone());
-    match &tenant.outcome {
-        Outcome::Limited(policy, Some(key)) => Ok(Some((policy.read().into_owned(), key.clone()))),
-        Outcome::Limited(policy, None) => with_key(policy.read().into_owned(), extractor.extract(&Head::of(&request))),
-        Outcome::Unlimited => Ok(None),
-        Outcome::Rejected(error) => Err(UsageError::Key(error.clone())),
+    match &tenant.policy {
+        TenantPolicy::Limited(policy, Some(key)) => Ok(Some((policy.read().into_owned(), key.clone()))),
+        TenantPolicy::Limited(policy, None) => {
+            with_key(policy.read().into_owned(), extractor.extract(&Head::of(&request)))
+        }
+        TenantPolicy::Unlimited => Ok(None),
+        TenantPolicy::Rejected(error) => Err(UsageError::Key(error.clone())),
     }
 }

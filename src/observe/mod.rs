@@ -26,7 +26,7 @@ pub(crate) struct Reporter {
     /// `true` if log events contain keys.
     pub(crate) logs_keys: bool,
     #[cfg(feature = "tracing")]
-    log: Arc<trace::Log>,
+    log: Arc<trace::EventLog>,
 }
 
 impl Reporter {

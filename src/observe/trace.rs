@@ -24,7 +24,7 @@ const MAX_KEY: usize = 256;
 /// The log of one layer. During an outage of the storage, it writes at most one line per second,
 /// and one more line after the outage has ended.
 #[derive(Debug)]
-pub(super) struct Log {
+pub(super) struct EventLog {
     storage_failures: Throttle,
     #[cfg(feature = "lookup")]
     lookup_failures: Throttle,
@@ -32,7 +32,7 @@ pub(super) struct Log {
     setup_mistakes: Throttle,
 }
 
-impl Default for Log {
+impl Default for EventLog {
     fn default() -> Self {
         let (second, minute) = (Duration::from_secs(1), Duration::from_secs(60));
         Self {
@@ -45,7 +45,7 @@ impl Default for Log {
     }
 }
 
-impl Log {
+impl EventLog {
     #[inline]
     pub(super) fn event(&self, event: &Event<'_>, with_key: bool) {
         if let EventKind::Decided(decision) = event.kind {

@@ -195,16 +195,16 @@ impl<P: Into<Policy>> IntoShared for P {
 
 impl IntoShared for LivePolicy {
     fn into_shared(self) -> SharedPolicy {
-        SharedPolicy(Shared::Live { live: self.0, user: None })
+        SharedPolicy(PolicyKind::Live { live: self.0, user: None })
     }
 }
 
 /// The policy of a layer or a limiter: fixed or live.
 #[derive(Clone)]
-pub struct SharedPolicy(Shared);
+pub struct SharedPolicy(PolicyKind);
 
 #[derive(Clone)]
-enum Shared {
+enum PolicyKind {
     Fixed(Policy),
     Live {
         live: Arc<PolicyCell>,
@@ -218,8 +218,8 @@ impl SharedPolicy {
     #[inline]
     pub(crate) fn read(&self) -> Cow<'_, Policy> {
         match &self.0 {
-            Shared::Fixed(policy) => Cow::Borrowed(policy),
-            Shared::Live { live, .. } => live.read(),
+            PolicyKind::Fixed(policy) => Cow::Borrowed(policy),
+            PolicyKind::Live { live, .. } => live.read(),
         }
     }
 
@@ -228,8 +228,8 @@ impl SharedPolicy {
     pub(crate) fn with<T>(&self, f: impl FnOnce(&Policy) -> T) -> T {
         let owned;
         let policy = match &self.0 {
-            Shared::Fixed(policy) => policy,
-            Shared::Live { live, .. } => {
+            PolicyKind::Fixed(policy) => policy,
+            PolicyKind::Live { live, .. } => {
                 if let Some(policy) = live.in_slot() {
                     policy
                 } else {
@@ -244,8 +244,8 @@ impl SharedPolicy {
     /// Returns `true` if [`plain`](Self::plain) can return a policy.
     pub(crate) fn can_be_plain(&self) -> bool {
         match &self.0 {
-            Shared::Fixed(policy) => !policy.wants_decisions(),
-            Shared::Live { .. } => true,
+            PolicyKind::Fixed(policy) => !policy.wants_decisions(),
+            PolicyKind::Live { .. } => true,
         }
     }
 
@@ -257,8 +257,8 @@ impl SharedPolicy {
     #[inline]
     pub(crate) fn plain(&self) -> Option<&Policy> {
         match &self.0 {
-            Shared::Fixed(policy) => Some(policy),
-            Shared::Live { live, user } => {
+            PolicyKind::Fixed(policy) => Some(policy),
+            PolicyKind::Live { live, user } => {
                 let has_changed = user.as_ref().is_some_and(|user| user.has_changed.load(Ordering::Relaxed));
                 live.in_slot().filter(|policy| !has_changed && !policy.wants_decisions())
             }
@@ -268,7 +268,7 @@ impl SharedPolicy {
     /// Returns `true` if this is a live policy that has changed since the last call.
     pub(crate) fn take_changed(&self) -> bool {
         match &self.0 {
-            Shared::Live { user: Some(user), .. } => {
+            PolicyKind::Live { user: Some(user), .. } => {
                 user.has_changed.load(Ordering::Relaxed) && user.has_changed.swap(false, Ordering::Relaxed)
             }
             _ => false,
@@ -281,13 +281,13 @@ impl SharedPolicy {
         validate: impl Fn(&Policy) -> Result<(), ConfigError> + Send + Sync + 'static,
     ) -> Result<Self, ConfigError> {
         match self.0 {
-            Shared::Fixed(policy) => {
+            PolicyKind::Fixed(policy) => {
                 validate(&policy)?;
-                Ok(Self(Shared::Fixed(policy)))
+                Ok(Self(PolicyKind::Fixed(policy)))
             }
-            Shared::Live { live, .. } => {
+            PolicyKind::Live { live, .. } => {
                 let user = Some(live.join(Box::new(validate))?);
-                Ok(Self(Shared::Live { live, user }))
+                Ok(Self(PolicyKind::Live { live, user }))
             }
         }
     }
@@ -295,15 +295,15 @@ impl SharedPolicy {
 
 impl From<Policy> for SharedPolicy {
     fn from(policy: Policy) -> Self {
-        Self(Shared::Fixed(policy))
+        Self(PolicyKind::Fixed(policy))
     }
 }
 
 impl fmt::Debug for SharedPolicy {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match &self.0 {
-            Shared::Fixed(policy) => policy.fmt(f),
-            Shared::Live { live, .. } => write!(f, "LivePolicy({})", live.read()),
+            PolicyKind::Fixed(policy) => policy.fmt(f),
+            PolicyKind::Live { live, .. } => write!(f, "LivePolicy({})", live.read()),
         }
     }
 }

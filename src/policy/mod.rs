@@ -85,9 +85,9 @@ use crate::strategy::Strategy;
 /// The memory storage keeps shadow states next to the enforced states of the same key. Shadow
 /// states take no memory from other keys and are evicted first.
 #[derive(Clone)]
-pub struct Policy(Arc<Inner>);
+pub struct Policy(Arc<PolicyInner>);
 
-struct Inner {
+struct PolicyInner {
     name: Option<Box<str>>,
     limits: Vec<Limit>,
     identity: String,
@@ -243,7 +243,7 @@ impl Policy {
             let limit_digests = vec![limit_digest];
             let (limits, shadows) = (vec![limit], Vec::new());
             let wants_decisions = false;
-            Self(Arc::new(Inner {
+            Self(Arc::new(PolicyInner {
                 name: None,
                 limits,
                 identity,
@@ -256,7 +256,7 @@ impl Policy {
         });
         let (called, shadows) = (identity.clone(), shadows.collect::<Vec<_>>());
         let wants_decisions = !shadows.is_empty() || limits.iter().any(Limit::locks);
-        Self(Arc::new(Inner { name, limits, identity, digest, limit_digests, called, shadows, wants_decisions }))
+        Self(Arc::new(PolicyInner { name, limits, identity, digest, limit_digests, called, shadows, wants_decisions }))
     }
 
     /// Divides this policy among `replicas` and returns the part of one replica.
@@ -290,8 +290,8 @@ impl Policy {
         if replicas == NonZeroU32::MIN {
             return Ok(self.clone());
         }
-        let Inner { name, identity, digest, limit_digests, called, wants_decisions, .. } = &*self.0;
-        Ok(Self(Arc::new(Inner {
+        let PolicyInner { name, identity, digest, limit_digests, called, wants_decisions, .. } = &*self.0;
+        Ok(Self(Arc::new(PolicyInner {
             name: name.clone(),
             limits: self.limits().iter().map(|limit| limit.divide(replicas)).collect::<Result<_, _>>()?,
             identity: identity.clone(),

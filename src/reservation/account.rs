@@ -5,7 +5,8 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use super::settling::{ReportWhen, Settling};
+use super::settling::{ReportWhen, SettleFuture};
+use crate::background::run_or_spawn;
 use crate::decision::Decision;
 use crate::key::Key;
 use crate::observe::{Event, EventKind, Reporter};
@@ -38,10 +39,10 @@ impl Correction {
     }
 }
 
-/// A policy and a key on a storage. It keeps the policy of a hit, so that a change of a live policy
-/// does not affect the settlement of the hit.
+/// A key that a policy limits on a storage. It keeps the policy of a hit, so that a change of a
+/// live policy does not affect the settlement of the hit.
 #[derive(Clone, Debug)]
-pub(crate) struct Account {
+pub(crate) struct LimitedKey {
     pub(crate) storage: AnyStorage,
     pub(crate) policy: Policy,
     pub(crate) key: Key,
@@ -50,7 +51,7 @@ pub(crate) struct Account {
 /// Writes the log lines of limiters, which have no observer.
 static LOG: LazyLock<Reporter> = LazyLock::new(Reporter::default);
 
-impl Account {
+impl LimitedKey {
     pub(crate) fn request(&self, op: Op, cost: u32) -> StorageRequest<'_> {
         StorageRequest::new(&self.policy, &self.key, op, cost)
     }
@@ -60,7 +61,7 @@ impl Account {
     }
 
     /// Corrects a hit. Calls the storage immediately.
-    pub(crate) fn correct(&self, hit: &Decision, correction: Correction) -> StorageFuture<()> {
+    fn correct(&self, hit: &Decision, correction: Correction) -> StorageFuture<()> {
         match correction {
             Correction::Cost(actual) => self.storage.settle(&self.policy, &self.key, hit, actual),
             Correction::Clear => self.storage.clear(&self.policy, &self.key),
@@ -69,28 +70,46 @@ impl Account {
     }
 
     /// Corrects a limiter's hit. A failure is logged if no caller gets it.
-    pub(super) fn settle(self, hit: Decision, correction: Correction) -> Settling {
+    pub(super) fn settle(self, hit: Decision, correction: Correction) -> SettleFuture {
         let actual = correction.actual();
         if correction != Correction::Clear && (actual == hit.cost() || !hit.has_spent()) {
-            return Settling::done(StorageFuture::ok(()));
+            return SettleFuture::done(StorageFuture::ok(()));
         }
         let call = self.correct(&hit, correction);
         if matches!(call.as_ready(), Some(Ok(()))) {
-            return Settling::done(call);
+            return SettleFuture::done(call);
         }
-        Settling::pending(call, ReportWhen::Dropped, move |done| {
+        SettleFuture::pending(call, ReportWhen::Dropped, move |done| {
             if let Err(error) = done {
-                let kind = EventKind::NotSettled { decision: &hit, actual, error };
-                LOG.report_in_drop(&Event { kind, policy: &self.policy, key: Some(&self.key), shadow: false });
+                self.report_not_settled(&LOG, &hit, actual, error);
             }
         })
     }
+
+    /// Refunds a hit whose caller is gone: immediately if the storage is ready, else in a task.
+    /// Drops `kept` after that. A failed refund is reported, and leaves the units spent.
+    pub(crate) fn refund<T: Send + 'static>(self, hit: Decision, reporter: Option<Reporter>, kept: T) {
+        if !hit.has_spent() {
+            return;
+        }
+        run_or_spawn(self.correct(&hit, Correction::Cost(0)), move |done| {
+            drop(kept);
+            if let Err(error) = done {
+                self.report_not_settled(reporter.as_ref().unwrap_or(&LOG), &hit, 0, &error);
+            }
+        });
+    }
+
+    fn report_not_settled(&self, reporter: &Reporter, decision: &Decision, actual: u32, error: &StorageError) {
+        let kind = EventKind::NotSettled { decision, actual, error };
+        reporter.report_in_drop(&Event { kind, policy: &self.policy, key: Some(&self.key), shadow: false });
+    }
 }
 
-/// An account of a layer, with the observer to report to.
+/// A key of a layer, with the observer to report to.
 #[derive(Clone)]
-pub(crate) struct ObservedAccount {
-    pub(crate) account: Account,
+pub(crate) struct ObservedKey {
+    pub(crate) limited: LimitedKey,
     pub(crate) reporter: Reporter,
     pub(crate) shadow: bool,
     /// The time at which the hit was sent to the storage, or a little later.
@@ -99,15 +118,15 @@ pub(crate) struct ObservedAccount {
 
 /// A lock that a hit has started. It is reported when this is dropped, unless the hit was refunded.
 pub(crate) struct StartedLock {
-    account: ObservedAccount,
+    observed: ObservedKey,
     /// `None` after the hit was refunded.
     lock: Option<Lock>,
 }
 
 impl StartedLock {
-    pub(crate) fn of(account: &ObservedAccount, decision: &Decision) -> Option<Self> {
+    pub(crate) fn of(observed: &ObservedKey, decision: &Decision) -> Option<Self> {
         let lock = decision.new_lock()?;
-        Some(Self { account: account.clone(), lock: Some(lock) })
+        Some(Self { observed: observed.clone(), lock: Some(lock) })
     }
 
     pub(super) fn correct(mut self, correction: Option<Correction>, cost: u32) {
@@ -118,27 +137,27 @@ impl StartedLock {
 impl Drop for StartedLock {
     fn drop(&mut self) {
         if let Some(lock) = self.lock {
-            self.account.report(EventKind::Locked(lock));
+            self.observed.report(EventKind::Locked(lock));
         }
     }
 }
 
-impl ObservedAccount {
+impl ObservedKey {
     /// Corrects a hit, and reports the result.
-    pub(crate) fn settle(&self, hit: &Decision, correction: Correction) -> Settling {
+    pub(crate) fn settle(&self, hit: &Decision, correction: Correction) -> SettleFuture {
         if correction == Correction::Cost(hit.cost()) {
-            return Settling::done(StorageFuture::ok(()));
+            return SettleFuture::done(StorageFuture::ok(()));
         }
-        let (call, elapsed) = (self.account.correct(hit, correction), self.since.elapsed());
+        let (call, elapsed) = (self.limited.correct(hit, correction), self.since.elapsed());
         if let Some(done) = call.as_ready() {
             // The storage is immediately ready, so its own clock can be read.
             let is_refund = matches!(correction, Correction::Cost(actual) if actual < hit.cost());
             let now = if is_refund { self.peek_now(0).map(|peek| peek.at()) } else { None };
             self.report_settled(hit, correction, now, elapsed, done.copied());
-            return Settling::done(call);
+            return SettleFuture::done(call);
         }
         let (observed, hit) = (self.clone(), hit.clone());
-        Settling::pending(call, ReportWhen::Ended, move |done| {
+        SettleFuture::pending(call, ReportWhen::Ended, move |done| {
             observed.report_settled(&hit, correction, None, elapsed, done);
         })
     }
@@ -150,7 +169,7 @@ impl ObservedAccount {
     /// wait instead of the one with the fewest remaining units.
     pub(crate) fn peek_now(&self, cost: u32) -> Option<Decision> {
         // A future that is not ready would have to be polled, which sends a call for nothing.
-        let peek = self.account.decide(Op::Peek, 1);
+        let peek = self.limited.decide(Op::Peek, 1);
         let now = peek.as_ready()?.ok()?;
         Some(now.clone().of_cost(cost))
     }
@@ -178,7 +197,7 @@ impl ObservedAccount {
     }
 
     pub(crate) fn report(&self, kind: EventKind<'_>) {
-        let Account { policy, key, .. } = &self.account;
+        let LimitedKey { policy, key, .. } = &self.limited;
         self.reporter.report_in_drop(&Event { kind, policy, key: Some(key), shadow: self.shadow });
     }
 }

@@ -6,8 +6,8 @@ use std::task::Context;
 
 use tokio::runtime::Handle;
 
-use super::account::{Correction, ObservedAccount, StartedLock};
-use super::settling::Settling;
+use super::account::{Correction, ObservedKey, StartedLock};
+use super::settling::SettleFuture;
 use super::shadow_check::ShadowCheck;
 use crate::background::in_runtime;
 use crate::decision::Decision;
@@ -17,9 +17,9 @@ use crate::storage::StorageFuture;
 use crate::sync::unpoisoned;
 
 /// The hit of a request on the policy, and its hits on shadow limits.
-pub(crate) struct Hits {
+pub(crate) struct RequestHits {
     /// The hit on the policy. `None` if it is never settled, or in shadow mode.
-    pub(crate) spent: Option<(ObservedAccount, Decision)>,
+    pub(crate) spent: Option<(ObservedKey, Decision)>,
     pub(crate) shadow_checks: Vec<ShadowCheck>,
     /// The lock that the hit on the policy has started.
     pub(crate) started_lock: Option<Box<StartedLock>>,
@@ -27,7 +27,7 @@ pub(crate) struct Hits {
 
 /// A hit on the policy whose cost was corrected.
 pub(crate) struct SettledHit {
-    pub(crate) account: ObservedAccount,
+    pub(crate) observed: ObservedKey,
     /// The estimated cost, which is that of the next request like this one.
     pub(crate) cost: u32,
     /// `true` if the hit was refunded in part or entirely.
@@ -36,7 +36,7 @@ pub(crate) struct SettledHit {
     pub(crate) is_complete: bool,
 }
 
-impl Hits {
+impl RequestHits {
     /// The hits of a request for which the storage has failed. A settlement does nothing.
     pub(crate) const NONE: Self = Self { spent: None, shadow_checks: Vec::new(), started_lock: None };
 
@@ -47,24 +47,24 @@ impl Hits {
     }
 
     /// Corrects all hits. `None` keeps their cost. Returns the hit on the policy, if it was corrected.
-    pub(crate) fn settle(self, correction: Option<Correction>) -> Option<(SettledHit, Settling)> {
+    pub(crate) fn settle(self, correction: Option<Correction>) -> Option<(SettledHit, SettleFuture)> {
         for shadow_check in self.shadow_checks {
             shadow_check.settle(correction);
         }
         if let (Some(lock), Some((_, hit))) = (self.started_lock, &self.spent) {
             lock.correct(correction, hit.cost());
         }
-        let ((account, decision), correction) =
+        let ((observed, decision), correction) =
             self.spent.zip(correction).filter(|((_, hit), correction)| *correction != Correction::Cost(hit.cost()))?;
-        let (cost, settling) = (decision.cost(), account.settle(&decision, correction));
+        let (cost, settling) = (decision.cost(), observed.settle(&decision, correction));
         let is_complete = settling.is_done();
-        Some((SettledHit { account, cost, is_refunded: correction.refunds(cost), is_complete }, settling))
+        Some((SettledHit { observed, cost, is_refunded: correction.refunds(cost), is_complete }, settling))
     }
 
     /// Keeps the cost of all hits, and reports that nothing has settled them.
     fn keep(self) {
-        if let Some((account, decision)) = self.spent {
-            account.report(EventKind::Unsettled(&decision));
+        if let Some((observed, decision)) = self.spent {
+            observed.report(EventKind::Unsettled(&decision));
         }
         self.shadow_checks.into_iter().for_each(ShadowCheck::keep);
     }
@@ -82,7 +82,7 @@ pub(crate) struct ReservedHits {
 
 #[expect(clippy::large_enum_variant, reason = "a `ReservedHits` is on the heap already")]
 enum ReservedState {
-    Open(Hits),
+    Open(RequestHits),
     Settled {
         correction: Correction,
         /// The settled hit, until the response has reported it.
@@ -91,7 +91,7 @@ enum ReservedState {
 }
 
 impl ReservedHits {
-    pub(crate) fn new(policy: Policy, cost: u32, hits: Hits) -> Arc<Self> {
+    pub(crate) fn new(policy: Policy, cost: u32, hits: RequestHits) -> Arc<Self> {
         let runtime = Handle::try_current().ok();
         Arc::new(Self { policy, cost, runtime, state: Mutex::new(ReservedState::Open(hits)) })
     }
@@ -102,7 +102,7 @@ impl ReservedHits {
 
     /// Corrects the hits. The reservation calls it at most once. A request that costs nothing has
     /// nothing to settle.
-    pub(super) fn settle(&self, correction: Correction) -> Settling {
+    pub(super) fn settle(&self, correction: Correction) -> SettleFuture {
         let correction = if self.cost == 0 { Correction::Cost(0) } else { correction };
         let settled = ReservedState::Settled { correction, hit: None };
         let ReservedState::Open(hits) = mem::replace(&mut *self.state(), settled) else {
@@ -111,7 +111,7 @@ impl ReservedHits {
         // The lock is not held, because the storage may take long, and the observer may use the
         // response.
         let settled = in_runtime(self.runtime.as_ref(), || hits.settle(Some(correction)));
-        let Some((hit, settling)) = settled else { return Settling::done(StorageFuture::ok(())) };
+        let Some((hit, settling)) = settled else { return SettleFuture::done(StorageFuture::ok(())) };
         *self.state() = ReservedState::Settled { correction, hit: Some(hit) };
         settling.in_runtime(self.runtime.as_ref())
     }

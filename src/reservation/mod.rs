@@ -10,10 +10,10 @@ use std::fmt;
 use std::ops::Deref;
 use std::sync::Arc;
 
-pub(crate) use self::account::{Account, Correction, ObservedAccount, StartedLock};
+pub(crate) use self::account::{Correction, LimitedKey, ObservedKey, StartedLock};
 pub use self::extension::Reservations;
-pub(crate) use self::hits::{Hits, HitsOfResponse, ReservedHits};
-pub use self::settling::Settling;
+pub(crate) use self::hits::{HitsOfResponse, RequestHits, ReservedHits};
+pub use self::settling::SettleFuture;
 pub(crate) use self::shadow_check::ShadowCheck;
 use tokio::runtime::Handle;
 
@@ -70,35 +70,35 @@ use crate::storage::StorageFuture;
 #[must_use = "a reservation may be a refusal"]
 pub struct Reservation {
     decision: Decision,
-    hit: Hit,
+    reserved_by: ReservedBy,
 }
 
-enum Hit {
-    OfLimiter(Box<LimiterHit>),
-    OfLayer(Arc<ReservedHits>),
+enum ReservedBy {
+    Limiter(Box<LimiterHit>),
+    Layer(Arc<ReservedHits>),
 }
 
 struct LimiterHit {
-    account: Account,
+    limited: LimitedKey,
     /// The runtime of the hit. The reservation may be settled in a thread outside of it.
     runtime: Option<Handle>,
 }
 
 impl Reservation {
-    pub(crate) fn of_limiter(decision: Decision, account: Account) -> Self {
+    pub(crate) fn of_limiter(decision: Decision, limited: LimitedKey) -> Self {
         let runtime = Handle::try_current().ok();
-        Self { decision, hit: Hit::OfLimiter(Box::new(LimiterHit { account, runtime })) }
+        Self { decision, reserved_by: ReservedBy::Limiter(Box::new(LimiterHit { limited, runtime })) }
     }
 
     pub(crate) fn of_layer(decision: Decision, hits: Arc<ReservedHits>) -> Self {
-        Self { decision, hit: Hit::OfLayer(hits) }
+        Self { decision, reserved_by: ReservedBy::Layer(hits) }
     }
 
     /// Returns the policy that decided the hit.
     pub fn policy(&self) -> &Policy {
-        match &self.hit {
-            Hit::OfLimiter(hit) => &hit.account.policy,
-            Hit::OfLayer(hits) => hits.policy(),
+        match &self.reserved_by {
+            ReservedBy::Limiter(hit) => &hit.limited.policy,
+            ReservedBy::Layer(hits) => hits.policy(),
         }
     }
 
@@ -112,7 +112,7 @@ impl Reservation {
     /// | more units | the difference is refunded |
     /// | nothing, because it was refused or its cost is 0 | none |
     ///
-    /// The storage is called immediately, even if the [`Settling`] is not awaited.
+    /// The storage is called immediately, even if the [`SettleFuture`] is not awaited.
     ///
     /// A limit refunds only units that are not free again already:
     ///
@@ -143,17 +143,17 @@ impl Reservation {
     /// limiter.reserve(&alice, 20).settle(50);
     /// assert_eq!(limiter.peek(&alice).remaining(), 50);
     /// ```
-    pub fn settle(self, actual: u32) -> Settling {
+    pub fn settle(self, actual: u32) -> SettleFuture {
         self.correct(Correction::Cost(actual))
     }
 
-    fn correct(self, correction: Correction) -> Settling {
-        match self.hit {
-            Hit::OfLimiter(hit) => {
-                let LimiterHit { account, runtime } = *hit;
-                in_runtime(runtime.as_ref(), || account.settle(self.decision, correction)).in_runtime(runtime.as_ref())
+    fn correct(self, correction: Correction) -> SettleFuture {
+        match self.reserved_by {
+            ReservedBy::Limiter(hit) => {
+                let LimiterHit { limited, runtime } = *hit;
+                in_runtime(runtime.as_ref(), || limited.settle(self.decision, correction)).in_runtime(runtime.as_ref())
             }
-            Hit::OfLayer(hits) => hits.settle(correction),
+            ReservedBy::Layer(hits) => hits.settle(correction),
         }
     }
 
@@ -167,7 +167,7 @@ impl Reservation {
     /// limiter.reserve(&alice, 1).refund();
     /// assert_eq!(limiter.peek(&alice).remaining(), 2);
     /// ```
-    pub fn refund(self) -> Settling {
+    pub fn refund(self) -> SettleFuture {
         self.settle(0)
     }
 
@@ -184,7 +184,7 @@ impl Reservation {
     /// limiter.reserve(&alice, 1).clear();
     /// assert_eq!(limiter.peek(&alice).remaining(), 5);
     /// ```
-    pub fn clear(self) -> Settling {
+    pub fn clear(self) -> SettleFuture {
         self.correct(Correction::Clear)
     }
 
@@ -193,7 +193,7 @@ impl Reservation {
     /// A drop of the reservation keeps the cost too, but a layer then reports
     /// [`EventKind::Unsettled`](crate::EventKind::Unsettled).
     pub fn keep(self) -> Decision {
-        if let Hit::OfLayer(hits) = self.hit {
+        if let ReservedBy::Layer(hits) = self.reserved_by {
             drop(hits.settle(Correction::Cost(self.decision.cost())));
         }
         self.decision
@@ -274,15 +274,15 @@ impl Counter {
     }
 
     /// Settles the hit at the units that were counted, like [`Reservation::settle`].
-    pub fn finish(mut self) -> Settling {
+    pub fn finish(mut self) -> SettleFuture {
         self.settle()
     }
 
     /// Settles the hit at the first call.
-    fn settle(&mut self) -> Settling {
+    fn settle(&mut self) -> SettleFuture {
         match self.reservation.take() {
             Some(reservation) => reservation.settle(self.units),
-            None => Settling::done(StorageFuture::ok(())),
+            None => SettleFuture::done(StorageFuture::ok(())),
         }
     }
 }

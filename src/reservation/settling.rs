@@ -21,7 +21,7 @@ use crate::storage::{StorageError, StorageFuture};
 /// # Errors
 ///
 /// Returns the storage's error if the storage fails. The memory storage never fails.
-pub struct Settling {
+pub struct SettleFuture {
     call: StorageFuture<()>,
     /// `None` if the call was ready, or has ended.
     rest: Option<Rest>,
@@ -47,7 +47,7 @@ pub(super) enum ReportWhen {
     Ended,
 }
 
-impl Settling {
+impl SettleFuture {
     /// Creates a settlement whose call is ready, and is reported already if it has to be.
     pub(super) fn done(call: StorageFuture<()>) -> Self {
         Self { call, rest: None }
@@ -76,7 +76,7 @@ impl Settling {
     }
 }
 
-impl Future for Settling {
+impl Future for SettleFuture {
     type Output = Result<(), StorageError>;
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
@@ -94,7 +94,7 @@ impl Future for Settling {
     }
 }
 
-impl Drop for Settling {
+impl Drop for SettleFuture {
     fn drop(&mut self) {
         if let Some(Rest { report, runtime, .. }) = self.rest.take() {
             let call = mem::replace(&mut self.call, StorageFuture::ok(()));
@@ -103,8 +103,8 @@ impl Drop for Settling {
     }
 }
 
-impl fmt::Debug for Settling {
+impl fmt::Debug for SettleFuture {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("Settling").field(&self.call).finish()
+        f.debug_tuple("SettleFuture").field(&self.call).finish()
     }
 }

@@ -4,7 +4,7 @@ use std::mem;
 use std::pin::Pin;
 use std::task::{Context, Poll, Waker};
 
-use super::account::{Correction, ObservedAccount, StartedLock};
+use super::account::{Correction, ObservedKey, StartedLock};
 use crate::background::run_or_spawn;
 use crate::decision::Decision;
 use crate::observe::EventKind;
@@ -14,7 +14,7 @@ use crate::storage::{StorageError, StorageFuture};
 /// A hit on the policy of a shadow limit, or of a layer in shadow mode. It never delays or refuses
 /// the request.
 pub(crate) struct ShadowCheck {
-    account: ObservedAccount,
+    observed: ObservedKey,
     progress: Progress,
 }
 
@@ -26,9 +26,9 @@ enum Progress {
 
 impl ShadowCheck {
     /// Starts the hit, and polls it once.
-    pub(crate) fn begin(account: ObservedAccount, cost: u32) -> Self {
-        let deciding = account.account.decide(Op::Hit, cost);
-        let mut shadow_check = Self { account, progress: Progress::Deciding(deciding) };
+    pub(crate) fn begin(observed: ObservedKey, cost: u32) -> Self {
+        let deciding = observed.limited.decide(Op::Hit, cost);
+        let mut shadow_check = Self { observed, progress: Progress::Deciding(deciding) };
         shadow_check.poll(&mut Context::from_waker(Waker::noop()));
         shadow_check
     }
@@ -52,7 +52,7 @@ impl ShadowCheck {
             Progress::Deciding(mut deciding) => match Pin::new(&mut deciding).poll(cx) {
                 Poll::Pending => self.progress = Progress::Deciding(deciding),
                 Poll::Ready(decided) => {
-                    if let Some(decision) = report(&self.account, decided) {
+                    if let Some(decision) = report(&self.observed, decided) {
                         self.progress = Progress::Admitted(decision);
                     }
                 }
@@ -70,7 +70,7 @@ impl ShadowCheck {
     /// Ends the check, and reports that its hit keeps its estimated cost.
     pub(super) fn keep(mut self) {
         if let Progress::Admitted(decision) = &self.progress {
-            self.account.report(EventKind::Unsettled(decision));
+            self.observed.report(EventKind::Unsettled(decision));
         }
         self.end(None);
     }
@@ -80,7 +80,7 @@ impl ShadowCheck {
     pub(super) fn decide_in_task(mut self, then: impl FnOnce(Self) + Send + 'static) {
         let Progress::Deciding(deciding) = mem::replace(&mut self.progress, Progress::Over) else { return };
         run_or_spawn(deciding, move |decided| {
-            if let Some(decision) = report(&self.account, decided) {
+            if let Some(decision) = report(&self.observed, decided) {
                 self.progress = Progress::Admitted(decision);
                 then(self);
             }
@@ -89,12 +89,12 @@ impl ShadowCheck {
 
     fn end(&mut self, correction: Option<Correction>) {
         match mem::replace(&mut self.progress, Progress::Over) {
-            Progress::Admitted(decision) => end(&self.account, &decision, correction),
+            Progress::Admitted(decision) => end(&self.observed, &decision, correction),
             Progress::Deciding(deciding) => {
-                let account = self.account.clone();
+                let observed = self.observed.clone();
                 run_or_spawn(deciding, move |decided| {
-                    if let Some(decision) = report(&account, decided) {
-                        end(&account, &decision, correction);
+                    if let Some(decision) = report(&observed, decided) {
+                        end(&observed, &decision, correction);
                     }
                 });
             }
@@ -112,24 +112,24 @@ impl Drop for ShadowCheck {
 }
 
 /// Corrects an admitted hit if there is a correction, and reports the lock that the hit has started.
-fn end(account: &ObservedAccount, decision: &Decision, correction: Option<Correction>) {
-    if let Some(lock) = StartedLock::of(account, decision) {
+fn end(observed: &ObservedKey, decision: &Decision, correction: Option<Correction>) {
+    if let Some(lock) = StartedLock::of(observed, decision) {
         lock.correct(correction, decision.cost());
     }
     if let Some(correction) = correction {
-        drop(account.settle(decision, correction));
+        drop(observed.settle(decision, correction));
     }
 }
 
 /// Reports the result of a shadow check. Returns the decision if the hit was admitted.
-fn report(account: &ObservedAccount, decided: Result<Decision, StorageError>) -> Option<Decision> {
+fn report(observed: &ObservedKey, decided: Result<Decision, StorageError>) -> Option<Decision> {
     match decided {
         Ok(decision) => {
-            account.report(EventKind::Decided(&decision));
+            observed.report(EventKind::Decided(&decision));
             Some(decision).filter(Decision::is_admitted)
         }
         Err(error) => {
-            account.report(EventKind::Failed { error: &error, admitted: true });
+            observed.report(EventKind::Failed { error: &error, admitted: true });
             None
         }
     }

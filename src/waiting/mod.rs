@@ -23,7 +23,7 @@
 //!   instant. A hit behind others may exceed its deadline by 10 ms: timers are late, and `max_wait`
 //!   is often the period of the limit.
 
-mod place;
+mod entry;
 mod queue;
 mod room;
 
@@ -35,15 +35,17 @@ use std::time::Duration;
 
 use tokio::time::{Instant, timeout_at};
 
-pub(crate) use self::place::{Place, Queues};
-pub(crate) use self::queue::{Refusal, later};
-pub(crate) use self::room::{Pause, Stage, Turn, WaitBounds, WaitingRoom};
+use self::entry::QueueEntry;
+pub(crate) use self::entry::WaitQueues;
+use self::queue::Refusal;
+pub(crate) use self::queue::later;
+pub(crate) use self::room::{QueueFuture, WaitBounds, WaitingRoom};
 use crate::background::run_or_spawn;
 use crate::decision::Decision;
 use crate::key::Key;
+use crate::observe::Reporter;
 use crate::policy::{Op, Policy, SharedPolicy};
-use crate::reservation::Account;
-use crate::reservation::Correction;
+use crate::reservation::LimitedKey;
 use crate::storage::{AnyStorage, Storage, StorageError, StorageFuture, StorageRequest};
 
 /// The maximum jitter after the end of a refusal.
@@ -63,96 +65,107 @@ pub(crate) struct Waiter {
     pub(crate) cost: u32,
     /// The instant until which an admitted hit may be delayed. `None` if its delay does not matter.
     pub(crate) delayed_until: Option<Instant>,
-    /// Called if an attempt was dropped and its refund fails.
-    pub(crate) on_failed_refund: Option<OnFailedRefund>,
+    /// Reports the failed refund of an attempt that was dropped. `None` without an observer.
+    pub(crate) reporter: Option<Reporter>,
 }
 
-/// The last attempt of a hit.
-pub(crate) struct Attempted {
+/// The result of a hit, and the policy that decided it.
+pub(crate) struct HitResult {
     pub(crate) policy: Policy,
     pub(crate) decided: Result<Decision, StorageError>,
 }
 
 impl Waiter {
-    /// Makes the hit once. If the future is dropped, an admitted hit is refunded, and `place` is
+    /// Makes the hit, or adds it to its queue if other hits wait there. If it is refused, waits
+    /// until it is admitted, the storage fails, or it cannot be admitted before the deadline.
+    pub(crate) async fn hit(&self, queues: &Arc<WaitQueues>, deadline: Instant) -> HitResult {
+        if !queues.is_empty() {
+            let id = (self.policy.with(Policy::digest), self.key.clone());
+            if let Some((entry, ())) = QueueEntry::behind(queues, id, self.cost, deadline, || Some(())) {
+                return self.wait(entry, None, deadline).await;
+            }
+        }
+        let ((), first) = self.attempt(()).await;
+        match &first.decided {
+            Ok(decision) if decision.is_refused() => {
+                let refusal = Refusal::new(decision.clone(), first.policy.clone());
+                if !refusal.ends_by(deadline) {
+                    return first;
+                }
+                let entry = QueueEntry::after(&refusal, &self.key, queues);
+                self.wait(entry, Some(refusal), deadline).await
+            }
+            _ => first,
+        }
+    }
+
+    /// Makes the hit once. If the future is dropped, an admitted hit is refunded, and `entry` is
     /// dropped after that.
     ///
     /// If the hit would be delayed for too long, only peeks, because a refund would not free the
     /// slot of a delayed hit behind which others wait already. The result is then the admitted
     /// peek.
-    pub(crate) async fn attempt<P: Send + 'static>(&self, place: P) -> (P, Attempted) {
+    async fn attempt<E: Send + 'static>(&self, entry: E) -> (E, HitResult) {
         let policy = self.policy.read().into_owned();
         if let Some(latest) = self.delayed_until.filter(|_| policy.delays()) {
             let decided = self.storage.decide(StorageRequest::new(&policy, &self.key, Op::Peek, self.cost)).await;
             let left = latest.saturating_duration_since(Instant::now());
             if decided.as_ref().map_or(true, |peeked| peeked.delay() > left) {
-                return (place, Attempted { policy, decided });
+                return (entry, HitResult { policy, decided });
             }
         }
-        let deciding = self.storage.decide(StorageRequest::new(&policy, &self.key, Op::Hit, self.cost));
-        let spent = self.spent(policy.clone());
-        let (place, decided) = Attempt::<P>::new(deciding, spent, place).await;
-        (place, Attempted { policy, decided })
+        let limited = self.limited(policy.clone());
+        let deciding = limited.decide(Op::Hit, self.cost);
+        let hit = UndecidedHit { deciding, limited, reporter: self.reporter.clone(), entry };
+        let (entry, decided) = HitInFlight(Some(hit)).await;
+        (entry, HitResult { policy, decided })
     }
 
-    /// Returns the hit, for a refund.
-    pub(crate) fn spent(&self, policy: Policy) -> Spent {
-        let account = Account { storage: self.storage.clone(), policy, key: self.key.clone() };
-        Spent::new(account, self.on_failed_refund.clone())
-    }
-
-    /// Adds the hit to the end of its queue before its first attempt, so that it does not overtake
-    /// the hits that wait there. Returns `None` if no hit waits, if the hit costs nothing, or if it
-    /// cannot be admitted before `deadline` according to the queue's last refusal. The caller then
-    /// makes the first attempt without a place.
-    pub(crate) fn join_behind(&self, queues: &Arc<Queues>, deadline: Instant) -> Option<Place> {
-        if queues.is_empty() {
-            return None;
-        }
-        let id = (self.policy.with(Policy::digest), self.key.clone());
-        Place::behind(queues, id, self.cost, deadline)
+    /// Returns the key of the hit under the policy that decided it.
+    pub(crate) fn limited(&self, policy: Policy) -> LimitedKey {
+        LimitedKey { storage: self.storage.clone(), policy, key: self.key.clone() }
     }
 
     /// Waits in a queue until the hit is admitted, the storage fails, or the hit cannot be admitted
     /// before the deadline. `refusal` is the refusal of its first attempt, if there was one.
-    pub(crate) async fn wait(&self, mut place: Place, mut refusal: Option<Refusal>, deadline: Instant) -> Attempted {
+    async fn wait(&self, mut entry: QueueEntry, mut refusal: Option<Refusal>, deadline: Instant) -> HitResult {
         loop {
-            if timeout_at(later(deadline, GRACE), place.turn()).await.is_err() {
-                return self.give_up(place).await;
+            if timeout_at(later(deadline, GRACE), entry.turn()).await.is_err() {
+                return self.give_up(entry).await;
             }
-            refusal = place.last_refusal().or(refusal);
-            if let Some(end) = place.end_of(refusal.as_ref()).filter(|end| *end > Instant::now()) {
+            refusal = entry.last_refusal().or(refusal);
+            if let Some(end) = entry.end_of(refusal.as_ref()).filter(|end| *end > Instant::now()) {
                 match refusal {
                     _ if end <= deadline => {
-                        place.sleep_until(past(end, deadline)).await;
+                        entry.sleep_until(past(end, deadline)).await;
                         // Newer hits may have been refused for longer.
                         continue;
                     }
-                    Some(refusal) => return refusal.lasting_until(end).into_attempted(),
+                    Some(refusal) => return refusal.lasting_until(end).into_result(),
                     // The queue's refusal is for a smaller cost. An attempt gets the one for this
                     // cost.
                     None => {}
                 }
             }
-            let attempted;
-            let watch = place.watch();
-            (place, attempted) = watch.polls(self.attempt(place)).await;
-            match &attempted.decided {
+            let result;
+            let watch = entry.watch();
+            (entry, result) = watch.polls(self.attempt(entry)).await;
+            match &result.decided {
                 Ok(decision) if decision.is_refused() => {
-                    let last = Refusal::new(decision.clone(), attempted.policy.clone());
-                    place.refused(&last);
+                    let last = Refusal::new(decision.clone(), result.policy.clone());
+                    entry.refused(&last);
                     if !last.ends_by(deadline) {
-                        return attempted;
+                        return result;
                     }
                     refusal = Some(last);
                 }
                 Ok(decision) => {
-                    place.admitted(decision.remaining());
-                    return attempted;
+                    entry.admitted(decision.remaining());
+                    return result;
                 }
                 Err(_) => {
-                    place.failed();
-                    return attempted;
+                    entry.failed();
+                    return result;
                 }
             }
         }
@@ -160,15 +173,15 @@ impl Waiter {
 
     /// Refuses a hit that had no turn before its deadline. Returns the queue's last refusal if it
     /// is for the same cost, else a peek.
-    async fn give_up(&self, place: Place) -> Attempted {
-        if let Some(refusal) = place.last_refusal() {
-            return refusal.into_attempted();
+    async fn give_up(&self, entry: QueueEntry) -> HitResult {
+        if let Some(refusal) = entry.last_refusal() {
+            return refusal.into_result();
         }
-        drop(place);
+        drop(entry);
         let policy = self.policy.read().into_owned();
         let peeking = self.storage.decide(StorageRequest::new(&policy, &self.key, Op::Peek, self.cost));
         let decided = peeking.await.map(Decision::refuse_turn);
-        Attempted { policy, decided }
+        HitResult { policy, decided }
     }
 }
 
@@ -186,75 +199,43 @@ fn random_up_to(longest: Duration) -> Duration {
     Duration::from_micros(RandomState::new().hash_one(micros) % (micros + 1))
 }
 
-/// The policy and the key of a hit that may have to be refunded.
-pub(crate) struct Spent {
-    pub(crate) account: Account,
-    on_failed_refund: Option<OnFailedRefund>,
-}
-
-/// Called if a refund fails. No caller is left that could get the error.
-pub(crate) type OnFailedRefund = Arc<dyn Fn(&Policy, &Key, &Decision, &StorageError) + Send + Sync>;
-
-impl Spent {
-    pub(crate) fn new(account: Account, on_failed_refund: Option<OnFailedRefund>) -> Self {
-        Self { account, on_failed_refund }
-    }
-
-    /// Refunds the hit: immediately if the storage is ready, else in a task. Drops `place` after
-    /// that. A failed refund leaves the units spent.
-    pub(crate) fn refund<P: Send + 'static>(&self, decision: &Decision, place: P) {
-        if !decision.has_spent() {
-            return;
-        }
-        let report = self.on_failed_refund.clone();
-        let (Account { policy, key, .. }, hit) = (self.account.clone(), decision.clone());
-        run_or_spawn(self.account.correct(decision, Correction::Cost(0)), move |done| {
-            drop(place);
-            if let (Err(error), Some(report)) = (done, report) {
-                report(&policy, &key, &hit, &error);
-            }
-        });
-    }
-}
-
 /// A hit in flight. If it is dropped, it continues in a task, and is refunded if it was admitted.
 ///
-/// It keeps its place in the queue until then. Otherwise the next hit would ask before the refund,
-/// and would be refused.
-pub(super) struct Attempt<P: Send + 'static> {
-    /// `None` while it is polled, so that `drop` does not poll it again after a panic.
-    hit: Option<(StorageFuture<Decision>, Spent, P)>,
+/// It keeps its entry in the queue until then. Otherwise the next hit would ask before the refund,
+/// and would be refused. `None` while it is polled, so that `drop` does not poll it again after a
+/// panic.
+struct HitInFlight<E: Send + 'static>(Option<UndecidedHit<E>>);
+
+struct UndecidedHit<E> {
+    deciding: StorageFuture<Decision>,
+    limited: LimitedKey,
+    reporter: Option<Reporter>,
+    entry: E,
 }
 
-impl<P: Send + 'static> Attempt<P> {
-    pub(super) fn new(deciding: StorageFuture<Decision>, spent: Spent, place: P) -> Self {
-        Self { hit: Some((deciding, spent, place)) }
-    }
-}
+impl<E: Send + 'static> Unpin for HitInFlight<E> {}
 
-impl<P: Send + 'static> Unpin for Attempt<P> {}
-
-impl<P: Send + 'static> Future for Attempt<P> {
-    type Output = (P, Result<Decision, StorageError>);
+impl<E: Send + 'static> Future for HitInFlight<E> {
+    type Output = (E, Result<Decision, StorageError>);
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
-        let (mut deciding, spent, place) = self.hit.take().expect("polled after it was ready");
-        match Pin::new(&mut deciding).poll(cx) {
-            Poll::Ready(decided) => Poll::Ready((place, decided)),
+        let mut hit = self.0.take().expect("polled after it was ready");
+        match Pin::new(&mut hit.deciding).poll(cx) {
+            Poll::Ready(decided) => Poll::Ready((hit.entry, decided)),
             Poll::Pending => {
-                self.hit = Some((deciding, spent, place));
+                self.0 = Some(hit);
                 Poll::Pending
             }
         }
     }
 }
 
-impl<P: Send + 'static> Drop for Attempt<P> {
+impl<E: Send + 'static> Drop for HitInFlight<E> {
     fn drop(&mut self) {
-        if let Some((deciding, spent, place)) = self.hit.take() {
+        if let Some(UndecidedHit { deciding, limited, reporter, entry }) = self.0.take() {
             run_or_spawn(deciding, move |decided| {
                 if let Ok(decision) = decided {
-                    spent.refund(&decision, place);
+                    limited.refund(decision, reporter, entry);
                 }
             });
         }

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use super::Attempted;
+use super::HitResult;
 use crate::decision::Decision;
 use crate::policy::Policy;
 use crate::sync::unpoisoned;
@@ -24,12 +24,12 @@ const TURN_GRACE: Duration = Duration::from_millis(200);
 /// The queue of the waiting hits of a policy and key. It gives them turns to ask the storage, in
 /// the order of their tickets.
 #[derive(Default)]
-pub(super) struct Queue(Mutex<QueueState>);
+pub(super) struct WaitQueue(Mutex<QueueState>);
 
 struct QueueState {
     last_ticket: u64,
     /// The hits that wait for a turn, by their tickets.
-    waiting: BTreeMap<u64, WaitingHit>,
+    waiting: BTreeMap<u64, QueuedHit>,
     /// The number of hits that may have a turn at the same time.
     turns: usize,
     /// The hits that have a turn, and the instants at which they are due. `None` while a storage
@@ -41,7 +41,7 @@ struct QueueState {
     refusal: Option<Refusal>,
 }
 
-struct WaitingHit {
+struct QueuedHit {
     cost: u32,
     waker: Waker,
     /// The instant at which a turn was offered, or else at which the hit looks for hits ahead of it
@@ -49,7 +49,7 @@ struct WaitingHit {
     due: Instant,
 }
 
-impl Queue {
+impl WaitQueue {
     pub(super) fn take_ticket(&self) -> u64 {
         let mut state = self.lock();
         state.last_ticket += 1;
@@ -72,7 +72,7 @@ impl Queue {
         let free = state.free_turns();
         if state.waiting.range(..ticket).take(free).count() == free {
             let next_check = state.next_check(now);
-            let waiting = WaitingHit { cost, waker: cx.waker().clone(), due: next_check };
+            let waiting = QueuedHit { cost, waker: cx.waker().clone(), due: next_check };
             state.waiting.insert(ticket, waiting);
             if passes {
                 wake(state, now);
@@ -99,7 +99,7 @@ impl Queue {
         let mut state = self.lock();
         state.refusal = Some(refusal.clone());
         // Waits again, so that no later hit takes the turn before the next poll of this one.
-        let waiting = WaitingHit { cost: refusal.cost(), waker: Waker::noop().clone(), due: now };
+        let waiting = QueuedHit { cost: refusal.cost(), waker: Waker::noop().clone(), due: now };
         state.waiting.insert(ticket, waiting);
         state.holders.remove(&ticket);
         (state.turns, state.is_failing) = (1, false);
@@ -256,14 +256,14 @@ impl Refusal {
     }
 
     /// Returns the refusal with the waits that are left now.
-    pub(super) fn into_attempted(self) -> Attempted {
+    pub(super) fn into_result(self) -> HitResult {
         let now = Instant::now();
         let mut decision = self.decision.after(now.saturating_duration_since(self.received));
         if let (Some(end), Some(retry_after)) = (self.end, decision.retry_after()) {
             let missing = end.saturating_duration_since(now).saturating_sub(retry_after);
             decision.lengthen_waits(micros(missing));
         }
-        Attempted { policy: self.policy, decided: Ok(decision) }
+        HitResult { policy: self.policy, decided: Ok(decision) }
     }
 }
 

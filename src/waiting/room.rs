@@ -7,11 +7,10 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use super::queue::later;
-use super::{Attempted, Place, Queues, Refusal, Waiter};
+use super::queue::{Refusal, later};
+use super::{HitResult, QueueEntry, WaitQueues, Waiter};
 use crate::decision::Decision;
-use crate::policy::Policy;
-use crate::storage::StorageFuture;
+use crate::storage::StorageRequest;
 
 /// The bounds of [`RateLimitLayer::wait`](crate::RateLimitLayer::wait).
 #[derive(Clone, Copy)]
@@ -24,66 +23,52 @@ pub(crate) struct WaitBounds {
 pub(crate) struct WaitingRoom {
     bounds: WaitBounds,
     waiting: AtomicUsize,
-    queues: Arc<Queues>,
+    queues: Arc<WaitQueues>,
 }
 
-/// The wait of a request. It ends when the request is admitted, cannot be admitted in time, or the
-/// storage fails.
-pub(crate) type Turn = Pin<Box<dyn Future<Output = Attempted> + Send>>;
-
-/// The reason for which a decision lets a request wait.
-pub(crate) enum Pause {
-    /// The delay of the decision, which has not been reported yet.
-    Delay(Box<Decision>),
-    Turn(Turn),
-}
-
-/// The stage of a request that waits.
-pub(crate) enum Stage {
-    /// The storage decides the first hit.
-    Decision(StorageFuture<Decision>),
-    /// The request is in a queue.
-    Turn(Turn),
-    /// The hit is admitted after a delay.
-    Delay,
-}
+/// The wait of a request in a queue. It ends when the request is admitted, cannot be admitted in
+/// time, or the storage fails.
+pub(crate) type QueueFuture = Pin<Box<dyn Future<Output = HitResult> + Send>>;
 
 /// One of the `max_waiting` seats of a layer, taken by a waiting request. Dropping it frees the
 /// seat.
 struct Seat(Arc<WaitingRoom>);
 
 impl WaitingRoom {
-    pub(crate) fn new(bounds: WaitBounds, queues: Arc<Queues>) -> Arc<Self> {
+    pub(crate) fn new(bounds: WaitBounds, queues: Arc<WaitQueues>) -> Arc<Self> {
         Arc::new(Self { bounds, waiting: AtomicUsize::new(0), queues })
     }
 
-    /// Lets a refused request wait for its turn to ask the storage, if it can be admitted in time
-    /// and fewer than `max_waiting` requests wait.
-    pub(crate) fn turn(
+    /// Lets a refused request wait in its queue, if it can be admitted in time and fewer than
+    /// `max_waiting` requests wait.
+    pub(crate) fn wait_after(
         self: &Arc<Self>,
         refusal: &Decision,
-        policy: &Policy,
+        request: StorageRequest<'_>,
         waiter: impl FnOnce() -> Waiter,
-    ) -> Option<Turn> {
+    ) -> Option<QueueFuture> {
         let deadline = later(Instant::now(), self.bounds.max_wait);
-        let refusal = Refusal::new(refusal.clone(), policy.clone());
+        let refusal = Refusal::new(refusal.clone(), request.policy.clone());
         let seat = refusal.ends_by(deadline).then(|| self.seat()).flatten()?;
-        let waiter = waiter();
-        let place = Place::after(&refusal, &waiter.key, &self.queues);
-        Some(wait(waiter, place, Some(refusal), deadline, seat))
+        let entry = QueueEntry::after(&refusal, request.key, &self.queues);
+        Some(wait(waiter(), entry, Some(refusal), deadline, seat))
     }
 
-    /// Lets a new request wait behind others of its key, if it may be admitted in time and fewer
-    /// than `max_waiting` requests wait. Otherwise returns `None`, and the caller makes the first
-    /// hit of the request, which can overtake the others.
-    pub(crate) fn turn_behind(self: &Arc<Self>, waiter: impl FnOnce() -> Waiter) -> Option<Turn> {
+    /// Lets a new request wait behind others of its policy and key, if it may be admitted in time
+    /// and fewer than `max_waiting` requests wait. Otherwise returns `None`, and the caller makes
+    /// the first hit of the request, which can overtake the others.
+    pub(crate) fn wait_behind(
+        self: &Arc<Self>,
+        request: StorageRequest<'_>,
+        waiter: impl FnOnce() -> Waiter,
+    ) -> Option<QueueFuture> {
         if self.queues.is_empty() {
             return None;
         }
         let deadline = later(Instant::now(), self.bounds.max_wait);
-        let (seat, waiter) = (self.seat()?, waiter());
-        let place = waiter.join_behind(&self.queues, deadline)?;
-        Some(wait(waiter, place, None, deadline, seat))
+        let id = (request.policy.digest(), request.key.clone());
+        let (entry, seat) = QueueEntry::behind(&self.queues, id, request.cost, deadline, || self.seat())?;
+        Some(wait(waiter(), entry, None, deadline, seat))
     }
 
     /// Takes a seat. Returns `None` if all of them are taken.
@@ -100,9 +85,9 @@ impl Drop for Seat {
     }
 }
 
-fn wait(waiter: Waiter, place: Place, refusal: Option<Refusal>, deadline: Instant, seat: Seat) -> Turn {
+fn wait(waiter: Waiter, entry: QueueEntry, refusal: Option<Refusal>, deadline: Instant, seat: Seat) -> QueueFuture {
     Box::pin(async move {
         let _seat = seat;
-        waiter.wait(place, refusal, deadline).await
+        waiter.wait(entry, refusal, deadline).await
     })
 }

@@ -161,7 +161,7 @@ fn public_types_are_send_sync_and_debug() {
     check::<PolicySource>();
     check::<(RateLimiter, LocalLimiter)>();
     check::<(Reservation, Reservations, Counter)>();
-    check_future::<Settling>();
+    check_future::<SettleFuture>();
     check::<RateLimitLayer>();
     check::<RateLimitLayer<EmptyRejection>>();
     check::<RateLimit<()>>();

@@ -1,4 +1,4 @@
-//! The places of waiting hits in the queues of all policies and keys.
+//! The entries of waiting hits in the queues of all policies and keys.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -10,43 +10,53 @@ use std::task::{Context, Poll, Wake, Waker, ready};
 
 use tokio::time::{Instant, Sleep, sleep_until};
 
-use super::queue::{Queue, Refusal};
+use super::queue::{Refusal, WaitQueue};
 use crate::key::Key;
 use crate::sync::unpoisoned;
 
-/// The place of a hit in a queue. Dropping it removes the hit from the queue and passes its turn
+/// The entry of a hit in a queue. Dropping it removes the hit from the queue and passes its turn
 /// on.
-pub(crate) struct Place {
-    queues: Arc<Queues>,
-    id: Id,
-    queue: Arc<Queue>,
+pub(crate) struct QueueEntry {
+    queues: Arc<WaitQueues>,
+    id: QueueId,
+    queue: Arc<WaitQueue>,
     cost: u32,
     /// The position in the order of arrival.
     ticket: u64,
 }
 
-impl Place {
+impl QueueEntry {
     /// Adds a refused hit to the end of its queue.
-    pub(crate) fn after(refusal: &Refusal, key: &Key, queues: &Arc<Queues>) -> Self {
+    pub(crate) fn after(refusal: &Refusal, key: &Key, queues: &Arc<WaitQueues>) -> Self {
         let id = (refusal.policy().digest(), key.clone());
         let queue = queues.enter(&id);
         queue.record(refusal);
         Self::new(queues, id, queue, refusal.cost())
     }
 
-    /// Adds a new hit to the end of its queue, if hits wait there, and the last refusal of the
-    /// queue does not prevent its admission before the deadline.
+    /// Adds a new hit to the end of its queue before its first attempt, so that it does not
+    /// overtake the hits that wait there.
+    ///
+    /// Returns `None` if no hit waits in the queue, if the hit costs nothing, if it cannot be
+    /// admitted before the deadline according to the last refusal of the queue, or if `accept`
+    /// returns `None`. The caller then makes the first attempt without an entry.
     #[cold]
-    pub(super) fn behind(queues: &Arc<Queues>, id: Id, cost: u32, deadline: Instant) -> Option<Self> {
+    pub(super) fn behind<T>(
+        queues: &Arc<WaitQueues>,
+        id: QueueId,
+        cost: u32,
+        deadline: Instant,
+        accept: impl FnOnce() -> Option<T>,
+    ) -> Option<(Self, T)> {
         if cost == 0 || deadline <= Instant::now() {
             return None;
         }
-        let in_time = |queue: &Queue| queue.refused_until(cost).is_none_or(|end| end <= deadline);
-        let queue = queues.enter_behind(&id, in_time)?;
-        Some(Self::new(queues, id, queue, cost))
+        let in_time = |queue: &WaitQueue| queue.refused_until(cost).is_none_or(|end| end <= deadline);
+        let (queue, accepted) = queues.enter_behind(&id, |queue| in_time(queue).then(accept).flatten())?;
+        Some((Self::new(queues, id, queue, cost), accepted))
     }
 
-    fn new(queues: &Arc<Queues>, id: Id, queue: Arc<Queue>, cost: u32) -> Self {
+    fn new(queues: &Arc<WaitQueues>, id: QueueId, queue: Arc<WaitQueue>, cost: u32) -> Self {
         let ticket = queue.take_ticket();
         Self { queues: Arc::clone(queues), id, queue, cost, ticket }
     }
@@ -110,7 +120,7 @@ impl Place {
     }
 }
 
-impl Drop for Place {
+impl Drop for QueueEntry {
     fn drop(&mut self) {
         self.queue.leave(self.ticket);
         self.queues.leave(&self.id);
@@ -120,7 +130,7 @@ impl Drop for Place {
 /// Watches a storage call of a hit that has a turn. If the call wakes the hit, it is due to be
 /// polled. If the call is dropped, a task continues it, so the hit is not due.
 pub(super) struct Watch {
-    queue: Arc<Queue>,
+    queue: Arc<WaitQueue>,
     ticket: u64,
 }
 
@@ -144,7 +154,7 @@ impl Drop for Watch {
 
 /// Wakes the task of a hit whose storage call can continue. From then on, the hit is due.
 struct Woken {
-    queue: Arc<Queue>,
+    queue: Arc<WaitQueue>,
     ticket: u64,
     waker: Waker,
 }
@@ -161,31 +171,31 @@ impl Wake for Woken {
 }
 
 /// The digest of a policy, and a key.
-pub(super) type Id = (u128, Key);
+pub(super) type QueueId = (u128, Key);
 
 /// The queues of waiting hits: one for each policy and key that has any.
 #[derive(Default)]
-pub(crate) struct Queues {
-    queues: Mutex<HashMap<Id, Members>>,
+pub(crate) struct WaitQueues {
+    queues: Mutex<HashMap<QueueId, CountedQueue>>,
     /// The number of all queues, so that a hit looks for its queue only if there is any.
     count: AtomicUsize,
 }
 
 /// A queue and the number of its hits.
-struct Members {
-    queue: Arc<Queue>,
+struct CountedQueue {
+    queue: Arc<WaitQueue>,
     count: usize,
 }
 
-impl Queues {
+impl WaitQueues {
     /// Counts one more hit in its queue, and returns the queue.
-    pub(super) fn enter(&self, id: &Id) -> Arc<Queue> {
+    pub(super) fn enter(&self, id: &QueueId) -> Arc<WaitQueue> {
         let mut queues = self.lock();
-        let members = queues.entry(id.clone()).or_insert_with(|| {
+        let counted = queues.entry(id.clone()).or_insert_with(|| {
             self.count.fetch_add(1, Ordering::Relaxed);
-            Members { queue: Arc::default(), count: 0 }
+            CountedQueue { queue: Arc::default(), count: 0 }
         });
-        members.enter()
+        counted.enter()
     }
 
     /// Returns `true` if no hit waits.
@@ -194,39 +204,44 @@ impl Queues {
         self.count.load(Ordering::Relaxed) == 0
     }
 
-    /// Like [`enter`](Self::enter), but only if there is a queue for which `accepts` returns
-    /// `true`.
-    pub(super) fn enter_behind(&self, id: &Id, accepts: impl FnOnce(&Queue) -> bool) -> Option<Arc<Queue>> {
+    /// Like [`enter`](Self::enter), but only if there is a queue for which `accept` returns a
+    /// value. Returns this value too.
+    pub(super) fn enter_behind<T>(
+        &self,
+        id: &QueueId,
+        accept: impl FnOnce(&WaitQueue) -> Option<T>,
+    ) -> Option<(Arc<WaitQueue>, T)> {
         let mut queues = self.lock();
-        let members = queues.get_mut(id)?;
-        accepts(&members.queue).then(|| members.enter())
+        let counted = queues.get_mut(id)?;
+        let accepted = accept(&counted.queue)?;
+        Some((counted.enter(), accepted))
     }
 
     /// Removes a hit from its queue, and the queue with its last hit.
-    pub(super) fn leave(&self, id: &Id) {
+    pub(super) fn leave(&self, id: &QueueId) {
         let mut queues = self.lock();
-        let Some(members) = queues.get_mut(id) else { return };
-        members.count -= 1;
-        if members.count == 0 {
+        let Some(counted) = queues.get_mut(id) else { return };
+        counted.count -= 1;
+        if counted.count == 0 {
             queues.remove(id);
             self.count.fetch_sub(1, Ordering::Relaxed);
         }
     }
 
-    fn lock(&self) -> MutexGuard<'_, HashMap<Id, Members>> {
+    fn lock(&self) -> MutexGuard<'_, HashMap<QueueId, CountedQueue>> {
         unpoisoned(self.queues.lock())
     }
 }
 
-impl Members {
-    fn enter(&mut self) -> Arc<Queue> {
+impl CountedQueue {
+    fn enter(&mut self) -> Arc<WaitQueue> {
         self.count += 1;
         Arc::clone(&self.queue)
     }
 }
 
-impl fmt::Debug for Queues {
+impl fmt::Debug for WaitQueues {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Queues").finish_non_exhaustive()
+        f.debug_struct("WaitQueues").finish_non_exhaustive()
     }
 }
