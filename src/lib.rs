@@ -90,8 +90,6 @@
 //! guides.
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
-mod background;
-mod client_usage;
 mod decision;
 mod error;
 pub mod extract;
@@ -121,11 +119,9 @@ mod sync;
 pub mod testing;
 mod text;
 mod time;
-#[cfg(feature = "axum")]
-mod usage_handler;
+mod usage;
 mod waiting;
 
-pub use self::client_usage::{Usage, UsageError};
 pub use self::decision::{Decision, DecisionSource};
 pub use self::error::{BoxError, ConfigError};
 #[doc(no_inline)]
@@ -173,4 +169,5 @@ pub use self::strategy::{
 };
 pub use self::time::Timestamp;
 #[cfg(feature = "axum")]
-pub use self::usage_handler::UsageHandler;
+pub use self::usage::UsageHandler;
+pub use self::usage::{Usage, UsageError};

@@ -2,9 +2,6 @@
 
 use std::sync::{LockResult, PoisonError};
 
-#[cfg(all(test, tower_ratelimit_loom))]
-pub(crate) mod race;
-
 #[cfg(tower_ratelimit_loom)]
 pub(crate) use loom::sync::{Mutex, MutexGuard, atomic};
 #[cfg(not(tower_ratelimit_loom))]
@@ -16,4 +13,51 @@ pub(crate) use std::sync::{Mutex, MutexGuard, atomic};
 /// panics, or leaves the data in order if it does.
 pub(crate) fn unpoisoned<G>(locked: LockResult<G>) -> G {
     locked.unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Helpers of the loom models.
+#[cfg(all(test, tower_ratelimit_loom))]
+pub(crate) mod race {
+    use std::sync::Arc;
+
+    use loom::thread;
+
+    /// The order in which the two closures of a model start.
+    #[derive(Clone, Copy)]
+    pub(crate) struct Race {
+        is_swapped: bool,
+    }
+
+    /// Runs the model in all interleavings, twice: each closure of the race starts first once.
+    ///
+    /// To find races, loom (0.7) remembers only the last access to each atomic. If a thread loads an
+    /// atomic before it stores to it, this hides its race with an earlier load of the other thread.
+    /// loom then does not try the store before that load. It tries this order if the storing thread
+    /// starts first.
+    pub(crate) fn model(f: impl Fn(Race) + Copy + Send + Sync + 'static) {
+        for is_swapped in [false, true] {
+            loom::model(move || f(Race { is_swapped }));
+        }
+    }
+
+    impl Race {
+        /// Runs `a` and `b` at the same time. Returns their results.
+        pub(crate) fn run<T: 'static, A: 'static, B: 'static>(
+            self,
+            shared: &Arc<T>,
+            a: impl FnOnce(&T) -> A + 'static,
+            b: impl FnOnce(&T) -> B + 'static,
+        ) -> (A, B) {
+            let other = Arc::clone(shared);
+            if self.is_swapped {
+                let a = thread::spawn(move || a(&other));
+                let b = b(shared);
+                (a.join().unwrap(), b)
+            } else {
+                let b = thread::spawn(move || b(&other));
+                let a = a(shared);
+                (a, b.join().unwrap())
+            }
+        }
+    }
 }

@@ -8,7 +8,7 @@ use std::fmt::Write;
 
 use http::header::{HeaderMap, HeaderName, HeaderValue};
 
-use super::value::set;
+use super::numbers::set;
 use crate::decision::Decision;
 use crate::key::Key;
 use crate::policy::{Limit, Policy};

@@ -1,8 +1,7 @@
 //! Header fields that report decisions.
 
 mod ietf;
-mod value;
-mod x_ratelimit;
+mod numbers;
 
 use std::fmt;
 use std::str::FromStr;
@@ -11,9 +10,8 @@ use http::header::{CACHE_CONTROL, HeaderValue, RETRY_AFTER};
 use http::{HeaderMap, Response};
 
 use self::ietf::{IetfFields, Secret};
-use self::value::{repeated, set};
-pub(crate) use self::x_ratelimit::Numbers;
-use self::x_ratelimit::{DRAFT_6, X};
+pub(crate) use self::numbers::Numbers;
+use self::numbers::{DRAFT_6, X, repeated, set, wait};
 use crate::decision::Decision;
 use crate::error::ConfigError;
 use crate::key::Key;
@@ -168,7 +166,7 @@ impl Headers {
             let draft_6 = self.draft_6.then(|| Numbers::of(shown, seconds_up(shown.reset_after()), cost));
             OtherFields {
                 draft_6,
-                wait: x_ratelimit::wait(shown, cost),
+                wait: wait(shown, cost),
                 lists: self.ietf.then(|| IetfFields::of(decision, policy, key, self.partition)),
             }
         })

@@ -5,15 +5,14 @@ use std::sync::Arc;
 use http::Request;
 
 use super::RateLimitLayer;
-use crate::client_usage::{Usage, UsageError};
 use crate::error::ConfigError;
 use crate::extract::Head;
 use crate::limiter::RateLimiter;
-use crate::middleware::usage::usage;
 use crate::policy::IntoPolicy;
 use crate::storage::AnyStorage;
 #[cfg(feature = "axum")]
-use crate::usage_handler::UsageHandler;
+use crate::usage::UsageHandler;
+use crate::usage::{Usage, UsageError, usage};
 
 /// Limiters, usage and storage of the layer.
 impl<R> RateLimitLayer<R> {

@@ -11,8 +11,7 @@
 //!   not cached: made-up ids would evict the last good results.
 
 mod cache;
-mod error;
-mod tenant;
+mod result;
 
 use std::fmt;
 use std::hash::Hash;
@@ -21,9 +20,8 @@ use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use self::cache::LookupCache;
-pub use self::error::LookupError;
-pub use self::tenant::Tenant;
-pub(crate) use self::tenant::TenantPolicy;
+pub(crate) use self::result::TenantPolicy;
+pub use self::result::{LookupError, Tenant};
 use crate::error::BoxError;
 use crate::extract::{Head, KeyError};
 

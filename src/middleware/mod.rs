@@ -9,7 +9,6 @@ mod lints;
 pub(crate) mod options;
 pub(crate) mod post_response;
 pub(crate) mod state;
-pub(crate) mod usage;
 
 pub use self::config::OnError;
 pub use self::options::{ChosenPolicy, IntoCost, IntoPolicySource, PolicySource, ResponseHead, policy_by};

@@ -1,26 +1,24 @@
 //! Reservations: hits whose cost is settled later.
 
-mod account;
-mod extension;
 mod hits;
-mod settling;
-mod shadow_check;
+mod settle;
 
 use std::fmt;
+use std::iter::successors;
 use std::ops::Deref;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 
-pub(crate) use self::account::{Correction, LimitedKey, ObservedKey, StartedLock};
-pub use self::extension::Reservations;
-pub(crate) use self::hits::{HitsOfResponse, RequestHits, ReservedHits};
-pub use self::settling::SettleFuture;
-pub(crate) use self::shadow_check::ShadowCheck;
+use http::Extensions;
 use tokio::runtime::Handle;
 
-use crate::background::in_runtime;
+pub(crate) use self::hits::{HitsOfResponse, RequestHits, ReservedHits, ShadowCheck};
+pub use self::settle::SettleFuture;
+use self::settle::in_runtime;
+pub(crate) use self::settle::{Correction, LimitedKey, ObservedKey, StartedLock, run_or_spawn};
 use crate::decision::Decision;
 use crate::policy::Policy;
 use crate::storage::StorageFuture;
+use crate::sync::unpoisoned;
 
 /// A hit whose cost is corrected when it is known.
 ///
@@ -290,5 +288,101 @@ impl Counter {
 impl Drop for Counter {
     fn drop(&mut self) {
         drop(self.settle());
+    }
+}
+
+/// The reservations of a request, in its extensions: one of each layer with
+/// [`settle_later`](crate::RateLimitLayer::settle_later).
+///
+/// Clones share the reservations, and each can be taken once. With the feature `axum`, a handler
+/// can take a [`Reservation`] directly.
+///
+/// ```
+/// use tower_ratelimit::Reservations;
+///
+/// fn settle(request: &http::Request<()>, tokens: u32, images: u32) {
+///     let Some(reservations) = request.extensions().get::<Reservations>() else { return };
+///     for (policy, units) in [("tokens", tokens), ("images", images)] {
+///         if let Some(reservation) = reservations.take_policy(policy) {
+///             reservation.settle(units);
+///         }
+///     }
+/// }
+/// ```
+#[derive(Clone, Debug)]
+pub struct Reservations {
+    /// The policy of the layer. `None` if the layer has made no reservation.
+    policy: Option<Policy>,
+    /// `None` after it was taken.
+    own: Arc<Mutex<Option<Reservation>>>,
+    /// Those of the outer layers.
+    outer: Option<Arc<Self>>,
+}
+
+impl Reservations {
+    /// Adds a layer without a reservation, so that the handler does not take that of an outer layer
+    /// instead.
+    pub(crate) fn begin(extensions: &mut Extensions) {
+        if let Some(outer) = extensions.remove().map(Arc::new) {
+            extensions.insert(Self { policy: None, own: Arc::default(), outer: Some(outer) });
+        }
+    }
+
+    /// Sets the reservation of the layer that has [begun](Self::begin).
+    pub(crate) fn insert(reservation: Reservation, extensions: &mut Extensions) {
+        let outer = extensions.remove().and_then(|begun: Self| begun.outer);
+        let policy = Some(reservation.policy().clone());
+        extensions.insert(Self { policy, own: Arc::new(Mutex::new(Some(reservation))), outer });
+    }
+
+    /// Takes the reservation of the innermost layer. Returns `None` if this layer has made none,
+    /// because the request is not limited, or if it was taken before.
+    pub fn take(&self) -> Option<Reservation> {
+        unpoisoned(self.own.lock()).take()
+    }
+
+    /// Takes the reservation of the policy with this [identity](crate::Policy::identity): its name,
+    /// or its text if it has no name. Returns `None` if there is none, or if it was taken before. Of
+    /// several layers whose policies have the same identity, the innermost one counts.
+    pub fn take_policy(&self, identity: &str) -> Option<Reservation> {
+        let has_identity = |layer: &&Self| layer.policy.as_ref().is_some_and(|own| own.identity() == identity);
+        successors(Some(self), |layer| layer.outer.as_deref()).find(has_identity)?.take()
+    }
+}
+
+#[cfg(feature = "axum")]
+mod axum {
+    use std::convert::Infallible;
+
+    use ::axum::extract::{FromRequestParts, OptionalFromRequestParts};
+    use http::request::Parts;
+
+    use crate::extract::NoReservation;
+    use crate::reservation::{Reservation, Reservations};
+
+    fn take(parts: &Parts) -> Option<Reservation> {
+        parts.extensions.get().and_then(Reservations::take)
+    }
+
+    /// Takes the reservation of the innermost layer with
+    /// [`settle_later`](crate::RateLimitLayer::settle_later) (feature `axum`).
+    ///
+    /// Without a reservation, the request is rejected with [`NoReservation`]. Extract an
+    /// `Option<Reservation>` if a request may have none, because it is not limited. To take those of several layers, extract an
+    /// `Extension<Reservations>`.
+    impl<S: Sync> FromRequestParts<S> for Reservation {
+        type Rejection = NoReservation;
+
+        async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, NoReservation> {
+            take(parts).ok_or_else(NoReservation::default)
+        }
+    }
+
+    impl<S: Sync> OptionalFromRequestParts<S> for Reservation {
+        type Rejection = Infallible;
+
+        async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Option<Self>, Infallible> {
+            Ok(take(parts))
+        }
     }
 }

@@ -40,12 +40,11 @@ pub(crate) use self::entry::WaitQueues;
 use self::queue::Refusal;
 pub(crate) use self::queue::later;
 pub(crate) use self::room::{QueueFuture, WaitBounds, WaitingRoom};
-use crate::background::run_or_spawn;
 use crate::decision::Decision;
 use crate::key::Key;
 use crate::observe::Reporter;
 use crate::policy::{Op, Policy, SharedPolicy};
-use crate::reservation::LimitedKey;
+use crate::reservation::{LimitedKey, run_or_spawn};
 use crate::storage::{AnyStorage, Storage, StorageError, StorageFuture, StorageRequest};
 
 /// The maximum jitter after the end of a refusal.

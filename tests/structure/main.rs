@@ -30,7 +30,7 @@ const LAYERS: [&[&str]; 21] = [
     &["decision"],
     &["policy"],
     &["storage", "extract"],
-    &["lookup", "client_usage", "background"],
+    &["lookup"],
     &["observe"],
     &["reservation"],
     &["waiting"],
@@ -40,7 +40,7 @@ const LAYERS: [&[&str]; 21] = [
     &["middleware"],
     &["future"],
     &["service"],
-    &["usage_handler"],
+    &["usage"],
     &["layer"],
     &["serde"],
     &["testing"],
@@ -52,7 +52,7 @@ const NOT_PURE: [&str; 8] = ["http", "tokio", "tower_layer", "tower_service", "a
 /// Crates of servers, each with the modules that may use it. Extractors read the types that a
 /// server attaches to a request. A storage uses tonic as a client.
 const SERVERS: [(&str, &[&str]); 2] =
-    [("axum", &["extract", "reservation", "usage_handler"]), ("tonic", &["extract", "storage"])];
+    [("axum", &["extract", "reservation", "usage"]), ("tonic", &["extract", "storage"])];
 
 #[test]
 fn modules_import_only_lower_modules() {
