@@ -11,7 +11,7 @@ use axum::extract::connect_info::MockConnectInfo;
 use common::pages::guides;
 use http::{Response, StatusCode};
 use tower_ratelimit::extract::{Extension, MatchedPath, Method, Path as PathExtractor, key_by};
-use tower_ratelimit::storage::{Breaker, Cas, CasStorage, Leases, ManualClock, RefusalCache, TokioClock};
+use tower_ratelimit::storage::{Breaker, Cas, CasStorage, ManualClock, TokioClock};
 use tower_ratelimit::{
     BoxError, ClientIp, EmptyRejection, Global, GrpcRejection, Header, Headers, Key, KeyExtractor, MemoryStorage,
     OnError, PeerIp, Policy, ProblemRejection, Quota, RateLimitLayer, Storage, TextRejection,
@@ -85,14 +85,13 @@ fn docs_and_examples_create_extractors_and_rejections_by_new() {
 }
 
 /// The tables of the guides by whose rows a reader chooses. Each has a column `code` or `as text`.
-const CHOICES: [(&str, &str); 8] = [
+const CHOICES: [(&str, &str); 7] = [
     ("choosing_a_strategy.md", "| you want |"),
     ("headers_and_refusals.md", "| family |"),
     ("headers_and_refusals.md", "| rejection |"),
     ("keys_and_proxies.md", "| clients are known by |"),
     ("outages.md", "| storage |"),
     ("several_processes.md", "| storage | code |"),
-    ("several_processes.md", "| wrapper |"),
     ("testing_your_app.md", "| in a test, you want to |"),
 ];
 
@@ -176,8 +175,6 @@ async fn compiled(a: PeerIp, b: Global, store: impl CasStorage, app: Router) -> 
     let _ =
         |redis: MemoryStorage| layer().storage(Breaker::new(redis).fallback(MemoryStorage::new(), 3), OnError::Admit);
     let _ = |redis: MemoryStorage| Breaker::new(redis).fallback(MemoryStorage::new(), 3);
-    let _ = |redis: MemoryStorage| RefusalCache::new(redis);
-    let _ = |redis: MemoryStorage| Leases::new(redis, 100);
 
     let clock = ManualClock::default();
     let storage = MemoryStorage::builder().clock(clock.clone()).build()?;

@@ -196,3 +196,14 @@ fn readme_names_the_commands_that_start_the_server_and_run_all_tests() {
 fn readme_has_at_most_120_lines() {
     assert!(readme().lines().count() <= 120);
 }
+
+/// Readers of a long page give up.
+#[test]
+fn guides_have_at_most_2000_words_and_the_design_5000() {
+    let design = ("DESIGN.md".to_owned(), read("DESIGN.md"), 5_000);
+    let guides = guides().into_iter().filter(|(file, _)| file != "mod.rs").map(|(file, text)| (file, text, 2_000));
+    for (file, text, most) in guides.chain([design]) {
+        let words = text.split_whitespace().count();
+        assert!(words <= most, "{file} has {words} words, at most {most} are allowed; shorten it");
+    }
+}
