@@ -9,7 +9,6 @@
 //! text does not contain the settings of a custom strategy.
 
 use std::borrow::Cow;
-use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, RwLock, Weak};
@@ -319,20 +318,12 @@ struct PolicyCell {
     /// borrow its policy.
     slots: [OnceLock<Policy>; SLOTS],
     overflow: RwLock<Option<Policy>>,
-    users: Mutex<Users>,
+    /// The layers and limiters that use this policy, and some that were dropped.
+    users: Mutex<Vec<Weak<PolicyUser>>>,
 }
 
-/// The layers and limiters that use a live policy. A user removes itself when it is dropped.
-#[derive(Default)]
-struct Users {
-    by_number: BTreeMap<u64, Weak<PolicyUser>>,
-    next: u64,
-}
-
-/// A layer or a limiter that uses a live policy.
+/// A layer or a limiter that uses a live policy, which has to support all later policies.
 struct PolicyUser {
-    cell: Arc<PolicyCell>,
-    number: u64,
     validate: Box<Validate>,
     /// `true` if the policy has changed since the user last read this field.
     has_changed: AtomicBool,
@@ -353,7 +344,7 @@ impl PolicyCell {
     /// the policy that is not supported. The cells must be distinct and in the order of their
     /// addresses.
     fn set_all<'a>(changes: &'a [(&Arc<Self>, Policy)]) -> Result<(), (&'a Policy, ConfigError)> {
-        // Dropped after the locks are released, because a user that is dropped takes its lock.
+        // Dropped after the locks are released, because a user may be the last owner of a storage.
         let mut present = Vec::new();
         // The locks are held until all policies are published, so a user that joins meanwhile
         // validates the new policy.
@@ -361,7 +352,7 @@ impl PolicyCell {
         for (cell, policy) in changes {
             let users = cell.users();
             let first = present.len();
-            present.extend(users.by_number.values().filter_map(Weak::upgrade));
+            present.extend(users.iter().filter_map(Weak::upgrade));
             locked.push(users);
             let validated = present[first..].iter().try_for_each(|user| (user.validate)(policy));
             validated.map_err(|error| (policy, error))?;
@@ -394,15 +385,14 @@ impl PolicyCell {
         overflow.clone().expect("filled before `current` points to it")
     }
 
-    /// Adds a user, which has to support the current policy and all later ones. Dropping the
-    /// returned handle removes the user.
-    fn join(self: &Arc<Self>, validate: Box<Validate>) -> Result<Arc<PolicyUser>, ConfigError> {
+    /// Adds a user, which has to support the current policy and all later ones, until the returned
+    /// handle is dropped.
+    fn join(&self, validate: Box<Validate>) -> Result<Arc<PolicyUser>, ConfigError> {
         let mut users = self.users();
         validate(&self.read())?;
-        let (cell, number) = (Arc::clone(self), users.next);
-        let user = Arc::new(PolicyUser { cell, number, validate, has_changed: AtomicBool::new(false) });
-        users.by_number.insert(number, Arc::downgrade(&user));
-        users.next += 1;
+        let user = Arc::new(PolicyUser { validate, has_changed: AtomicBool::new(false) });
+        users.retain(|user| user.strong_count() > 0);
+        users.push(Arc::downgrade(&user));
         Ok(user)
     }
 
@@ -418,13 +408,7 @@ impl PolicyCell {
         current.store(slot.unwrap_or(SLOTS), Ordering::Release);
     }
 
-    fn users(&self) -> MutexGuard<'_, Users> {
+    fn users(&self) -> MutexGuard<'_, Vec<Weak<PolicyUser>>> {
         unpoisoned(self.users.lock())
-    }
-}
-
-impl Drop for PolicyUser {
-    fn drop(&mut self) {
-        self.cell.users().by_number.remove(&self.number);
     }
 }
