@@ -113,7 +113,11 @@ where
 ///
 /// Responses are large. The function is not inlined, so that the compiler does not move them.
 #[inline(never)]
-fn poll_inner<F, ResBody, E>(inner: Pin<&mut F>, plan: &mut ResponsePlan, cx: &mut Context<'_>) -> Poll<F::Output>
+pub(crate) fn poll_inner<F, ResBody, E>(
+    inner: Pin<&mut F>,
+    plan: &mut ResponsePlan,
+    cx: &mut Context<'_>,
+) -> Poll<F::Output>
 where
     F: Future<Output = Result<Response<ResBody>, E>>,
 {

@@ -70,6 +70,11 @@ impl Key {
         Self::short(Kind::Everybody, [])
     }
 
+    /// Returns `true` for the key that all clients share.
+    pub(crate) fn is_global(&self) -> bool {
+        self.as_bytes() == [Kind::Everybody as u8]
+    }
+
     /// Joins several keys into one. The order matters. Each part is written with its length, so
     /// different sequences of parts never result in the same key. A joined key of one part differs
     /// from that part. Joined keys can be joined again.

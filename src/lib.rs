@@ -27,6 +27,7 @@
 //! | Set the cost of a request, before or after its response | [Costs](guide::costs) |
 //! | Lock out who guesses passwords | [Protecting a login](guide::protecting_a_login) |
 //! | Refuse requests, let them wait, choose header fields | [Headers and refusals](guide::headers_and_refusals) |
+//! | Limit how many requests are in flight at once: streams, uploads, WebSockets | [Requests in flight](guide::requests_in_flight) |
 //! | Share limits between processes: choose and connect a storage, also over TLS | [Several processes](guide::several_processes) |
 //! | Handle failures of Redis and other storages | [Outages](guide::outages) |
 //! | Test an app that has limits | [Testing your app](guide::testing_your_app) |
@@ -51,6 +52,7 @@
 //! | [`State`](strategy::State) | the data that one limit stores for one key |
 //! | log | the part of a [`MovingWindow`]'s state that lists the instants at which units were spent |
 //! | cost | the units that one hit spends |
+//! | [slot](Slots) | one request in flight: an [`InFlightLayer`] limits the slots of a key |
 //! | [`Decision`] | the result of a hit: admitted, admitted after a delay, or refused, with the numbers of each limit |
 //! | [`Storage`] | keeps states and applies a policy to them atomically |
 //! | [wrapper](storage) | a storage around another storage, such as a cache of refusals |
@@ -69,7 +71,7 @@
 //!
 //! | feature | adds |
 //! |---|---|
-//! | `axum` (default) | [`PeerIp`] reads `ConnectInfo` and `MockConnectInfo`; [`Head::uri`] reads `OriginalUri`; `extract::MatchedPath`; [`Decision`] and [`Reservation`] are extractors |
+//! | `axum` (default) | [`PeerIp`] reads `ConnectInfo` and `MockConnectInfo`; [`Head::uri`] reads `OriginalUri`; `extract::MatchedPath`; [`Decision`], [`Reservation`] and [`Permit`] are extractors |
 //! | `quanta` (default) | [`SystemClock`](storage::SystemClock) reads the processor's tick counter, which is faster than the system's clock |
 //! | `tracing` (default) | logs refusals, failures of the storage and [lints](Lint) |
 //! | `tonic` | [`PeerIp`] reads the connect info of tonic's server |
@@ -97,6 +99,7 @@ mod future;
 #[cfg(any(doc, doctest))]
 pub mod guide;
 mod headers;
+mod in_flight;
 mod key;
 mod layer;
 mod limiter;
@@ -128,6 +131,9 @@ pub use self::error::{BoxError, ConfigError};
 pub use self::extract::{ClientIp, Global, Head, Header, KeyError, KeyExtractor, PeerIp};
 pub use self::future::ResponseFuture;
 pub use self::headers::Headers;
+pub use self::in_flight::{
+    InFlight, InFlightBody, InFlightFuture, InFlightLayer, LiveSlots, Permit, Slots, SlotsSource, slots_by,
+};
 pub use self::key::Key;
 pub use self::layer::RateLimitLayer;
 pub use self::limiter::{LocalLimiter, RateLimiter};

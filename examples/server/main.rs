@@ -6,10 +6,13 @@
 mod options;
 mod policies;
 
+use std::convert::Infallible;
 use std::future::ready;
 use std::net::SocketAddr;
 use std::process::ExitCode;
+use std::str::FromStr;
 use std::sync::Arc;
+use std::time::Duration;
 
 use axum::Router;
 use axum::body::Body;
@@ -17,11 +20,13 @@ use axum::extract::Request;
 use axum::http::{HeaderMap, HeaderName, StatusCode, Uri};
 use axum::middleware::map_request;
 use axum::routing::any;
+use futures_util::stream::unfold;
 use options::{Options, USAGE};
 use policies::{Current, Policies, PoliciesFile};
+use tokio::time::sleep;
 use tower_ratelimit::extract::{Head, KeyError};
 use tower_ratelimit::storage::{AnyStorage, Breaker, Leases, RefusalCache};
-use tower_ratelimit::{IntoPolicySource, MemoryStorage, RateLimitLayer, Rejection, Storage, policy_by};
+use tower_ratelimit::{InFlightLayer, IntoPolicySource, MemoryStorage, RateLimitLayer, Rejection, Storage, policy_by};
 use tracing_subscriber::filter::{LevelFilter, Targets};
 use tracing_subscriber::layer::SubscriberExt;
 use tracing_subscriber::util::SubscriberInitExt;
@@ -34,7 +39,7 @@ fn app(options: &Options, storage: &AnyStorage) -> Result<Router, String> {
     for (path, policy) in &options.routes {
         app = app.route(path, any(answer.clone()).layer(layer(options, storage, policy.clone())?));
     }
-    Ok(app.layer(layer(options, storage, options.policy.clone())?))
+    in_flight(options, app.layer(layer(options, storage, options.policy.clone())?))
 }
 
 /// Returns the app with the limits of a policies file. Each request takes the current policies once,
@@ -54,7 +59,21 @@ fn app_of_file(options: &Options, storage: &AnyStorage, current: Current) -> Res
     let settle_header = options.settle_header.clone();
     let answer = move |uri: Uri| ready(answer(&uri, settle_header));
     let app = Router::new().fallback(answer).layer(layer(options, storage, by_route)?);
-    Ok(app.layer(layer(options, storage, by_tier)?).layer(take_policies))
+    in_flight(options, app.layer(layer(options, storage, by_tier)?).layer(take_policies))
+}
+
+/// Adds the limit on requests in flight around the rate limits, so that its refusals spend nothing.
+fn in_flight(options: &Options, app: Router) -> Result<Router, String> {
+    let Some(slots) = options.in_flight else { return Ok(app) };
+    let mut layer =
+        InFlightLayer::new(slots, options.key()?).headers(options.headers).rejection(options.rejection.rejection());
+    if let Some(header) = options.cost_header.clone() {
+        layer = layer.cost(move |head| cost(&header, head));
+    }
+    if let Some(allowed) = options.allow_list().map_err(|error| error.to_string())? {
+        layer = layer.allow_list(allowed);
+    }
+    Ok(app.layer(if options.shadow { layer.shadow() } else { layer }))
 }
 
 fn policies_of<'a>(head: &Head<'a>) -> &'a Policies {
@@ -124,15 +143,30 @@ fn cost(header: &HeaderName, head: &Head<'_>) -> Result<u32, KeyError> {
         .ok_or_else(|| KeyError::client(format!("{header} is not a whole number from 0 to 4294967295")))
 }
 
-/// Responds with the status of the path, and writes the cost of the query into `header`.
-fn answer(uri: &Uri, header: Option<HeaderName>) -> (StatusCode, HeaderMap, &'static str) {
+/// Responds with the status of the path, and writes the cost of the query into `header`. Streams the
+/// body of `/slow`.
+fn answer(uri: &Uri, header: Option<HeaderName>) -> (StatusCode, HeaderMap, Body) {
     let status = uri.path().strip_prefix("/status/").and_then(|code| code.parse().ok());
     // 1xx statuses do not end a response.
     let status = status.filter(|status: &StatusCode| status.as_u16() >= 200);
-    let mut costs = uri.query().into_iter().flat_map(|query| query.split('&'));
-    let cost = costs.find_map(|part| part.strip_prefix("cost=")?.parse::<u32>().ok());
-    let fields = header.zip(cost).map(|(name, cost)| (name, cost.into()));
-    (status.unwrap_or(StatusCode::OK), fields.into_iter().collect(), "hello\n")
+    let fields = header.zip(parameter::<u32>(uri, "cost=")).map(|(name, cost)| (name, cost.into()));
+    let body = if uri.path() == "/slow" { slow(parameter(uri, "ms=").unwrap_or(1_000)) } else { "hello\n".into() };
+    (status.unwrap_or(StatusCode::OK), fields.into_iter().collect(), body)
+}
+
+/// Reads a number from the query.
+fn parameter<T: FromStr>(uri: &Uri, name: &str) -> Option<T> {
+    let mut parts = uri.query()?.split('&');
+    parts.find_map(|part| part.strip_prefix(name)?.parse().ok())
+}
+
+/// Streams a chunk each 100 ms.
+fn slow(ms: u64) -> Body {
+    Body::from_stream(unfold(ms / 100, |left| async move {
+        let left = left.checked_sub(1)?;
+        sleep(Duration::from_millis(100)).await;
+        Some((Ok::<_, Infallible>("chunk\n"), left))
+    }))
 }
 
 #[tokio::main]

@@ -23,6 +23,8 @@ An axum server with rate limits. /status/CODE responds with that status, every o
                          default = \"10/minute\", [routes] \"/login\" = \"5/minute\", [tiers] paid = \"100/second\"
 --tier-header NAME       header field with the client's tier in that file (default x-tier). Only a proxy in front
                          of the server may set it
+--in-flight N            refuses requests of a client that has N in flight, until a response has ended;
+                         /slow?ms=MS streams a chunk each 100 ms for MS milliseconds
 --storage URL            URL of the storage: memory:// (the default), redis://HOST, memcached://HOST, etcd://HOST,
                          postgres://USER@HOST/DATABASE or sqlite:PATH; all but memory need a feature of
                          cargo run: --features redis, memcached, etcd, postgres or sqlite
@@ -58,6 +60,7 @@ pub(crate) struct Options {
     pub(crate) routes: Vec<(String, Policy)>,
     pub(crate) policies: Option<PathBuf>,
     pub(crate) tier_header: HeaderName,
+    pub(crate) in_flight: Option<u32>,
     pub(crate) storage: AnyStorage,
     pub(crate) deny_cache: bool,
     pub(crate) lease: Option<u32>,
@@ -77,7 +80,7 @@ pub(crate) struct Options {
     pub(crate) shadow: bool,
 }
 
-const FLAGS: &str = "--listen, --policy, --route, --policies, --tier-header, --storage, --on-error, --timeout, --fallback, --replicas, --deny-cache, --lease, --key, --trust, --client-ip-header, --allow, --cost-header, \
+const FLAGS: &str = "--listen, --policy, --route, --policies, --tier-header, --in-flight, --storage, --on-error, --timeout, --fallback, --replicas, --deny-cache, --lease, --key, --trust, --client-ip-header, --allow, --cost-header, \
                      --charge-status, --clear-status, --settle-header, --headers, --rejection, --shadow";
 
 impl Options {
@@ -93,6 +96,7 @@ impl Options {
             routes: Vec::new(),
             policies: None,
             tier_header: HeaderName::from_static("x-tier"),
+            in_flight: None,
             storage: MemoryStorage::new().into(),
             deny_cache: false,
             lease: None,
@@ -175,6 +179,10 @@ impl Options {
             }
             "--policies" => self.policies = Some(value.into()),
             "--tier-header" => self.tier_header = header_name(&value)?,
+            "--in-flight" => {
+                let invalid = |_| format!("cannot read {value:?}: write a number of requests, for example 20");
+                self.in_flight = Some(value.parse().map_err(invalid)?);
+            }
             "--on-error" => {
                 self.on_error = match &*value {
                     "admit" => OnError::Admit,

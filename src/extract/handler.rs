@@ -71,6 +71,19 @@ rejection_without! {
      or extract Option<Reservation> if requests may be unlimited"
 }
 
+rejection_without! {
+    /// The rejection of the extractor [`Permit`](crate::Permit): the request has no permit (feature
+    /// `axum`).
+    ///
+    /// The response is a 500, because this is a mistake in the setup of the server. The first one
+    /// in a process is logged as an error (feature `tracing`). The body names the cause only in a
+    /// build with debug assertions. The extensions of the response contain this value, whose text
+    /// names it, too.
+    NoPermit:
+    "the request has no permit: add an InFlightLayer to the route, \
+     or extract Option<Permit> if requests may be skipped"
+}
+
 /// Extracts the decision of the innermost layer with
 /// [`share_decision`](crate::RateLimitLayer::share_decision) (feature `axum`).
 ///

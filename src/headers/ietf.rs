@@ -29,6 +29,7 @@ impl IetfFields {
     pub(super) fn of(decision: &Decision, policy: &Policy, key: &Key, partition: Option<Secret>) -> Self {
         let partition = partition.map_or_else(String::new, |secret| secret.parameter(key));
         let (mut policies, mut limits) = (String::new(), String::new());
+        let is_divided = decision.is_from_fallback();
         for (position, (limit, status)) in policy.limits().iter().zip(decision.limits()).enumerate() {
             if position > 0 {
                 policies.push_str(", ");
@@ -37,13 +38,18 @@ impl IetfFields {
             let name = policy.quoted_name(position);
             let (capacity, remaining, reset) =
                 (status.capacity(), status.remaining(), seconds_up(status.reset_after()));
-            let written = match window(limit, decision.is_from_fallback()) {
-                Some(window) => write!(policies, "{name};q={capacity};w={window}{partition}"),
-                None => write!(policies, "{name};q={capacity}{partition}"),
-            };
-            written
-                .and_then(|()| write!(limits, "{name};r={remaining};t={reset}{partition}"))
-                .expect("writing to a string does not fail");
+            // A slot becomes free when a request ends, so neither a window nor a reset is known.
+            let is_in_flight = limit.counts_in_flight();
+            let written = write!(policies, "{name};q={capacity}").and_then(|()| match window(limit, is_divided) {
+                _ if is_in_flight => policies.write_str(";qu=\"concurrent-requests\""),
+                Some(window) => write!(policies, ";w={window}"),
+                None => Ok(()),
+            });
+            let written = written.and_then(|()| write!(limits, "{name};r={remaining}"));
+            let written = written.and_then(|()| if is_in_flight { Ok(()) } else { write!(limits, ";t={reset}") });
+            policies.push_str(&partition);
+            limits.push_str(&partition);
+            written.expect("writing to a string does not fail");
         }
         let value = |text: String| HeaderValue::try_from(text).expect("names are validated when they are set");
         Self { policy: value(policies), limits: value(limits) }

@@ -158,12 +158,20 @@ impl Headers {
         self.numbers(decision.wall_at(), decision.shown(), decision.cost())
     }
 
+    /// Returns the values of `X-RateLimit-*` for a limit on requests in flight, or `None` if these fields
+    /// are not written.
+    #[inline]
+    pub(crate) fn numbers_in_flight(self, limit: u32, remaining: u32) -> Option<Numbers> {
+        self.x.then(|| Numbers::in_flight(limit, remaining))
+    }
+
     /// Returns the fields other than `X-RateLimit-*` for a decision, or `None` if there are none.
     #[inline]
     pub(crate) fn other_fields_of(self, decision: &Decision, policy: &Policy, key: &Key) -> Option<OtherFields> {
         self.writes_other_fields().then(|| {
             let (shown, cost) = (decision.shown(), decision.cost());
             let draft_6 = self.draft_6.then(|| Numbers::of(shown, seconds_up(shown.reset_after()), cost));
+            let draft_6 = if policy.counts_in_flight() { draft_6.map(Numbers::without_reset) } else { draft_6 };
             OtherFields {
                 draft_6,
                 wait: wait(shown, cost),

@@ -39,13 +39,16 @@ pub(super) const DRAFT_6: FieldNames = FieldNames {
     reset: HeaderName::from_static("ratelimit-reset"),
 };
 
+/// The reset of a limit on requests in flight, whose end is not known. No field reports it.
+const NO_RESET: u64 = u64::MAX;
+
 /// The values of the three fields for a decision. An admitted request carries them to its response
 /// instead of the whole decision, which is larger.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Numbers {
     limit: u32,
     remaining: u32,
-    /// In seconds, from now or since the Unix epoch.
+    /// In seconds, from now or since the Unix epoch, or [`NO_RESET`].
     reset: u64,
     /// The seconds until more units remain, rounded up, or 0 if another hit of the same cost would
     /// be admitted now.
@@ -63,6 +66,16 @@ impl Numbers {
         Self { wait: 0, ..self }
     }
 
+    /// Returns the values of a limit on requests in flight.
+    pub(super) fn in_flight(limit: u32, remaining: u32) -> Self {
+        Self { limit, remaining, reset: NO_RESET, wait: 0 }
+    }
+
+    /// Removes the reset and the wait, for a limit on requests in flight.
+    pub(crate) fn without_reset(self) -> Self {
+        Self::in_flight(self.limit, self.remaining)
+    }
+
     pub(super) fn wait(self) -> u32 {
         self.wait
     }
@@ -72,16 +85,29 @@ impl Numbers {
     pub(super) fn write(self, names: FieldNames, headers: &mut HeaderMap) {
         set(headers, names.limit, repeated(self.limit.into()));
         set(headers, names.remaining, number(self.remaining.into()));
-        set(headers, names.reset, repeated(self.reset));
+        if self.reset == NO_RESET {
+            headers.remove(names.reset);
+        } else {
+            set(headers, names.reset, repeated(self.reset));
+        }
     }
 
     /// Writes the fields, unless the response already has all three and reports at most as many
     /// remaining units. On a tie, the fields of the inner layer stay.
+    ///
+    /// The fields of a rate stay or replace those of a limit on requests in flight, which have no reset,
+    /// because a client can plan with them.
     pub(super) fn write_if_fewer(self, names: FieldNames, headers: &mut HeaderMap) {
         let written = |name| headers.get(name).and_then(digits);
-        let stays = written(&names.remaining).is_some_and(|remaining| remaining <= self.remaining.into())
-            && written(&names.limit).is_some()
-            && written(&names.reset).is_some();
+        let is_complete = written(&names.limit).is_some() && written(&names.reset).is_some();
+        let stays = match written(&names.remaining) {
+            None => false,
+            Some(_) if self.reset == NO_RESET && is_complete => true,
+            Some(remaining) => {
+                let is_in_flight = self.reset == NO_RESET && !headers.contains_key(&names.reset);
+                remaining <= self.remaining.into() && written(&names.limit).is_some() && (is_complete || is_in_flight)
+            }
+        };
         if !stays {
             self.write(names, headers);
         }

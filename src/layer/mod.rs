@@ -254,7 +254,10 @@ impl<R> RateLimitLayer<R> {
     ///
     /// Choose `max_wait` shorter than the timeouts of clients and proxies. Waiting requests keep
     /// their memory and their connections, so choose `max_waiting` as the number of them that the
-    /// server can hold. A single client can use up the `max_waiting` of the whole layer.
+    /// server can hold.
+    ///
+    /// A key can have as many waiting requests as places are free. So one key can take half of the
+    /// places, and two keys a third each. [`Global`](crate::Global) can take all of them.
     ///
     /// # Which requests wait
     ///
@@ -263,7 +266,7 @@ impl<R> RateLimitLayer<R> {
     ///
     /// - The time until it can be admitted is longer than `max_wait`.
     /// - It can never be admitted, because its cost exceeds the capacity.
-    /// - `max_waiting` requests already wait.
+    /// - `max_waiting` requests already wait, or the key has as many of them as places are free.
     ///
     /// In a [shadow](Self::shadow) layer, no request waits.
     ///
@@ -273,7 +276,7 @@ impl<R> RateLimitLayer<R> {
     /// [`RateLimiter::acquire`](crate::RateLimiter::acquire). A new request waits behind them
     /// without a hit. In these cases it makes a hit instead, which can overtake them:
     ///
-    /// - `max_waiting` requests already wait.
+    /// - It gets no place, because they are taken or its key has too many.
     /// - The last refusal of a waiting request shows that the new one cannot be admitted within
     ///   `max_wait`.
     ///

@@ -35,9 +35,9 @@ impl LayerState {
         let plain = self.config.plain.as_ref().and_then(SharedPolicy::plain);
         let Some(policy) = plain else { return self.admit_by_options(exchange) };
         let extracted = self.config.key.extract(&exchange.head());
-        let Ok(Some(key)) = &extracted else { return self.forward_or_reject(extracted, policy, exchange) };
+        let Ok(Some(key)) = &extracted else { return self.config.forward_or_reject(extracted, policy, exchange) };
         if self.lints.is_inspecting() {
-            self.lints.inspect(&self.config, &self.storage, exchange, policy);
+            self.lints.inspect(&self.config, Some(&self.storage), exchange, policy);
         }
         self.try_hit(StorageRequest::new(policy, key, Op::Hit, 1), exchange)
     }
@@ -62,7 +62,7 @@ impl LayerState {
         }
         let Some(policy) = config.policies.of(&head) else { return Step::Forward(ResponsePlan::NOTHING) };
         if config.policies.shared().is_some_and(SharedPolicy::take_changed) {
-            self.lints.report_policy(&self.config, &self.storage, &policy);
+            self.lints.report_policy(&self.config, Some(&self.storage), &policy);
         }
         self.admit_by_policy(&policy, None, exchange)
     }
@@ -76,15 +76,15 @@ impl LayerState {
             key
         } else {
             extracted = config.key.extract(&head);
-            let Ok(Some(key)) = &extracted else { return self.forward_or_reject(extracted, policy, exchange) };
+            let Ok(Some(key)) = &extracted else { return self.config.forward_or_reject(extracted, policy, exchange) };
             key
         };
-        let cost = match config.cost.as_ref().map_or(Ok(1), |cost| cost(&head)) {
+        let cost = match config.cost_of(&head) {
             Ok(cost) => cost,
-            Err(missing) => return self.reject_without_key(&missing, policy, exchange),
+            Err(missing) => return self.config.reject_without_key(&missing, policy, exchange),
         };
         if self.lints.is_inspecting() {
-            self.lints.inspect(&self.config, &self.storage, exchange, policy);
+            self.lints.inspect(&self.config, Some(&self.storage), exchange, policy);
         }
         // A request that costs nothing peeks, so that its header fields report the state of the
         // limits.
@@ -135,35 +135,6 @@ impl LayerState {
         };
         self.apply(decided, storage_request, exchange)
     }
-
-    /// Forwards a request that is not limited, or rejects one whose key is missing.
-    #[cold]
-    fn forward_or_reject(
-        &self,
-        extracted: Result<Option<Key>, KeyError>,
-        policy: &Policy,
-        exchange: &mut dyn Exchange,
-    ) -> Step {
-        match extracted {
-            Ok(_) => Step::Forward(ResponsePlan::NOTHING),
-            Err(missing) => self.reject_without_key(&missing, policy, exchange),
-        }
-    }
-
-    /// Rejects a request without a key or a cost. A shadow layer forwards it.
-    #[cold]
-    fn reject_without_key(&self, missing: &KeyError, policy: &Policy, exchange: &mut dyn Exchange) -> Step {
-        self.report(EventKind::KeyError(missing), policy, None);
-        if self.config.shadow {
-            return Step::Forward(ResponsePlan::NOTHING);
-        }
-        let written = exchange.reject(RejectReason::Key(missing));
-        if let Some(challenge) = missing.www_authenticate() {
-            written.entry(WWW_AUTHENTICATE).or_insert_with(|| challenge.clone());
-        }
-        exchange.response_extensions().insert(missing.clone());
-        Step::Respond
-    }
 }
 
 /// The placeholder policy in events about requests whose policy is unknown.
@@ -195,7 +166,7 @@ impl LayerState {
         match &tenant.policy {
             TenantPolicy::Limited(policy, key) => self.admit_by_policy(&policy.read(), key.as_ref(), exchange),
             TenantPolicy::Unlimited => Step::Forward(ResponsePlan::NOTHING),
-            TenantPolicy::Rejected(error) => self.reject_without_key(error, &UNKNOWN, exchange),
+            TenantPolicy::Rejected(error) => self.config.reject_without_key(error, &UNKNOWN, exchange),
         }
     }
 }

@@ -1,16 +1,12 @@
 //! The next step of a request after its decision: it is forwarded, waits, or gets its response.
 
-use http::header::{HeaderValue, RETRY_AFTER};
 use tokio::time::Instant;
 
-use super::config::OnError;
 use super::exchange::{Exchange, HitWait, ResponsePlan, Step, Wait, WaitingHit};
 use super::post_response::{PostResponse, Settlement};
 use super::state::LayerState;
 use crate::decision::Decision;
-use crate::headers;
 use crate::observe::EventKind;
-use crate::rejection::{LimitExceeded, RejectReason};
 use crate::reservation::{ObservedKey, RequestHits, Reservation, Reservations, ReservedHits, ShadowCheck, StartedLock};
 use crate::storage::{StorageError, StorageRequest};
 
@@ -51,7 +47,7 @@ impl LayerState {
         match decided {
             Ok(decision) if decision.is_admitted() => self.delay(decision, storage_request),
             Ok(decision) => {
-                self.refuse(&decision, storage_request, exchange);
+                self.config.refuse(&decision, storage_request.policy, storage_request.key, exchange);
                 Step::Respond
             }
             Err(error) => self.on_storage_error(&error, storage_request, exchange),
@@ -162,27 +158,12 @@ impl LayerState {
         if let Some(turn) = room.and_then(|room| room.wait_after(decision, storage_request, waiter)) {
             return self.wait(storage_request, HitWait::Turn(turn));
         }
-        self.refuse(decision, storage_request, exchange);
+        self.config.refuse(decision, storage_request.policy, storage_request.key, exchange);
         Step::Respond
     }
 
-    /// Reports a refusal and builds its response, which has the decision in its extensions.
-    fn refuse(&self, decision: &Decision, storage_request: StorageRequest<'_>, exchange: &mut dyn Exchange) {
-        let StorageRequest { policy, key, .. } = storage_request;
-        self.report(EventKind::Decided(decision), policy, Some(key));
-        if let Some(lock) = decision.new_lock() {
-            self.report(EventKind::Locked(lock), policy, Some(key));
-        }
-        let written = exchange.reject(RejectReason::Limit(LimitExceeded::new(decision, policy)));
-        let fields = self.config.headers;
-        let (numbers, other_fields) = (fields.numbers_of(decision), fields.other_fields_of(decision, policy, key));
-        headers::write_refused(written, decision, numbers, other_fields);
-        // Outer layers recognize the refusal by its decision.
-        exchange.response_extensions().insert(decision.clone());
-    }
-
-    /// Reports a failure of the storage, and forwards or rejects the request as [`OnError`]
-    /// selects. A handler that settles the request gets a reservation that does nothing.
+    /// Handles a failure of the storage. A handler that settles the request gets a reservation that does
+    /// nothing.
     #[cold]
     fn on_storage_error(
         &self,
@@ -190,24 +171,13 @@ impl LayerState {
         storage_request: StorageRequest<'_>,
         exchange: &mut dyn Exchange,
     ) -> Step {
-        // A request that costs nothing always passes.
-        let admitted = storage_request.cost == 0 || self.config.on_error == OnError::Admit;
-        self.report(EventKind::Failed { error, admitted }, storage_request.policy, Some(storage_request.key));
-        if !admitted {
-            return unavailable(exchange);
-        }
-        if self.config.settling.as_ref().is_some_and(|settling| settling.is_later) {
+        let step = self.config.on_failure(error, storage_request, exchange);
+        let is_settled_later = self.config.settling.as_ref().is_some_and(|settling| settling.is_later);
+        if is_settled_later && matches!(step, Step::Forward(_)) {
             let StorageRequest { policy, cost, .. } = storage_request;
             let hits = ReservedHits::new(policy.clone(), cost, RequestHits::NONE);
             Reservations::insert(Reservation::of_layer(policy.unspent(cost), hits), exchange.extensions_mut());
         }
-        Step::Forward(ResponsePlan::NOTHING)
+        step
     }
-}
-
-/// Builds the response to a request that cannot be decided because the storage or the lookup
-/// failed.
-pub(super) fn unavailable(exchange: &mut dyn Exchange) -> Step {
-    exchange.reject(RejectReason::Storage).insert(RETRY_AFTER, HeaderValue::from_static("1"));
-    Step::Respond
 }

@@ -5,12 +5,13 @@ use std::str::FromStr;
 use std::sync::Arc;
 
 use crate::error::ConfigError;
-use crate::extract::{AllowList, Head, KeyExtractor};
+use crate::extract::{AllowList, Head, KeyError, KeyExtractor};
 use crate::headers::Headers;
+use crate::key::Key;
 use crate::lint::Lint;
 use crate::middleware::options::{CostFn, PolicySource, SettleOptions, SkipFn};
-use crate::observe::Reporter;
-use crate::policy::SharedPolicy;
+use crate::observe::{Event, EventKind, Reporter};
+use crate::policy::{Policy, SharedPolicy};
 use crate::waiting::WaitBounds;
 
 /// The action of a layer if the storage, or the lookup of the policy, fails for a request. The
@@ -122,6 +123,17 @@ impl LayerConfig {
     #[inline]
     pub(crate) fn skips(&self, head: &Head<'_>) -> bool {
         self.skip.iter().any(|skip| skip(head)) || self.allow_lists.iter().any(|list| list.allows(head))
+    }
+
+    /// Returns the cost of the request. Defaults to 1.
+    #[inline]
+    pub(crate) fn cost_of(&self, head: &Head<'_>) -> Result<u32, KeyError> {
+        self.cost.as_ref().map_or(Ok(1), |cost| cost(head))
+    }
+
+    #[inline]
+    pub(crate) fn report(&self, kind: EventKind<'_>, policy: &Policy, key: Option<&Key>) {
+        self.reporter.report(&Event { kind, policy, key, shadow: self.shadow });
     }
 
     /// Returns the lints of the allow lists and of the extractor. See [`KeyExtractor::lints`]. Omits

@@ -68,12 +68,11 @@ impl<R: Rejection<ResBody>, B, ResBody> Exchange for HttpExchange<'_, R, B, ResB
 }
 
 /// The next step for a request.
-#[expect(clippy::large_enum_variant, reason = "boxing it would cost an allocation per waiting request")]
-pub(crate) enum Step {
+pub(crate) enum Step<W = Wait> {
     Forward(ResponsePlan),
     /// The exchange has the response.
     Respond,
-    Wait(Wait),
+    Wait(W),
 }
 
 /// The reason for which a request waits.

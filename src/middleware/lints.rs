@@ -32,7 +32,7 @@ const INSPECTED_REQUESTS: u32 = 1_024;
 
 /// The lints that a layer has reported, and the number of requests that it still inspects.
 #[derive(Debug)]
-pub(super) struct Lints {
+pub(crate) struct Lints {
     started: AtomicBool,
     left: AtomicU32,
     reported: AtomicU32,
@@ -45,8 +45,9 @@ impl Default for Lints {
 }
 
 impl Lints {
-    /// Reports the lints that need no request.
-    pub(super) fn start(&self, config: &LayerConfig, storage: &AnyStorage) {
+    /// Reports the lints that need no request. `storage` is the one that keeps the states, if there is
+    /// one.
+    pub(crate) fn start(&self, config: &LayerConfig, storage: Option<&AnyStorage>) {
         if self.started.swap(true, Ordering::Relaxed) {
             return;
         }
@@ -58,10 +59,10 @@ impl Lints {
 
     /// Reports the lints that need a request.
     #[cold]
-    pub(super) fn inspect(
+    pub(crate) fn inspect(
         &self,
         config: &LayerConfig,
-        storage: &AnyStorage,
+        storage: Option<&AnyStorage>,
         exchange: &mut dyn Exchange,
         policy: &Policy,
     ) {
@@ -79,10 +80,11 @@ impl Lints {
     }
 
     /// Reports the lints of a policy.
-    pub(super) fn report_policy(&self, config: &LayerConfig, storage: &AnyStorage, policy: &Policy) {
+    pub(super) fn report_policy(&self, config: &LayerConfig, storage: Option<&AnyStorage>, policy: &Policy) {
         let is_elastic = |limit: &Limit| limit.strategy().name() == ElasticWindow::new().name();
         let is_refunded = config.settling.is_some() && policy.limits().iter().any(is_elastic);
-        let clients = clients_to_fill(storage, policy).filter(|clients| *clients < FEW_CLIENTS);
+        let clients =
+            storage.and_then(|storage| clients_to_fill(storage, policy)).filter(|clients| *clients < FEW_CLIENTS);
         let is_aligned = policy.limits().iter().any(is_aligned_to_weeks_or_more);
         let is_chosen =
             policy.limits().iter().any(Limit::locks) && config.key.lints(None).contains(&Lint::LockoutByHeader);
@@ -106,7 +108,7 @@ impl Lints {
 
     /// Returns `true` if the next request is to be inspected.
     #[inline]
-    pub(super) fn is_inspecting(&self) -> bool {
+    pub(crate) fn is_inspecting(&self) -> bool {
         self.left.load(Ordering::Relaxed) > 0
     }
 

@@ -5,9 +5,10 @@ mod admission;
 mod apply;
 pub(crate) mod config;
 pub(crate) mod exchange;
-mod lints;
+pub(crate) mod lints;
 pub(crate) mod options;
 pub(crate) mod post_response;
+mod respond;
 pub(crate) mod state;
 
 pub use self::config::OnError;

@@ -52,6 +52,11 @@ impl Settlement {
 }
 
 impl PostResponse {
+    /// Returns the work for a response that only gets these header fields.
+    pub(crate) fn of_fields(headers: Headers, other_fields: OtherFields) -> Self {
+        Self { headers, other_fields: Some(other_fields), settlement: Settlement::ByResponse(RequestHits::NONE, None) }
+    }
+
     /// Polls the shadow checks.
     pub(crate) fn poll(&mut self, cx: &mut Context<'_>) {
         match &mut self.settlement {

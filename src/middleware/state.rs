@@ -9,7 +9,7 @@ use super::config::LayerConfig;
 use super::exchange::{HitWait, Step, Wait, WaitingHit};
 use super::lints::Lints;
 use crate::key::Key;
-use crate::observe::{Event, EventKind};
+use crate::observe::EventKind;
 use crate::policy::Policy;
 use crate::reservation::{LimitedKey, ObservedKey};
 use crate::storage::{AnyStorage, StorageRequest};
@@ -71,11 +71,11 @@ impl LayerState {
 
     /// Reports the lints that need no request.
     pub(crate) fn start(&self) {
-        self.lints.start(&self.config, &self.storage);
+        self.lints.start(&self.config, Some(&self.storage));
     }
 
     #[inline]
     pub(super) fn report(&self, kind: EventKind<'_>, policy: &Policy, key: Option<&Key>) {
-        self.config.reporter.report(&Event { kind, policy, key, shadow: self.config.shadow });
+        self.config.report(kind, policy, key);
     }
 }

@@ -5,11 +5,12 @@ const DECISIONS: &str = "ratelimit_decisions_total";
 const SETTLEMENTS: &str = "ratelimit_settlements_total";
 const LOCKS: &str = "ratelimit_locks_total";
 /// The names and descriptions of the counters that storages update.
-const COUNTERS: [(&str, &str); 5] = [
+const COUNTERS: [(&str, &str); 6] = [
     ("ratelimit_refusal_cache_total", "Hits on a refusal cache, by the storage that decided."),
     ("ratelimit_leases_total", "Hits that leases admitted, and requests for units."),
     ("ratelimit_clock_skew_total", "Decisions on keys that were ahead of the clock."),
     ("ratelimit_memory_full_total", "Hits that a full memory storage could not store."),
+    ("ratelimit_slot_renewals_failed_total", "Keys whose slots were not renewed."),
     ("ratelimit_memory_evictions_total", "Keys that a memory storage evicted before they expired."),
 ];
 const SETTLED_UNITS: &str = "ratelimit_settled_units_total";
@@ -29,6 +30,7 @@ const SETTLED_UNITS: &str = "ratelimit_settled_units_total";
 /// | `ratelimit_path_total` | `path` | decisions through a [`Breaker`](crate::storage::Breaker), by their source: `primary`, `fallback` or `none` |
 /// | `ratelimit_clock_skew_total` | | decisions on keys whose newest decision was ahead of the clock by more than [`max_skew`](crate::storage::Cas::max_skew) |
 /// | `ratelimit_memory_full_total` | `outcome` | hits that a full [`MemoryStorage`](crate::MemoryStorage) could not store: new keys (`refused`, `admitted`) and logs (`log_refused`) |
+/// | `ratelimit_slot_renewals_failed_total` | | keys whose slots an [`InFlightLayer`](crate::InFlightLayer) could not renew in its storage |
 /// | `ratelimit_memory_evictions_total` | | keys that a [`MemoryStorage`](crate::MemoryStorage) evicted before they expired |
 ///
 /// | gauge | labels | value |
@@ -36,6 +38,8 @@ const SETTLED_UNITS: &str = "ratelimit_settled_units_total";
 /// | `ratelimit_breakers_open` | | number of [`Breaker`](crate::storage::Breaker)s in this process that are not closed |
 /// | `ratelimit_storage_in_flight` | `storage` | calls to a shared storage that wait for a reply |
 /// | `ratelimit_memory_keys` | | keys in all [`MemoryStorage`](crate::MemoryStorage)s of this process |
+/// | `ratelimit_slots_in_use` | | slots in use of all [`InFlightLayer`](crate::InFlightLayer)s of this process |
+/// | `ratelimit_slots_waiting` | | requests that wait for a slot in them |
 ///
 /// | histogram | labels | value |
 /// |---|---|---|
@@ -64,6 +68,8 @@ pub fn metrics_observer() -> impl Fn(&Event<'_>) + Copy + Send + Sync + 'static 
     }
     metrics::describe_gauge!("ratelimit_breakers_open", "Circuit breakers that are not closed.");
     metrics::describe_gauge!("ratelimit_memory_keys", "Keys in the memory storages.");
+    metrics::describe_gauge!("ratelimit_slots_in_use", "Slots of requests in flight.");
+    metrics::describe_gauge!("ratelimit_slots_waiting", "Requests that wait for a slot.");
     metrics::describe_gauge!(IN_FLIGHT, "Calls to a shared storage that wait for a reply.");
     metrics::describe_histogram!(LATENCY, metrics::Unit::Seconds, "Latency of calls to a shared storage.");
     count

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use crate::error::{ConfigError, or_panic};
 use crate::quota::Quota;
 use crate::strategy::{
-    Lockout, Outcome, Part, SlidingWindowCounter, State, Status, Strategy, StrategyDyn, TokenBucket,
+    InFlight, Lockout, Outcome, Part, SlidingWindowCounter, State, Status, Strategy, StrategyDyn, TokenBucket,
 };
 use crate::time::Timestamp;
 
@@ -201,6 +201,11 @@ impl Limit {
     /// Returns `true` if this limit is a [`Lockout`].
     pub(crate) fn locks(&self) -> bool {
         matches!(self.strategy.name(), Lockout::BY_HITS | Lockout::BY_REFUSALS)
+    }
+
+    /// Returns `true` if this limit counts the requests in flight.
+    pub(crate) fn counts_in_flight(&self) -> bool {
+        self.strategy.name() == InFlight::NAME
     }
 
     /// Returns `true` if this limit counts the refusals by the other limits of its policy, so that it

@@ -314,6 +314,11 @@ impl Policy {
         &self.0.shadows
     }
 
+    /// Returns `true` if the only limit counts the requests in flight.
+    pub(crate) fn counts_in_flight(&self) -> bool {
+        self.limits().first().is_some_and(Limit::counts_in_flight)
+    }
+
     /// Returns `true` if a layer needs the full decision of each hit.
     #[inline]
     pub(crate) fn wants_decisions(&self) -> bool {

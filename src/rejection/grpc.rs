@@ -27,7 +27,7 @@ const NOT_IN_MESSAGES: &AsciiSet = &CONTROLS.add(b'%');
 ///
 /// | reason | `grpc-status` |
 /// |---|---|
-/// | limit exceeded | 8, `RESOURCE_EXHAUSTED` |
+/// | limit exceeded | 8, `RESOURCE_EXHAUSTED`, or 14 if the status is 503 |
 /// | storage failed | 14, `UNAVAILABLE` |
 /// | key or cost missing, status 400 | 3, `INVALID_ARGUMENT` |
 /// | key or cost missing, status 401 | 16, `UNAUTHENTICATED` |
@@ -108,6 +108,7 @@ impl Default for GrpcRejection {
 impl<B: Default> Rejection<B> for GrpcRejection {
     fn reject(&self, refused: RejectReason<'_>, _: &Head<'_>) -> Response<B> {
         let status: u64 = match refused {
+            RejectReason::Limit(_) if refused.status() == StatusCode::SERVICE_UNAVAILABLE => 14,
             RejectReason::Limit(_) => 8,
             RejectReason::Storage => 14,
             RejectReason::Key(missing) if missing.status() == StatusCode::UNAUTHORIZED => 16,

@@ -14,6 +14,7 @@ pub use self::grpc::GrpcRejection;
 pub(crate) use self::grpc::extend_wait as extend_grpc_wait;
 use crate::decision::Decision;
 use crate::extract::{Head, KeyError};
+use crate::key::Key;
 use crate::policy::Policy;
 use crate::text::write_json_string;
 use crate::time::seconds_up;
@@ -36,10 +37,13 @@ pub enum RejectReason<'a> {
 
 impl RejectReason<'_> {
     /// Returns the HTTP status for this reason: 429 for a limit, 503 for the storage, and
-    /// [`KeyError::status`] for a missing key or cost. A [`Rejection`] sets this status in its
+    /// [`KeyError::status`] for a missing key or cost. A limit of all
+    /// [requests in flight](crate::InFlightLayer), whose key is [`Global`](crate::Global), has status
+    /// 503, because the service is overloaded and not the client. A [`Rejection`] sets this status in its
     /// response, unless its protocol needs another one, as [`GrpcRejection`] does.
     pub fn status(&self) -> StatusCode {
         match self {
+            Self::Limit(refusal) if refusal.is_overload => StatusCode::SERVICE_UNAVAILABLE,
             Self::Limit(_) => StatusCode::TOO_MANY_REQUESTS,
             Self::Storage => StatusCode::SERVICE_UNAVAILABLE,
             Self::Key(missing) => missing.status(),
@@ -103,6 +107,7 @@ pub trait Rejection<B>: Send + Sync + 'static {
 /// | reason | text |
 /// |---|---|
 /// | limit exceeded | `too many requests, retry in 5 s`, with the wait in whole seconds, rounded up, at least 1 |
+/// | limit of an [`InFlightLayer`](crate::InFlightLayer) reached | `too many requests in flight, retry in 1 s` |
 /// | cost exceeds the capacity | `too many requests: the cost of this request exceeds the limit` |
 /// | storage failed | `temporarily unavailable, retry in 1 s` |
 /// | [`KeyError`](crate::KeyError) with status 400 or 401 | its reason |
@@ -137,7 +142,8 @@ impl RejectReason<'_> {
                     let mut digits = itoa::Buffer::new();
                     let seconds = digits.format(seconds_up(wait).max(1));
                     // With an exact capacity, the conversion into a body does not reallocate.
-                    let parts = ["too many requests, retry in ", seconds, " s", end];
+                    let in_flight = if refusal.policy().counts_in_flight() { " in flight" } else { "" };
+                    let parts = ["too many requests", in_flight, ", retry in ", seconds, " s", end];
                     let mut text = String::with_capacity(parts.iter().map(|part| part.len()).sum());
                     for part in parts {
                         text.push_str(part);
@@ -159,7 +165,7 @@ impl RejectReason<'_> {
 ///
 /// | reason | status | `type` |
 /// |---|---|---|
-/// | limit exceeded | 429 | `https://iana.org/assignments/http-problem-types#quota-exceeded` |
+/// | limit exceeded | 429, or 503 as in [`RejectReason::status`] | `https://iana.org/assignments/http-problem-types#quota-exceeded` |
 /// | storage failed | 503 | `about:blank` |
 /// | key or cost missing | 400, 401 or 500 | `about:blank` |
 ///
@@ -306,11 +312,13 @@ impl<B: 'static> Rejection<B> for Box<dyn Rejection<B>> {
 pub struct LimitExceeded<'a> {
     decision: &'a Decision,
     policy: &'a Policy,
+    /// `true` if the requests in flight of all clients have reached the limit.
+    is_overload: bool,
 }
 
 impl<'a> LimitExceeded<'a> {
-    pub(crate) fn new(decision: &'a Decision, policy: &'a Policy) -> Self {
-        Self { decision, policy }
+    pub(crate) fn new(decision: &'a Decision, policy: &'a Policy, key: &Key) -> Self {
+        Self { decision, policy, is_overload: policy.counts_in_flight() && key.is_global() }
     }
 
     /// Returns the decision, which contains the status of each limit.

@@ -5,7 +5,7 @@ use std::fmt;
 use std::str::FromStr;
 use std::sync::Arc;
 
-use super::{MemoryStorage, Storage, StorageFuture, StorageRequest, Summary, names};
+use super::{MemoryStorage, SlotStore, Storage, StorageFuture, StorageRequest, Summary, names};
 use crate::decision::Decision;
 use crate::error::ConfigError;
 use crate::key::Key;
@@ -199,6 +199,10 @@ impl Storage for AnyStorage {
 
     fn validate(&self, policy: &Policy) -> Result<(), ConfigError> {
         delegate!(self, storage => storage.validate(policy))
+    }
+
+    fn slots(&self) -> Option<Arc<dyn SlotStore>> {
+        delegate!(self, storage => storage.slots())
     }
 
     fn wrapped(&self) -> Option<&dyn Storage> {

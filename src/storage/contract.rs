@@ -10,6 +10,7 @@ use tokio::runtime::Handle;
 use tokio::time::{Instant, sleep, timeout};
 
 use super::future::StorageFuture;
+use super::slots::SlotStore;
 use super::{StorageError, StorageErrorKind};
 use crate::decision::Decision;
 use crate::error::ConfigError;
@@ -300,6 +301,13 @@ pub trait Storage: Any + fmt::Debug + Send + Sync {
         Ok(())
     }
 
+    /// Returns a store for the slots of an [`InFlightLayer`](crate::InFlightLayer), which its processes
+    /// share. [`Cas`](super::Cas) and the storages on servers of this crate return one. The default
+    /// implementation returns `None`.
+    fn slots(&self) -> Option<Arc<dyn SlotStore>> {
+        None
+    }
+
     /// Returns the storage that this one wraps, for example to find a memory storage that is too
     /// small, or a [breaker](super::Breaker) inside of another one.
     ///
@@ -411,6 +419,10 @@ macro_rules! forward_storage {
 
         fn validate(&$self, policy: &$crate::policy::Policy) -> Result<(), $crate::error::ConfigError> {
             $other.validate(policy)
+        }
+
+        fn slots(&$self) -> Option<std::sync::Arc<dyn $crate::storage::SlotStore>> {
+            $other.slots()
         }
 
         fn wrapped(&$self) -> Option<&dyn $crate::storage::Storage> {

@@ -19,7 +19,7 @@ const MAX_KEYS: usize = 100_000_000;
 /// Panics if `max_keys` is out of range. The message contains `example`, a valid number, and
 /// `alternative`, the advice for callers that want zero keys.
 #[track_caller]
-pub(super) fn assert_max_keys(max_keys: usize, example: &str, alternative: &str) {
+pub(crate) fn assert_max_keys(max_keys: usize, example: &str, alternative: &str) {
     assert!(
         (1..=MAX_KEYS).contains(&max_keys),
         "max_keys must be at least 1 and at most 100 million, for example {example}; {alternative}"
@@ -32,7 +32,7 @@ pub(super) fn assert_max_keys(max_keys: usize, example: &str, alternative: &str)
 /// most [`ways`](Bucket::ways) rows in each bucket, so the table needs no counter that all threads
 /// share.
 #[derive(Debug)]
-pub(super) struct Table<T> {
+pub(crate) struct Table<T> {
     buckets: Box<[Mutex<Vec<Row<T>>>]>,
     /// The maximum number of rows that callers may keep in a bucket.
     ways: usize,
@@ -42,7 +42,7 @@ pub(super) struct Table<T> {
 /// Identifies a row: a hash of 128 bits of the policy, the kind and the key. Each table has its own
 /// random secrets, so clients cannot construct keys that collide.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct TableKey([u64; 2]);
+pub(crate) struct TableKey([u64; 2]);
 
 #[derive(Debug)]
 struct Row<T> {
@@ -51,16 +51,16 @@ struct Row<T> {
 }
 
 /// The rows of one bucket, locked, with the key that was looked up.
-pub(super) struct Bucket<'a, T> {
+pub(crate) struct Bucket<'a, T> {
     rows: MutexGuard<'a, Vec<Row<T>>>,
     key: TableKey,
     /// The maximum number of rows that callers may keep in a bucket.
-    pub(super) ways: usize,
+    pub(crate) ways: usize,
 }
 
 impl<T> Table<T> {
     /// Creates a table for up to `max_keys` keys, which must be between 1 and [`MAX_KEYS`].
-    pub(super) fn new(max_keys: usize) -> Self {
+    pub(crate) fn new(max_keys: usize) -> Self {
         let buckets = (max_keys / WAYS).max(1);
         Self {
             buckets: (0..buckets).map(|_| Mutex::default()).collect(),
@@ -71,7 +71,7 @@ impl<T> Table<T> {
 
     /// Returns the table key of a row. With another `kind`, the same policy and key have another
     /// row.
-    pub(super) fn place(&self, policy: &Policy, kind: u32, key: &Key) -> TableKey {
+    pub(crate) fn place(&self, policy: &Policy, kind: u32, key: &Key) -> TableKey {
         let [first, second] = self.secrets.each_ref().map(|secret| {
             let mut hasher = secret.build_hasher();
             hasher.write_u128(policy.digest());
@@ -83,7 +83,7 @@ impl<T> Table<T> {
     }
 
     /// Locks the bucket of a row.
-    pub(super) fn lock(&self, key: TableKey) -> Bucket<'_, T> {
+    pub(crate) fn lock(&self, key: TableKey) -> Bucket<'_, T> {
         #[allow(clippy::cast_possible_truncation)] // less than the number of buckets
         let number = ((u128::from(key.0[1]) * self.buckets.len() as u128) >> u64::BITS) as usize;
         let rows = unpoisoned(self.buckets[number].lock());
@@ -91,14 +91,14 @@ impl<T> Table<T> {
     }
 
     /// Returns the number of rows for which `counts` returns `true`. Locks one bucket at a time.
-    pub(super) fn count(&self, counts: impl Fn(&T) -> bool) -> usize {
+    pub(crate) fn count(&self, counts: impl Fn(&T) -> bool) -> usize {
         let mut count = 0;
         self.visit_all(|row| count += usize::from(counts(row)));
         count
     }
 
     /// Calls `visit` for each row. Locks one bucket at a time.
-    pub(super) fn visit_all(&self, mut visit: impl FnMut(&mut T)) {
+    pub(crate) fn visit_all(&self, mut visit: impl FnMut(&mut T)) {
         let mut bucket = 0;
         while self.visit(bucket, &mut visit) {
             bucket += 1;
@@ -107,7 +107,7 @@ impl<T> Table<T> {
 
     /// Calls `visit` for each row of the bucket with this index. Returns `false` if there is no
     /// such bucket.
-    pub(super) fn visit(&self, bucket: usize, mut visit: impl FnMut(&mut T)) -> bool {
+    pub(crate) fn visit(&self, bucket: usize, mut visit: impl FnMut(&mut T)) -> bool {
         let Some(bucket) = self.buckets.get(bucket) else { return false };
         let mut rows = unpoisoned(bucket.lock());
         rows.iter_mut().for_each(|row| visit(&mut row.value));
@@ -116,12 +116,12 @@ impl<T> Table<T> {
 }
 
 impl<T> Bucket<'_, T> {
-    pub(super) fn find(&mut self) -> Option<&mut T> {
+    pub(crate) fn find(&mut self) -> Option<&mut T> {
         let key = self.key;
         self.rows.iter_mut().find(|row| row.key == key).map(|row| &mut row.value)
     }
 
-    pub(super) fn find_or_insert(&mut self, make: impl FnOnce() -> T) -> &mut T {
+    pub(crate) fn find_or_insert(&mut self, make: impl FnOnce() -> T) -> &mut T {
         let key = self.key;
         let at = self.rows.iter().position(|row| row.key == key).unwrap_or_else(|| {
             self.rows.push(Row { key, value: make() });
@@ -130,15 +130,26 @@ impl<T> Bucket<'_, T> {
         &mut self.rows[at].value
     }
 
+    /// Removes the row that was looked up. Keeps a little memory for the next one.
+    pub(crate) fn remove(&mut self) {
+        let key = self.key;
+        if let Some(at) = self.rows.iter().position(|row| row.key == key) {
+            self.rows.swap_remove(at);
+        }
+        if self.rows.len() < self.rows.capacity() / 4 {
+            self.rows.shrink_to(WAYS);
+        }
+    }
+
     /// Returns all rows of the bucket except the one that was looked up. They may belong to other
     /// policies.
-    pub(super) fn others(&mut self) -> impl Iterator<Item = &mut T> {
+    pub(crate) fn others(&mut self) -> impl Iterator<Item = &mut T> {
         let key = self.key;
         self.rows.iter_mut().filter(move |row| row.key != key).map(|row| &mut row.value)
     }
 
     /// Removes the rows for which `keep` returns `false`. Frees the memory of an empty bucket.
-    pub(super) fn retain(&mut self, mut keep: impl FnMut(&mut T) -> bool) {
+    pub(crate) fn retain(&mut self, mut keep: impl FnMut(&mut T) -> bool) {
         self.rows.retain_mut(|row| keep(&mut row.value));
         if self.rows.is_empty() {
             *self.rows = Vec::new();

@@ -59,6 +59,7 @@ mod postgres;
 #[cfg(feature = "redis")]
 mod redis;
 mod refusal_cache;
+mod slots;
 #[cfg(feature = "sqlite")]
 mod sqlite;
 mod text;
@@ -84,6 +85,7 @@ pub use self::error::{StorageError, StorageErrorKind};
 #[cfg(feature = "etcd")]
 pub use self::etcd::EtcdStorage;
 pub use self::future::StorageFuture;
+pub(crate) use self::key_table::{Table, TableKey};
 pub use self::leases::Leases;
 #[cfg(feature = "memcached")]
 pub use self::memcached::MemcachedStorage;
@@ -93,6 +95,7 @@ pub use self::postgres::PostgresStorage;
 #[cfg(feature = "redis")]
 pub use self::redis::RedisStorage;
 pub use self::refusal_cache::RefusalCache;
+pub(crate) use self::slots::{Claim, Granted, LONGEST_TIME_TO_LIVE, SlotStore};
 #[cfg(feature = "sqlite")]
 pub use self::sqlite::SqliteStorage;
 #[cfg(any(feature = "redis-rustls", feature = "etcd-rustls", feature = "postgres-rustls"))]

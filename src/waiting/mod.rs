@@ -26,6 +26,7 @@
 mod entry;
 mod queue;
 mod room;
+mod seats;
 
 use std::hash::{BuildHasher, RandomState};
 use std::pin::Pin;
@@ -40,6 +41,7 @@ pub(crate) use self::entry::WaitQueues;
 use self::queue::Refusal;
 pub(crate) use self::queue::later;
 pub(crate) use self::room::{QueueFuture, WaitBounds, WaitingRoom};
+pub(crate) use self::seats::{Seat, Seats};
 use crate::decision::Decision;
 use crate::key::Key;
 use crate::observe::Reporter;
@@ -80,7 +82,7 @@ impl Waiter {
     pub(crate) async fn hit(&self, queues: &Arc<WaitQueues>, deadline: Instant) -> HitResult {
         if !queues.is_empty() {
             let id = (self.policy.with(Policy::digest), self.key.clone());
-            if let Some((entry, ())) = QueueEntry::behind(queues, id, self.cost, deadline, || Some(())) {
+            if let Some((entry, ())) = QueueEntry::behind(queues, id, self.cost, deadline, |_| Some(())) {
                 return self.wait(entry, None, deadline).await;
             }
         }

@@ -2,12 +2,12 @@
 
 use std::pin::Pin;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use tokio::time::Instant;
 
 use super::queue::{Refusal, later};
+use super::seats::{Seat, Seats};
 use super::{HitResult, QueueEntry, WaitQueues, Waiter};
 use crate::decision::Decision;
 use crate::storage::StorageRequest;
@@ -21,8 +21,8 @@ pub(crate) struct WaitBounds {
 
 /// The waiting requests of a layer.
 pub(crate) struct WaitingRoom {
-    bounds: WaitBounds,
-    waiting: AtomicUsize,
+    max_wait: Duration,
+    seats: Arc<Seats>,
     queues: Arc<WaitQueues>,
 }
 
@@ -30,33 +30,30 @@ pub(crate) struct WaitingRoom {
 /// time, or the storage fails.
 pub(crate) type QueueFuture = Pin<Box<dyn Future<Output = HitResult> + Send>>;
 
-/// One of the `max_waiting` seats of a layer, taken by a waiting request. Dropping it frees the
-/// seat.
-struct Seat(Arc<WaitingRoom>);
-
 impl WaitingRoom {
     pub(crate) fn new(bounds: WaitBounds, queues: Arc<WaitQueues>) -> Arc<Self> {
-        Arc::new(Self { bounds, waiting: AtomicUsize::new(0), queues })
+        Arc::new(Self { max_wait: bounds.max_wait, seats: Seats::new(bounds.max_waiting), queues })
     }
 
-    /// Lets a refused request wait in its queue, if it can be admitted in time and fewer than
-    /// `max_waiting` requests wait.
+    /// Lets a refused request wait in its queue, if it can be admitted in time and a seat is free for
+    /// its key.
     pub(crate) fn wait_after(
         self: &Arc<Self>,
         refusal: &Decision,
         request: StorageRequest<'_>,
         waiter: impl FnOnce() -> Waiter,
     ) -> Option<QueueFuture> {
-        let deadline = later(Instant::now(), self.bounds.max_wait);
+        let deadline = later(Instant::now(), self.max_wait);
         let refusal = Refusal::new(refusal.clone(), request.policy.clone());
-        let seat = refusal.ends_by(deadline).then(|| self.seat()).flatten()?;
+        let own = || self.queues.len_of(&(request.policy.digest(), request.key.clone()));
+        let seat = refusal.ends_by(deadline).then(|| self.seats.take(request.key, own)).flatten()?;
         let entry = QueueEntry::after(&refusal, request.key, &self.queues);
         Some(wait(waiter(), entry, Some(refusal), deadline, seat))
     }
 
     /// Lets a new request wait behind others of its policy and key, if it may be admitted in time
-    /// and fewer than `max_waiting` requests wait. Otherwise returns `None`, and the caller makes
-    /// the first hit of the request, which can overtake the others.
+    /// and a seat is free for its key. Otherwise returns `None`, and the caller makes the first hit of
+    /// the request, which can overtake the others.
     pub(crate) fn wait_behind(
         self: &Arc<Self>,
         request: StorageRequest<'_>,
@@ -65,23 +62,11 @@ impl WaitingRoom {
         if self.queues.is_empty() {
             return None;
         }
-        let deadline = later(Instant::now(), self.bounds.max_wait);
+        let deadline = later(Instant::now(), self.max_wait);
         let id = (request.policy.digest(), request.key.clone());
-        let (entry, seat) = QueueEntry::behind(&self.queues, id, request.cost, deadline, || self.seat())?;
+        let (entry, seat) =
+            QueueEntry::behind(&self.queues, id, request.cost, deadline, |own| self.seats.take(request.key, || own))?;
         Some(wait(waiter(), entry, None, deadline, seat))
-    }
-
-    /// Takes a seat. Returns `None` if all of them are taken.
-    fn seat(self: &Arc<Self>) -> Option<Seat> {
-        let more = |waiting: usize| (waiting < self.bounds.max_waiting).then_some(waiting + 1);
-        self.waiting.fetch_update(Ordering::Relaxed, Ordering::Relaxed, more).ok()?;
-        Some(Seat(Arc::clone(self)))
-    }
-}
-
-impl Drop for Seat {
-    fn drop(&mut self) {
-        self.0.waiting.fetch_sub(1, Ordering::Relaxed);
     }
 }
 

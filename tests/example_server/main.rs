@@ -1,5 +1,6 @@
 //! The example server as a process: its flags, its output and its responses.
 
+mod in_flight;
 mod policies;
 
 use std::io::{BufRead, BufReader, Read};
@@ -381,6 +382,7 @@ fn help_lists_the_flags() {
         "--policy",
         "--policies",
         "--tier-header",
+        "--in-flight",
         "--lease",
         "--deny-cache",
         "--storage",
@@ -422,6 +424,7 @@ fn invalid_flags_are_rejected_with_one_clear_line() {
         (&["--policy", "10/fortnight"], "\"fortnight\""),
         (&["--policy"], "--policy"),
         (&["--wat", "1"], "--wat"),
+        (&["--in-flight", "many"], "for example 20"),
         (&["--on-error", "panic"], "admit or refuse"),
         (&["--fallback", "memory", "--replicas", "3"], "--storage redis://localhost"),
         (&["--storage", "disk://"], "memory://"),

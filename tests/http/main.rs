@@ -12,6 +12,7 @@ mod fuzz_corpus;
 mod grpc;
 mod handlers;
 mod headers;
+mod in_flight;
 mod inner_fields;
 mod lints;
 mod live_policy;

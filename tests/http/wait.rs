@@ -16,8 +16,8 @@ use tower::{Layer, Service, ServiceExt};
 use tower_ratelimit::extract::Head;
 use tower_ratelimit::storage::{AnyStorage, TokioClock};
 use tower_ratelimit::{
-    Decision, Event, EventKind, Global, Headers, Key, LivePolicy, MemoryStorage, OnError, RateLimitLayer, Storage,
-    policy_by,
+    Decision, Event, EventKind, Global, Header, Headers, Key, LivePolicy, MemoryStorage, OnError, RateLimitLayer,
+    Storage, policy_by,
 };
 
 use crate::probe::Probe;
@@ -472,4 +472,31 @@ async fn layer_without_wait_refuses_at_once() {
     }
     let none = layer.wait(MINUTE, 0).layer(Inner::default());
     assert_eq!((status(&none, get("/")).await, begin.elapsed()), (429, Duration::ZERO));
+}
+
+/// Guards against this defect: one client fills all places, and nobody else can wait.
+#[tokio::test(start_paused = true)]
+async fn one_key_cannot_take_all_places() {
+    let layer = RateLimitLayer::new(policy("fixed-window 1 per 50 seconds"), Header::new("x-user"))
+        .storage(memory(), OnError::Refuse)
+        .wait(MINUTE, 8);
+    let service = layer.layer(Inner::default());
+    let request = |user: &str| common::with("x-user", user);
+    let mut waiting = Vec::new();
+    let mut places = async |user: &str| {
+        assert_eq!(status(&service, request(user)).await, 200);
+        for number in 0.. {
+            let (service, request) = (service.clone(), request(user));
+            let task = tokio::spawn(async move { service.oneshot(request).await.unwrap() });
+            settle().await;
+            if task.is_finished() {
+                assert_eq!(task.await.unwrap().status(), 429);
+                return number;
+            }
+            waiting.push(task);
+        }
+        unreachable!("at most 8 requests wait")
+    };
+    let taken = [places("a").await, places("b").await, places("c").await, places("d").await];
+    assert_eq!(taken, [4, 2, 1, 1]);
 }

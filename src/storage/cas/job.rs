@@ -147,7 +147,8 @@ pub(super) fn cancelled() -> StorageError {
     StorageError::new(StorageErrorKind::Cancelled, message)
 }
 
-fn contended() -> StorageError {
+/// Creates the error of a call that lost every race.
+pub(super) fn contended() -> StorageError {
     let message = "other processes changed the key before every swap, nothing was cleared or settled; try again";
     StorageError::new(StorageErrorKind::Contended, message)
 }

@@ -6,6 +6,7 @@ mod job;
 mod server;
 mod shared;
 pub(super) mod skew;
+mod slots;
 mod storage;
 mod worker;
 

@@ -17,7 +17,7 @@ use crate::storage::Clock;
 use crate::storage::calls::measured;
 use crate::storage::net::overloaded;
 use crate::storage::url::CasOptions;
-use crate::storage::{Storage, StorageError, StorageFuture, StorageRequest, names};
+use crate::storage::{Claim, Granted, SlotStore, Storage, StorageError, StorageFuture, StorageRequest, names};
 
 /// The largest number of log entries of a key, unless long logs are allowed. This many entries take
 /// up to 19 kB.
@@ -122,6 +122,19 @@ impl<S: ServerStore> fmt::Debug for ServerCas<S> {
     }
 }
 
+impl<S: ServerStore> SlotStore for ServerCas<S> {
+    fn claim(&self, policy: &Policy, key: &Key, claim: Claim) -> StorageFuture<Granted> {
+        if !self.store().is_new() || Handle::try_current().is_err() {
+            return self.0.claim(policy, key, claim);
+        }
+        let (storage, policy, key) = (self.clone(), policy.clone(), key.clone());
+        StorageFuture::new(async move {
+            storage.store().first_connection().await;
+            storage.0.claim(&policy, &key, claim).await
+        })
+    }
+}
+
 impl<S: ServerStore> Storage for ServerCas<S> {
     fn decide(&self, request: StorageRequest<'_>) -> StorageFuture<Decision> {
         if let Some(error) = self.store().overload(self.0.shared.queues.len()) {
@@ -157,6 +170,10 @@ impl<S: ServerStore> Storage for ServerCas<S> {
 
     fn validate(&self, policy: &Policy) -> Result<(), ConfigError> {
         self.0.validate(policy)
+    }
+
+    fn slots(&self) -> Option<Arc<dyn SlotStore>> {
+        Some(Arc::new(self.clone()))
     }
 }
 

@@ -17,7 +17,7 @@ use crate::error::{ConfigError, or_panic};
 use crate::key::Key;
 use crate::policy::{Limit, Op, Policy};
 use crate::storage::calls::{MAX_SKEW, TIMEOUT, checked_skew, checked_timeout, measured};
-use crate::storage::{Clock, Storage, StorageError, StorageFuture, StorageRequest, names, text};
+use crate::storage::{Clock, SlotStore, Storage, StorageError, StorageFuture, StorageRequest, names, text};
 
 /// A storage over any store with compare-and-swap. The page of [`CasStorage`] has an example.
 ///
@@ -217,6 +217,10 @@ impl<S: CasStorage> Storage for Cas<S> {
     fn validate(&self, policy: &Policy) -> Result<(), ConfigError> {
         self.longest_log.map_or(Ok(()), |max_entries| check_logs(policy, max_entries))?;
         self.store().longest().map_or(Ok(()), |longest| check_length(policy, longest))
+    }
+
+    fn slots(&self) -> Option<Arc<dyn SlotStore>> {
+        Some(Arc::new(self.clone()))
     }
 }
 

@@ -37,7 +37,7 @@ use crate::policy::{Op, Policy};
 use crate::storage::calls::measured;
 use crate::storage::credentials::{Credentials, LoginSource};
 use crate::storage::net::overloaded;
-use crate::storage::{Cas, Clock, Storage, StorageError, StorageFuture, StorageRequest};
+use crate::storage::{Cas, Clock, SlotStore, Storage, StorageError, StorageFuture, StorageRequest};
 use crate::time::Timestamp;
 
 /// Shares rate limit states between processes through Redis (6.2 or later) or Valkey (7.2 or later).
@@ -297,6 +297,10 @@ impl Storage for RedisStorage {
     fn validate(&self, policy: &Policy) -> Result<(), ConfigError> {
         record::check_periods(policy)?;
         if Scripts::support(policy) { Ok(()) } else { self.cas.validate(policy) }
+    }
+
+    fn slots(&self) -> Option<Arc<dyn SlotStore>> {
+        self.cas.slots()
     }
 }
 

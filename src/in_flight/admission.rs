@@ -1,0 +1,227 @@
+//! The admission of a request: it takes its slots, waits for them, or is refused.
+
+use std::convert::Infallible;
+use std::ops::Deref;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+use super::claims::Claims;
+use super::permit::Permit;
+use super::row::NotTaken;
+use super::slots::number_of_slots;
+use super::table::{SlotTable, StartClaims, Take, Taken};
+use crate::decision::Decision;
+use crate::key::Key;
+use crate::middleware::config::LayerConfig;
+use crate::middleware::exchange::{Exchange, ResponsePlan, Step};
+use crate::middleware::lints::Lints;
+use crate::middleware::post_response::PostResponse;
+use crate::observe::EventKind;
+use crate::policy::{Op, Policy};
+use crate::storage::{SlotStore, StorageRequest};
+use crate::strategy::Status;
+use crate::time::{Timestamp, micros};
+use crate::waiting::{Seats, later};
+
+/// The `Retry-After` of a refusal, unless it is set. The end of a request in flight is not known, so a
+/// client has to try again.
+const RETRY_AFTER: Duration = Duration::from_secs(1);
+
+/// The default time to live of shared slots. A stream is renewed every ten seconds.
+const TIME_TO_LIVE: Duration = Duration::from_secs(30);
+
+/// The state that all services of a layer share.
+pub(crate) struct Shared<R> {
+    state: State,
+    pub(super) rejection: Arc<R>,
+}
+
+/// The part of the state that does not depend on the type of the rejection.
+pub(crate) struct State {
+    pub(super) options: Options,
+    lints: Lints,
+    /// `None` if the layer refuses without waiting.
+    seats: Option<Arc<Seats>>,
+}
+
+/// The layer's configuration, except for its rejection.
+#[derive(Clone)]
+pub(super) struct Options {
+    pub(super) config: LayerConfig,
+    pub(super) retry_after: Duration,
+    time_to_live: Duration,
+    /// The store that other processes share, if there is one.
+    store: Option<Arc<dyn SlotStore>>,
+    pub(super) table: Arc<SlotTable>,
+}
+
+/// The end of a request's wait. `None` if no slots were free in time.
+type TakenInTime = Option<Result<Taken, NotTaken>>;
+
+/// A request that waits for its slots.
+pub(super) struct SlotWait {
+    policy: Policy,
+    key: Key,
+    cost: u32,
+    pub(super) taken: Pin<Box<dyn Future<Output = TakenInTime> + Send>>,
+}
+
+impl Options {
+    pub(super) fn new(config: LayerConfig) -> Self {
+        let table = SlotTable::new(None);
+        Self { config, retry_after: RETRY_AFTER, time_to_live: TIME_TO_LIVE, store: None, table }
+    }
+
+    /// Shares the slots through `store`. The counts begin anew.
+    pub(super) fn share(&mut self, store: Option<Arc<dyn SlotStore>>) {
+        self.store = store;
+        self.live_for(self.time_to_live);
+    }
+
+    /// Sets the time to live of shared slots. The counts begin anew.
+    pub(super) fn live_for(&mut self, time_to_live: Duration) {
+        self.time_to_live = time_to_live;
+        let claims = self.store.clone().map(|store| -> StartClaims {
+            let claims = Claims::new(store, time_to_live);
+            Box::new(move |table, row| claims.start(table, row))
+        });
+        self.table = SlotTable::new(claims);
+    }
+}
+
+impl<R> Shared<R> {
+    pub(super) fn new(options: Options, rejection: Arc<R>) -> Arc<Self> {
+        let seats = options.config.wait.map(|bounds| Seats::new(bounds.max_waiting));
+        Arc::new(Self { state: State { options, lints: Lints::default(), seats }, rejection })
+    }
+}
+
+impl<R> Deref for Shared<R> {
+    type Target = State;
+
+    fn deref(&self) -> &State {
+        &self.state
+    }
+}
+
+impl State {
+    /// Reports the lints that need no request.
+    pub(super) fn start(&self) {
+        self.lints.start(&self.options.config, None);
+    }
+
+    /// Lets a request take its slots. Sets `permit` if the request holds any.
+    pub(super) fn admit(&self, exchange: &mut dyn Exchange, permit: &mut Option<Permit>) -> Step<SlotWait> {
+        let (Options { config, table, .. }, head) = (&self.options, exchange.head());
+        if config.skips(&head) {
+            return Step::Forward(ResponsePlan::NOTHING);
+        }
+        let Some(policy) = config.policies.of(&head) else { return Step::Forward(ResponsePlan::NOTHING) };
+        let extracted = config.key.extract(&head);
+        let Ok(Some(key)) = &extracted else { return config.forward_or_reject(extracted, &policy, exchange) };
+        let cost = match config.cost_of(&head) {
+            Ok(cost) => cost,
+            Err(missing) => return config.reject_without_key(&missing, &policy, exchange),
+        };
+        if self.lints.is_inspecting() {
+            self.lints.inspect(config, None, exchange, &policy);
+        }
+        if cost == 0 {
+            let remaining = table.free(&policy, key);
+            return Step::Forward(self.forward(remaining, (&policy, key, cost), exchange));
+        }
+        let seats = self.seats.as_ref().filter(|_| !config.shadow);
+        // A chosen number of slots is kept while the request waits, and that of live slots may change.
+        let shared = || config.policies.shared().cloned().unwrap_or_else(|| policy.clone().into_owned().into());
+        match table.take(&policy, key, cost, seats, shared) {
+            Take::Taken(taken) => Step::Forward(self.admitted(taken, (&policy, key, cost), exchange, permit)),
+            Take::Full(remaining) => self.refuse(remaining, (&policy, key, cost), exchange),
+            Take::Waits(ticket) => {
+                let max_wait = config.wait.map_or(Duration::ZERO, |bounds| bounds.max_wait);
+                let taken = Box::pin(ticket.taken_by(later(Instant::now(), max_wait)));
+                Step::Wait(SlotWait { policy: policy.into_owned(), key: key.clone(), cost, taken })
+            }
+        }
+    }
+
+    /// Applies the end of a request's wait.
+    pub(super) fn admit_after_wait(
+        &self,
+        taken: TakenInTime,
+        hit: &SlotWait,
+        exchange: &mut dyn Exchange,
+        permit: &mut Option<Permit>,
+    ) -> Step<Infallible> {
+        let SlotWait { policy, key, cost, .. } = hit;
+        let hit = (policy, key, *cost);
+        match taken {
+            Some(Ok(taken)) => Step::Forward(self.admitted(taken, hit, exchange, permit)),
+            Some(Err(NotTaken::Full(remaining))) => self.refuse(remaining, hit, exchange),
+            None => self.refuse(self.options.table.free(policy, key), hit, exchange),
+            Some(Err(NotTaken::Failed(error))) => {
+                drop(Permit::insert(None, exchange.extensions_mut()));
+                let storage_request = StorageRequest::new(policy, key, Op::Hit, *cost);
+                self.options.config.on_failure(&error, storage_request, exchange)
+            }
+        }
+    }
+
+    fn admitted(
+        &self,
+        taken: Taken,
+        hit: (&Policy, &Key, u32),
+        exchange: &mut dyn Exchange,
+        permit: &mut Option<Permit>,
+    ) -> ResponsePlan {
+        *permit = Some(Permit::insert(Some(taken.slot), exchange.extensions_mut()));
+        self.plan(taken.remaining, hit)
+    }
+
+    /// Inserts a permit that holds nothing, for handlers, and returns the plan for the response.
+    fn forward(&self, remaining: u32, hit: (&Policy, &Key, u32), exchange: &mut dyn Exchange) -> ResponsePlan {
+        drop(Permit::insert(None, exchange.extensions_mut()));
+        self.plan(remaining, hit)
+    }
+
+    /// Reports an admission, and returns the plan for its response.
+    fn plan(&self, remaining: u32, (policy, key, cost): (&Policy, &Key, u32)) -> ResponsePlan {
+        let config = &self.options.config;
+        let headers = config.headers;
+        let numbers = headers.numbers_in_flight(number_of_slots(policy), remaining).filter(|_| !config.shadow);
+        // The log reports when a store that has failed succeeds again.
+        if !config.wants_decisions && !self.options.table.is_shared() {
+            return ResponsePlan::only(numbers);
+        }
+        let decision = self.decision(policy, remaining, cost, true);
+        config.report(EventKind::Decided(&decision), policy, Some(key));
+        let other_fields = headers.other_fields_of(&decision, policy, key).filter(|_| !config.shadow);
+        ResponsePlan { numbers, after: other_fields.map(|fields| Box::new(PostResponse::of_fields(headers, fields))) }
+    }
+
+    fn refuse<W>(&self, remaining: u32, hit: (&Policy, &Key, u32), exchange: &mut dyn Exchange) -> Step<W> {
+        let (config, (policy, key, cost)) = (&self.options.config, hit);
+        let decision = self.decision(policy, remaining, cost, false);
+        if config.shadow {
+            config.report(EventKind::Decided(&decision), policy, Some(key));
+            drop(Permit::insert(None, exchange.extensions_mut()));
+            return Step::Forward(ResponsePlan::NOTHING);
+        }
+        config.refuse(&decision, policy, key, exchange);
+        Step::Respond
+    }
+
+    /// Returns the decision on a request after which `remaining` slots are free.
+    fn decision(&self, policy: &Policy, remaining: u32, cost: u32, is_admitted: bool) -> Decision {
+        let (slots, wait) = (number_of_slots(policy), micros(self.options.retry_after).max(1));
+        let reset = if remaining < slots { wait } else { 0 };
+        let status = if is_admitted {
+            Status::admitted(slots, remaining, reset)
+        } else {
+            Status::refused(slots, remaining, reset, (cost <= slots).then_some(wait))
+        };
+        Decision::of(Timestamp::wall_clock(), cost, status)
+    }
+}

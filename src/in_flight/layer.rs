@@ -1,0 +1,330 @@
+//! The layer and its options.
+
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use http::Response;
+use tower_layer::Layer;
+
+use super::admission::{Options, Shared};
+use super::service::InFlight;
+use super::slots::SlotsSource;
+use crate::error::{ConfigError, or_panic};
+use crate::extract::{AllowList, Head, KeyExtractor};
+use crate::headers::Headers;
+use crate::lint::Lint;
+use crate::middleware::config::LayerConfig;
+use crate::middleware::{IntoCost, OnError};
+use crate::observe::Event;
+use crate::rejection::{RejectReason, TextRejection};
+use crate::storage::{LONGEST_TIME_TO_LIVE, Storage};
+use crate::waiting::WaitBounds;
+
+/// Limits the requests of each key that are in flight at the same time.
+///
+/// ```
+/// use axum::{Router, routing::get};
+/// use tower_ratelimit::{InFlightLayer, PeerIp};
+///
+/// let limit = InFlightLayer::new(20, PeerIp::new());
+/// let app: Router = Router::new().route("/events", get(|| async { "a stream" })).layer(limit);
+/// ```
+///
+/// A request takes a slot of its key before the inner service is called, and gives it back when the
+/// body of its response has ended. Exactly one of these events ends the request:
+///
+/// - The body has returned its last frame or an error, or was dropped. A client that disconnects causes
+///   the drop.
+/// - The response has no body: it is empty, answers a `HEAD` request, or has the status 204 or 304. The
+///   refusal of a [`RateLimitLayer`](crate::RateLimitLayer) inside counts as a response without a body.
+/// - The inner service has returned an error or has panicked, or the response future was dropped.
+///
+/// A [`Permit`](crate::Permit) holds the slot longer, for an upgraded connection or a spawned job.
+///
+/// A request without a free slot never reaches the inner service. Its response is a 429 with
+/// `Retry-After: 1`. If the key is [`Global`](crate::Global), it is a 503, because the service is
+/// overloaded and not the client. `X-RateLimit-Limit` and `X-RateLimit-Remaining` report the slots.
+/// There is no `X-RateLimit-Reset`, because the end of a request is not known.
+///
+/// All services of a layer and of its clones share their counts. A method such as
+/// [`headers`](Self::headers) returns a layer with the same counts. The counts are kept in memory, and
+/// only for keys with requests in flight. A [storage](Self::storage) shares them with other processes.
+///
+/// The guide on [requests in flight](crate::guide::requests_in_flight) explains streams, uploads,
+/// WebSockets, and the combination with a [`RateLimitLayer`](crate::RateLimitLayer).
+///
+/// # Errors
+///
+/// The error type is that of the inner service. The layer itself never returns an error, but responds
+/// with a status, like a [`RateLimitLayer`](crate::RateLimitLayer#errors).
+#[must_use = "a layer limits nothing until it is put around a service"]
+pub struct InFlightLayer<R = TextRejection> {
+    shared: Arc<Shared<R>>,
+}
+
+impl InFlightLayer {
+    /// Creates a layer that counts in memory.
+    ///
+    /// `key` extracts the key of the client from a request. `slots` is one of these:
+    ///
+    /// | type | slots of a key |
+    /// |---|---|
+    /// | `u32` or [`Slots`](crate::Slots) | the same for all requests |
+    /// | [`LiveSlots`](crate::LiveSlots) | the same for all requests, but the number can change later |
+    /// | the result of [`slots_by`](crate::slots_by) | chosen by a closure for each request |
+    pub fn new(slots: impl Into<SlotsSource>, key: impl KeyExtractor) -> Self {
+        let config = LayerConfig::new(slots.into().0, Arc::new(key));
+        Self { shared: Shared::new(Options::new(config), Arc::new(TextRejection::new())) }
+    }
+}
+
+/// Slots, waiting and refusals.
+impl<R> InFlightLayer<R> {
+    /// Sets the number of slots that each request takes. Defaults to 1.
+    ///
+    /// The closure returns a `u32`, or a `Result<u32, KeyError>`, as that of
+    /// [`RateLimitLayer::cost`](crate::RateLimitLayer::cost). A request that costs 0 passes and takes no
+    /// slot. A request that costs more than all slots is always refused, without `Retry-After`.
+    ///
+    /// For example, a slot can stand for a megabyte of memory that an upload needs:
+    ///
+    /// ```
+    /// use tower_ratelimit::{InFlightLayer, KeyError, PeerIp};
+    ///
+    /// let megabytes = InFlightLayer::new(256, PeerIp::new()).cost(|head| {
+    ///     let length = head.headers.get("content-length").and_then(|length| length.to_str().ok()?.parse::<u32>().ok());
+    ///     length.map(|bytes| bytes.div_ceil(1_000_000)).ok_or_else(|| KeyError::client("Content-Length is missing"))
+    /// });
+    /// ```
+    pub fn cost<F, T>(self, cost: F) -> Self
+    where
+        F: Fn(&Head<'_>) -> T + Send + Sync + 'static,
+        T: IntoCost,
+    {
+        self.with_config(|config| config.cost = Some(Arc::new(move |head: &Head<'_>| cost(head).into_cost())))
+    }
+
+    /// Lets requests wait for up to `max_wait` instead of refusing them. At most `max_waiting` requests of
+    /// this layer wait at the same time. Defaults to refusing immediately.
+    ///
+    /// - The requests of a key get their slots in the order of arrival. A new request does not overtake
+    ///   those that wait, even if it needs fewer slots than the first of them.
+    /// - A key can have as many waiting requests as places are free. So one key can take half of the places,
+    ///   and two keys a third each. [`Global`](crate::Global) can take all of them.
+    /// - A request that waits holds no permit of the inner service. When it has its slots, it waits until
+    ///   a clone of the inner service is ready, and calls the clone.
+    /// - A client that disconnects leaves the queue.
+    /// - In a [shadow](Self::shadow) layer, no request waits.
+    ///
+    /// The observer and the log get one decision for each request, when its wait is over.
+    ///
+    /// # Panics
+    ///
+    /// The response future panics if the request has to wait outside of a tokio runtime with time enabled.
+    pub fn wait(self, max_wait: Duration, max_waiting: usize) -> Self {
+        self.with_config(|config| config.wait = Some(WaitBounds { max_wait, max_waiting }))
+    }
+
+    /// Sets the time that `Retry-After` of a refusal reports, in whole seconds, rounded up. Defaults to one
+    /// second.
+    ///
+    /// The layer does not know when a request in flight will end. For long streams, choose a longer time.
+    pub fn retry_after(self, retry_after: Duration) -> Self {
+        self.with_options(|options| options.retry_after = retry_after)
+    }
+
+    /// Sets the [`Rejection`](crate::Rejection), as
+    /// [`RateLimitLayer::rejection`](crate::RateLimitLayer::rejection) does. Defaults to
+    /// [`TextRejection`].
+    pub fn rejection<T>(self, rejection: T) -> InFlightLayer<T> {
+        InFlightLayer { shared: Shared::new(self.shared.options.clone(), Arc::new(rejection)) }
+    }
+
+    /// Sets a closure as the [`Rejection`](crate::Rejection).
+    pub fn rejection_by<F, B>(self, reject: F) -> InFlightLayer<F>
+    where
+        F: Fn(RejectReason<'_>, &Head<'_>) -> Response<B> + Send + Sync + 'static,
+    {
+        self.rejection(reject)
+    }
+
+    /// Sets the header fields that report the slots. Defaults to [`Headers::x_rate_limit`].
+    ///
+    /// If a response also has the fields of a rate, `X-RateLimit-*` and those of draft 6 report the rate.
+    /// The [IETF fields](Headers::ietf) list both.
+    pub fn headers(self, headers: Headers) -> Self {
+        self.with_config(|config| config.headers = headers)
+    }
+
+    /// Returns the number of slots that all keys use in this process at this moment.
+    pub fn in_use(&self) -> u64 {
+        self.shared.options.table.in_use()
+    }
+
+    fn with_config(self, change: impl FnOnce(&mut LayerConfig)) -> Self {
+        self.with_options(|options| options.config = options.config.clone().with(change))
+    }
+
+    fn with_options(self, change: impl FnOnce(&mut Options)) -> Self {
+        let mut options = self.shared.options.clone();
+        change(&mut options);
+        Self { shared: Shared::new(options, Arc::clone(&self.shared.rejection)) }
+    }
+}
+
+/// Slots that several processes share.
+impl<R> InFlightLayer<R> {
+    /// Shares the slots with the layers of other processes through `storage`, and sets what the layer does
+    /// with a request if the storage fails. Defaults to counting in memory, which never fails.
+    ///
+    /// ```
+    /// # #[cfg(feature = "redis")]
+    /// # fn shared() -> Result<(), tower_ratelimit::ConfigError> {
+    /// use tower_ratelimit::{InFlightLayer, OnError, PeerIp, RedisStorage};
+    ///
+    /// let redis = RedisStorage::new("redis://cache/")?;
+    /// let streams = InFlightLayer::new(4, PeerIp::new()).storage(redis, OnError::Admit);
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// Layers share the slots of equal keys if their [`Slots`](crate::Slots) have equal names. All of them
+    /// together never use more slots than there are, as long as each process renews its slots in time:
+    ///
+    /// - A process renews them every third of the [time to live](Self::time_to_live). So a stream keeps
+    ///   its slot for hours.
+    /// - The slots of a process that was killed are free after the time to live.
+    /// - A process that was paused for longer claims its slots again, because its requests still run. If
+    ///   others have taken them meanwhile, no request is admitted until enough of them have ended.
+    /// - A request is refused although a slot is free if a process that has just given it back has not
+    ///   told the storage yet, or if other processes changed the key before every attempt.
+    ///
+    /// A request waits for a round trip of the storage before it is called, also in a
+    /// [shadow](Self::shadow) layer. A request that the layer admits although the storage failed takes no
+    /// slot. The storage is `RedisStorage`, `MemcachedStorage`, `EtcdStorage`, `PostgresStorage`, a
+    /// [`Cas`](crate::storage::Cas), or an [`AnyStorage`](crate::storage::AnyStorage) with one of them.
+    ///
+    /// # Panics
+    ///
+    /// Panics if the storage shares no slots. [`try_storage`](Self::try_storage) returns an error instead.
+    #[track_caller]
+    pub fn storage(self, storage: impl Storage, on_error: OnError) -> Self {
+        or_panic(self.try_storage(storage, on_error))
+    }
+
+    /// Like [`storage`](Self::storage), but returns an error instead of panicking.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if the storage shares no slots: a [`MemoryStorage`](crate::MemoryStorage), a
+    /// `SqliteStorage`, or a wrapper such as a [`Breaker`](crate::storage::Breaker).
+    pub fn try_storage(self, storage: impl Storage, on_error: OnError) -> Result<Self, ConfigError> {
+        let store = storage.slots().ok_or_else(|| {
+            ConfigError::new(
+                "this storage shares no slots of requests in flight: use Redis, memcached, etcd or PostgreSQL \
+                 without a wrapper, or no storage to count in memory",
+            )
+        })?;
+        Ok(self.with_options(|options| options.share(Some(store))).with_config(|config| config.on_error = on_error))
+    }
+
+    /// Sets the time after which the slots of a process that was killed are free. Defaults to 30 seconds.
+    /// Has an effect only with a [storage](Self::storage). Call it before the layer is used, because the
+    /// returned layer begins to count anew.
+    ///
+    /// A process renews its slots every third of this time. The clocks of processes may differ by less
+    /// than two thirds of it. Redis, memcached and PostgreSQL have a clock of their own.
+    ///
+    /// # Panics
+    ///
+    /// Panics if the time is less than a second or more than an hour.
+    #[track_caller]
+    pub fn time_to_live(self, time_to_live: Duration) -> Self {
+        assert!(
+            (Duration::from_secs(1)..=LONGEST_TIME_TO_LIVE).contains(&time_to_live),
+            "the time to live of slots must be at least a second and at most an hour, for example 30 seconds"
+        );
+        self.with_options(|options| options.live_for(time_to_live))
+    }
+}
+
+/// Requests that are not limited.
+impl<R> InFlightLayer<R> {
+    /// Skips the requests for which `skip` returns `true`, as
+    /// [`RateLimitLayer::skip`](crate::RateLimitLayer::skip) does. Defaults to none.
+    pub fn skip<F>(self, skip: F) -> Self
+    where
+        F: Fn(&Head<'_>) -> bool + Send + Sync + 'static,
+    {
+        self.with_config(|config| config.skip.push(Arc::new(skip)))
+    }
+
+    /// Skips the requests of the clients in `list`, like [`skip`](Self::skip). Each call of this
+    /// method adds a list. Defaults to none.
+    pub fn allow_list(self, list: AllowList) -> Self {
+        self.with_config(|config| config.allow_lists.push(list))
+    }
+}
+
+/// Observation and shadow mode.
+impl<R> InFlightLayer<R> {
+    /// Runs the layer in shadow mode: it counts, and reports to its [observer](Self::observer) and the
+    /// log, but forwards every request. Defaults to off.
+    ///
+    /// A request that it would have refused takes no slot. Responses get no header fields from this layer.
+    pub fn shadow(self) -> Self {
+        self.with_config(|config| config.shadow = true)
+    }
+
+    /// Sets the observer, which receives every [`Event`] of this layer, as
+    /// [`RateLimitLayer::observer`](crate::RateLimitLayer::observer) does. Defaults to none.
+    ///
+    /// The [policy](Event::policy) of an event has the name of the [`Slots`](crate::Slots). Its only
+    /// limit has the text `in-flight 20` for 20 slots.
+    pub fn observer<F>(self, observer: F) -> Self
+    where
+        F: Fn(&Event<'_>) + Send + Sync + 'static,
+    {
+        self.with_config(|config| config.reporter.observer = Some(Arc::new(observer)))
+    }
+
+    /// Sets a closure that receives each [`Lint`], a probable mistake in the layer's configuration. It is
+    /// called at most once for each layer and lint. Defaults to none.
+    pub fn on_lint<F>(self, on_lint: F) -> Self
+    where
+        F: Fn(Lint) + Send + Sync + 'static,
+    {
+        self.with_config(|config| config.reporter.on_lint = Some(Arc::new(on_lint)))
+    }
+
+    /// Adds the keys of clients to log events (feature `tracing`), as
+    /// [`RateLimitLayer::log_keys`](crate::RateLimitLayer::log_keys) does. Defaults to off.
+    pub fn log_keys(self) -> Self {
+        self.with_config(|config| config.reporter.logs_keys = true)
+    }
+}
+
+impl<S, R> Layer<S> for InFlightLayer<R> {
+    type Service = InFlight<S, R>;
+
+    fn layer(&self, inner: S) -> Self::Service {
+        self.shared.start();
+        InFlight::new(inner, Arc::clone(&self.shared))
+    }
+}
+
+impl<R> Clone for InFlightLayer<R> {
+    fn clone(&self) -> Self {
+        Self { shared: Arc::clone(&self.shared) }
+    }
+}
+
+impl<R> fmt::Debug for InFlightLayer<R> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("InFlightLayer")
+            .field("slots", &self.shared.options.config.policies)
+            .field("in_use", &self.in_use())
+            .finish_non_exhaustive()
+    }
+}

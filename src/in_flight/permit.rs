@@ -1,0 +1,90 @@
+//! The shared ownership of the slots of a request.
+
+use std::fmt;
+use std::sync::Arc;
+
+use http::Extensions;
+
+use super::table::Slot;
+
+/// The slots of a request in an [`InFlightLayer`](crate::InFlightLayer), in its extensions.
+///
+/// The slots are given back when the body of the response has ended and all clones of the permit are
+/// dropped. So a task that goes on after the response keeps a clone: an upgraded connection such as a
+/// WebSocket, or a job that the handler has spawned. With the feature `axum`, `Permit` is an extractor.
+///
+/// ```
+/// use axum::{Router, routing::post};
+/// use tower_ratelimit::{InFlightLayer, PeerIp, Permit};
+///
+/// let start = |permit: Permit| async move {
+///     tokio::spawn(async move {
+///         // The job holds its slot until it ends.
+///         let _permit = permit;
+///     });
+/// };
+/// let app: Router = Router::new().route("/jobs", post(start)).layer(InFlightLayer::new(2, PeerIp::new()));
+/// ```
+///
+/// - With several layers, the permit of the innermost one holds the slots of all of them.
+/// - A request that is [skipped](crate::InFlightLayer::skip) has no permit.
+/// - A request that passes without a slot has a permit that holds nothing: its cost is 0, the layer is a
+///   [shadow](crate::InFlightLayer::shadow) layer that would have refused it, or the storage failed.
+#[derive(Clone)]
+#[must_use = "the slots are given back when the last clone is dropped"]
+pub struct Permit {
+    _held: Arc<Held>,
+}
+
+struct Held {
+    _slot: Option<Slot>,
+    /// The permit of an outer layer.
+    _outer: Option<Permit>,
+}
+
+impl Permit {
+    /// Inserts the permit of a request into its extensions, and returns it. `None` for a request that
+    /// passes without a slot.
+    pub(super) fn insert(slot: Option<Slot>, extensions: &mut Extensions) -> Self {
+        let permit = Self { _held: Arc::new(Held { _slot: slot, _outer: extensions.remove() }) };
+        extensions.insert(permit.clone());
+        permit
+    }
+}
+
+impl fmt::Debug for Permit {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Permit").finish_non_exhaustive()
+    }
+}
+
+#[cfg(feature = "axum")]
+mod axum {
+    use std::convert::Infallible;
+
+    use ::axum::extract::{FromRequestParts, OptionalFromRequestParts};
+    use http::request::Parts;
+
+    use super::Permit;
+    use crate::extract::NoPermit;
+
+    /// Extracts a clone of the permit (feature `axum`).
+    ///
+    /// Without a permit, the request is rejected with [`NoPermit`]. Extract an `Option<Permit>` if a
+    /// request may have none, because it is skipped.
+    impl<S: Sync> FromRequestParts<S> for Permit {
+        type Rejection = NoPermit;
+
+        async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, NoPermit> {
+            parts.extensions.get().cloned().ok_or_else(NoPermit::default)
+        }
+    }
+
+    impl<S: Sync> OptionalFromRequestParts<S> for Permit {
+        type Rejection = Infallible;
+
+        async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Option<Self>, Infallible> {
+            Ok(parts.extensions.get().cloned())
+        }
+    }
+}

@@ -1,0 +1,93 @@
+//! The middleware service.
+
+use std::fmt;
+use std::mem;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+
+use http::{Request, Response};
+use http_body::Body;
+use tower_service::Service;
+
+use super::admission::Shared;
+use super::body::InFlightBody;
+use super::future::InFlightFuture;
+use crate::middleware::exchange::{HttpExchange, Step};
+use crate::rejection::{Rejection, TextRejection};
+use crate::service::CloneService;
+
+/// The middleware that limits the requests in flight to an inner service. Created by
+/// [`InFlightLayer`](crate::InFlightLayer).
+///
+/// It calls the inner service that was polled ready. A request that
+/// [waits](crate::InFlightLayer::wait) keeps a clone of it instead, which is polled ready after the wait.
+/// So it occupies no permit of a `ConcurrencyLimit` and no place of a `Buffer` while it waits.
+pub struct InFlight<S, R = TextRejection> {
+    inner: S,
+    shared: Arc<Shared<R>>,
+}
+
+impl<S, R> InFlight<S, R> {
+    pub(super) fn new(inner: S, shared: Arc<Shared<R>>) -> Self {
+        Self { inner, shared }
+    }
+
+    /// Returns a reference to the inner service.
+    pub fn get_ref(&self) -> &S {
+        &self.inner
+    }
+
+    /// Returns a mutable reference to the inner service. Calls made to it directly are not limited.
+    pub fn get_mut(&mut self) -> &mut S {
+        &mut self.inner
+    }
+
+    /// Returns the inner service.
+    pub fn into_inner(self) -> S {
+        self.inner
+    }
+}
+
+impl<S, R, B, ResBody> Service<Request<B>> for InFlight<S, R>
+where
+    S: Service<Request<B>, Response = Response<ResBody>> + CloneService,
+    R: Rejection<ResBody>,
+    ResBody: Body,
+{
+    type Response = Response<InFlightBody<ResBody>>;
+    type Error = S::Error;
+    type Future = InFlightFuture<S, B, R>;
+
+    fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), S::Error>> {
+        self.inner.poll_ready(cx)
+    }
+
+    fn call(&mut self, mut request: Request<B>) -> Self::Future {
+        let (mut response, mut permit) = (None, None);
+        let rejection = &*self.shared.rejection;
+        let mut exchange = HttpExchange { rejection, request: &mut request, response: &mut response };
+        match self.shared.admit(&mut exchange, &mut permit) {
+            Step::Forward(plan) => InFlightFuture::calling(&mut self.inner, request, plan, permit),
+            Step::Respond => InFlightFuture::refused(response),
+            Step::Wait(hit) => {
+                // The ready service may hold a permit that another request needs, so it is dropped. Clones
+                // replace it, here and in the future.
+                let next = self.inner.clone();
+                let ready = mem::replace(&mut self.inner, next);
+                InFlightFuture::waiting(ready.clone(), request, Arc::clone(&self.shared), hit)
+            }
+        }
+    }
+}
+
+impl<S: Clone, R> Clone for InFlight<S, R> {
+    fn clone(&self) -> Self {
+        Self { inner: self.inner.clone(), shared: Arc::clone(&self.shared) }
+    }
+}
+
+impl<S: fmt::Debug, R> fmt::Debug for InFlight<S, R> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("InFlight").field("inner", &self.inner).finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,87 @@
+//! The responses to requests that are not admitted.
+
+use http::header::{HeaderValue, RETRY_AFTER, WWW_AUTHENTICATE};
+
+use super::config::{LayerConfig, OnError};
+use super::exchange::{Exchange, ResponsePlan, Step};
+use crate::decision::Decision;
+use crate::extract::KeyError;
+use crate::headers::{self, Numbers};
+use crate::key::Key;
+use crate::observe::EventKind;
+use crate::policy::Policy;
+use crate::rejection::{LimitExceeded, RejectReason};
+use crate::storage::{StorageError, StorageRequest};
+
+impl LayerConfig {
+    /// Reports a refusal and builds its response, which has the decision in its extensions.
+    pub(crate) fn refuse(&self, decision: &Decision, policy: &Policy, key: &Key, exchange: &mut dyn Exchange) {
+        self.report(EventKind::Decided(decision), policy, Some(key));
+        if let Some(lock) = decision.new_lock() {
+            self.report(EventKind::Locked(lock), policy, Some(key));
+        }
+        let written = exchange.reject(RejectReason::Limit(LimitExceeded::new(decision, policy, key)));
+        let fields = self.headers;
+        let numbers = fields.numbers_of(decision);
+        let numbers = if policy.counts_in_flight() { numbers.map(Numbers::without_reset) } else { numbers };
+        let other_fields = fields.other_fields_of(decision, policy, key);
+        headers::write_refused(written, decision, numbers, other_fields);
+        // Outer layers recognize the refusal by its decision.
+        exchange.response_extensions().insert(decision.clone());
+    }
+
+    /// Reports a failure of the storage, and forwards or rejects the request as [`OnError`] selects.
+    #[cold]
+    pub(crate) fn on_failure<W>(
+        &self,
+        error: &StorageError,
+        storage_request: StorageRequest<'_>,
+        exchange: &mut dyn Exchange,
+    ) -> Step<W> {
+        // A request that costs nothing always passes.
+        let admitted = storage_request.cost == 0 || self.shadow || self.on_error == OnError::Admit;
+        self.report(EventKind::Failed { error, admitted }, storage_request.policy, Some(storage_request.key));
+        if admitted { Step::Forward(ResponsePlan::NOTHING) } else { unavailable(exchange) }
+    }
+
+    /// Forwards a request that is not limited, or rejects one whose key is missing.
+    #[cold]
+    pub(crate) fn forward_or_reject<W>(
+        &self,
+        extracted: Result<Option<Key>, KeyError>,
+        policy: &Policy,
+        exchange: &mut dyn Exchange,
+    ) -> Step<W> {
+        match extracted {
+            Ok(_) => Step::Forward(ResponsePlan::NOTHING),
+            Err(missing) => self.reject_without_key(&missing, policy, exchange),
+        }
+    }
+
+    /// Rejects a request without a key or a cost. A shadow layer forwards it.
+    #[cold]
+    pub(crate) fn reject_without_key<W>(
+        &self,
+        missing: &KeyError,
+        policy: &Policy,
+        exchange: &mut dyn Exchange,
+    ) -> Step<W> {
+        self.report(EventKind::KeyError(missing), policy, None);
+        if self.shadow {
+            return Step::Forward(ResponsePlan::NOTHING);
+        }
+        let written = exchange.reject(RejectReason::Key(missing));
+        if let Some(challenge) = missing.www_authenticate() {
+            written.entry(WWW_AUTHENTICATE).or_insert_with(|| challenge.clone());
+        }
+        exchange.response_extensions().insert(missing.clone());
+        Step::Respond
+    }
+}
+
+/// Builds the response to a request that cannot be decided because the storage or the lookup
+/// failed.
+pub(crate) fn unavailable<W>(exchange: &mut dyn Exchange) -> Step<W> {
+    exchange.reject(RejectReason::Storage).insert(RETRY_AFTER, HeaderValue::from_static("1"));
+    Step::Respond
+}
