@@ -10,13 +10,14 @@ use std::time::Duration;
 
 use tokio::runtime::Handle;
 use tokio::task::JoinSet;
-use tokio::time::sleep;
+use tokio::time::{Instant, sleep};
 
 use super::metrics::report_failed_renewals;
 use super::row::{Ask, Next};
 use super::slots::number_of_slots;
 use super::table::SlotTable;
 use crate::storage::{Claim, Granted, SlotStore, StorageError, StorageFuture, TableKey};
+use crate::waiting::later;
 
 /// The time between two claims while requests wait for slots of other processes.
 const POLL: Duration = Duration::from_millis(100);
@@ -98,8 +99,10 @@ impl RowTask {
         let (next, error) = match self.table.ask(self.row) {
             None => (Next::Done, None),
             Some(ask) => {
+                // The store counts the time to live from a later instant.
+                let alive_until = later(Instant::now(), self.claims.time_to_live);
                 let claimed = self.claims.claim(&ask).await;
-                (self.table.apply(self.row, &ask, &claimed), claimed.err())
+                (self.table.apply(self.row, &ask, &claimed, alive_until), claimed.err())
             }
         };
         self.is_done = next == Next::Done;

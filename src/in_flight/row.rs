@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::mem;
 
 use tokio::sync::oneshot;
+use tokio::time::Instant;
 
 use super::slots::number_of_slots;
 use crate::key::Key;
@@ -54,6 +55,9 @@ struct Held {
     /// The slots that the store has granted. While a claim is in flight, those in use when it began,
     /// because the claim may give the others back.
     granted: u32,
+    /// The instant from which the slots may belong to others, unless a claim has renewed them. Nothing is
+    /// granted from then on, for example after the process was paused.
+    alive_until: Instant,
     /// The slots that no process holds.
     free: u32,
     /// `true` while a task makes claims for this row.
@@ -182,7 +186,11 @@ impl<T> Row<T> {
     }
 
     fn fits(&self, cost: u32, slots: u32) -> bool {
-        let capacity = self.held().map_or(slots, |held| held.granted.min(slots));
+        let capacity = match self.held() {
+            None => slots,
+            Some(held) if held.alive_until > Instant::now() => held.granted.min(slots),
+            Some(_) => 0,
+        };
         self.in_use.checked_add(cost).is_some_and(|sum| sum <= capacity)
     }
 
@@ -205,6 +213,7 @@ impl<T> Row<T> {
             policy: policy.clone(),
             key: key.clone(),
             granted: 0,
+            alive_until: Instant::now(),
             free: slots,
             is_busy: false,
             failures: 0,
@@ -263,10 +272,13 @@ impl<T> Row<T> {
 
     /// Applies the result of a claim. Returns the requests that get no slots, and the next step.
     /// The caller grants slots to the others before that, see [`grant`](Self::grant).
-    pub(super) fn apply(&mut self, claimed: &Result<Granted, StorageError>) {
+    pub(super) fn apply(&mut self, claimed: &Result<Granted, StorageError>, alive_until: Instant) {
         let Some(held) = self.more.as_mut().and_then(|more| more.held.as_mut()) else { return };
         match claimed {
-            Ok(granted) => (held.granted, held.free, held.failures) = (granted.count, granted.free, 0),
+            Ok(granted) => {
+                (held.granted, held.free, held.failures) = (granted.count, granted.free, 0);
+                held.alive_until = alive_until;
+            }
             Err(_) => held.failures = held.failures.saturating_add(1),
         }
     }

@@ -173,11 +173,18 @@ impl SlotTable {
         self.rows.lock(at).find()?.ask()
     }
 
-    /// Applies the result of a claim: requests get their slots or are refused. Returns the next step.
-    pub(super) fn apply(self: &Arc<Self>, at: TableKey, ask: &Ask, claimed: &Result<Granted, StorageError>) -> Next {
+    /// Applies the result of a claim: requests get their slots or are refused. The slots can be used
+    /// before `alive_until`. Returns the next step.
+    pub(super) fn apply(
+        self: &Arc<Self>,
+        at: TableKey,
+        ask: &Ask,
+        claimed: &Result<Granted, StorageError>,
+        alive_until: Instant,
+    ) -> Next {
         let mut bucket = self.rows.lock(at);
         let Some(row) = bucket.find() else { return Next::Done };
-        row.apply(claimed);
+        row.apply(claimed, alive_until);
         let granted = row.grant();
         let refused = row.refuse(ask, claimed);
         let next = row.next(ask);

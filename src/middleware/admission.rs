@@ -3,17 +3,14 @@
 #[cfg(feature = "lookup")]
 use std::sync::LazyLock;
 
-use http::header::WWW_AUTHENTICATE;
-
-#[cfg(feature = "lookup")]
-use super::apply::unavailable;
 #[cfg(feature = "lookup")]
 use super::config::OnError;
 #[cfg(feature = "lookup")]
 use super::exchange::Wait;
 use super::exchange::{Exchange, HitWait, ResponsePlan, Step};
+#[cfg(feature = "lookup")]
+use super::respond::unavailable;
 use super::state::LayerState;
-use crate::extract::KeyError;
 use crate::key::Key;
 #[cfg(feature = "lookup")]
 use crate::lookup::{LookupResult, Tenant, TenantLookup, TenantPolicy};
@@ -21,7 +18,6 @@ use crate::observe::EventKind;
 use crate::policy::{Op, Policy, SharedPolicy};
 #[cfg(feature = "lookup")]
 use crate::quota::Quota;
-use crate::rejection::RejectReason;
 use crate::reservation::Reservations;
 use crate::storage::{Storage, StorageRequest, Summary};
 

@@ -81,7 +81,7 @@ impl LayerConfig {
 
 /// Builds the response to a request that cannot be decided because the storage or the lookup
 /// failed.
-pub(crate) fn unavailable<W>(exchange: &mut dyn Exchange) -> Step<W> {
+pub(super) fn unavailable<W>(exchange: &mut dyn Exchange) -> Step<W> {
     exchange.reject(RejectReason::Storage).insert(RETRY_AFTER, HeaderValue::from_static("1"));
     Step::Respond
 }
