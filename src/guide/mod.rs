@@ -7,7 +7,7 @@
 //! | Set the cost of a request, before or after its response | [Costs](costs) |
 //! | Lock out who guesses passwords | [Protecting a login](protecting_a_login) |
 //! | Refuse requests, let them wait, choose header fields | [Headers and refusals](headers_and_refusals) |
-//! | Limit how many requests are in flight at once: streams, uploads, WebSockets | [Requests in flight](requests_in_flight) |
+//! | Limit how many requests are in flight at once: streams, uploads, web sockets | [Requests in flight](requests_in_flight) |
 //! | Share limits between processes: choose and connect a storage, also over TLS | [Several processes](several_processes) |
 //! | Handle failures of Redis and other storages | [Outages](outages) |
 //! | Test an app that has limits | [Testing your app](testing_your_app) |

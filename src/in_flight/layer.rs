@@ -18,7 +18,7 @@ use crate::middleware::config::LayerConfig;
 use crate::middleware::{IntoCost, OnError};
 use crate::observe::Event;
 use crate::rejection::{RejectReason, TextRejection};
-use crate::storage::{LONGEST_TIME_TO_LIVE, Storage};
+use crate::storage::{AnyStorage, LONGEST_TIME_TO_LIVE, Storage};
 use crate::waiting::WaitBounds;
 
 /// Limits the requests of each key that are in flight at the same time.
@@ -52,7 +52,7 @@ use crate::waiting::WaitBounds;
 /// only for keys with requests in flight. A [storage](Self::storage) shares them with other processes.
 ///
 /// The guide on [requests in flight](crate::guide::requests_in_flight) explains streams, uploads,
-/// WebSockets, and the combination with a [`RateLimitLayer`](crate::RateLimitLayer).
+/// web sockets, and the combination with a [`RateLimitLayer`](crate::RateLimitLayer).
 ///
 /// # Errors
 ///
@@ -220,7 +220,7 @@ impl<R> InFlightLayer<R> {
     /// Returns an error if the storage shares no slots: a [`MemoryStorage`](crate::MemoryStorage), a
     /// `SqliteStorage`, or a wrapper such as a [`Breaker`](crate::storage::Breaker).
     pub fn try_storage(self, storage: impl Storage, on_error: OnError) -> Result<Self, ConfigError> {
-        let store = storage.slots().ok_or_else(|| {
+        let store = AnyStorage::new(storage).slots().ok_or_else(|| {
             ConfigError::new(
                 "this storage shares no slots of requests in flight: use Redis, memcached, etcd or PostgreSQL \
                  without a wrapper, or no storage to count in memory",

@@ -270,8 +270,8 @@ impl<T> Row<T> {
         })
     }
 
-    /// Applies the result of a claim. Returns the requests that get no slots, and the next step.
-    /// The caller grants slots to the others before that, see [`grant`](Self::grant).
+    /// Applies the result of a claim. The slots can be used before `alive_until`. After that,
+    /// [`grant`](Self::grant) gives them to the queue, and [`refuse`](Self::refuse) removes the others.
     pub(super) fn apply(&mut self, claimed: &Result<Granted, StorageError>, alive_until: Instant) {
         let Some(held) = self.more.as_mut().and_then(|more| more.held.as_mut()) else { return };
         match claimed {

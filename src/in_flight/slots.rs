@@ -5,7 +5,7 @@ use std::fmt;
 use crate::error::{ConfigError, or_panic};
 use crate::extract::Head;
 use crate::middleware::{IntoPolicySource, PolicySource, policy_by};
-use crate::policy::{LivePolicy, Policy};
+use crate::policy::{Limit, LivePolicy, Policy};
 use crate::quota::Quota;
 use crate::strategy::InFlight;
 
@@ -60,7 +60,7 @@ impl Slots {
 
 /// Returns the number of slots of a policy that was made from [`Slots`].
 pub(super) fn number_of_slots(policy: &Policy) -> u32 {
-    policy.limits().first().map_or(0, |limit| limit.capacity())
+    policy.limits().first().map_or(0, Limit::capacity)
 }
 
 impl From<u32> for Slots {

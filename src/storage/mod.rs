@@ -95,6 +95,8 @@ pub use self::postgres::PostgresStorage;
 #[cfg(feature = "redis")]
 pub use self::redis::RedisStorage;
 pub use self::refusal_cache::RefusalCache;
+#[cfg(feature = "testing")]
+pub(crate) use self::slots::Ledger;
 pub(crate) use self::slots::{Claim, Granted, LONGEST_TIME_TO_LIVE, SlotStore};
 #[cfg(feature = "sqlite")]
 pub use self::sqlite::SqliteStorage;

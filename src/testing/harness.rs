@@ -6,7 +6,7 @@ use crate::decision::Decision;
 use crate::error::BoxError;
 use crate::key::Key;
 use crate::policy::{Op, Policy};
-use crate::storage::{AnyStorage, ManualClock, Storage, StorageErrorKind, StorageRequest};
+use crate::storage::{AnyStorage, Claim, Granted, ManualClock, SlotStore, Storage, StorageErrorKind, StorageRequest};
 
 /// The maximum number of attempts at a request that is contended each time, although no other
 /// request is in flight.
@@ -93,6 +93,15 @@ impl<'a> Harness<'a> {
 
     pub(super) fn try_clear(&self, policy: &Policy, key: &Key) -> Result<(), String> {
         self.runtime.block_on(self.storage.clear(policy, key)).map_err(failed)
+    }
+
+    /// Claims slots in `store`. Repeats the claim while it is contended.
+    pub(super) fn claim(&self, store: &dyn SlotStore, policy: &Policy, key: &Key, claim: Claim) -> Granted {
+        let claims = (0..MAX_ATTEMPTS).map(|_| self.runtime.block_on(store.claim(policy, key, claim)));
+        let mut claims = claims
+            .skip_while(|claimed| claimed.as_ref().is_err_and(|error| error.kind() == StorageErrorKind::Contended));
+        let claimed = claims.next().ok_or_else(|| "every claim was contended".to_owned());
+        self.unwrap_or_panic(claimed.and_then(|claimed| claimed.map_err(failed)))
     }
 
     pub(super) fn hit(&self, policy: &Policy, key: &Key, cost: u32) -> Decision {

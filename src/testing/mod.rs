@@ -27,6 +27,7 @@ mod harness;
 mod model;
 mod scripts;
 mod sequential;
+mod slots;
 mod storage;
 mod strategy;
 mod strategy_laws;

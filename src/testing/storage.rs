@@ -10,7 +10,7 @@ use tokio::runtime::Runtime;
 use super::concurrency::{cancellation_is_isolated, hits_are_exact, many_keys_are_independent, settlements_are_exact};
 use super::harness::{Inputs, Law, MakeStorage, parsed, runtime, runtime_of_threads};
 use super::model::{decides_like_the_model_in, policies_of_one_name_in};
-use super::{changes, scripts, sequential};
+use super::{changes, scripts, sequential, slots};
 use crate::policy::Policy;
 use crate::storage::{AnyStorage, ManualClock, Storage};
 
@@ -52,7 +52,7 @@ const CONCURRENT: [&str; 5] = [
 
 /// The laws that are checked without concurrency, in this order. The first ones are on states that
 /// are removed early, because a storage that does so breaks the others at random.
-const LAWS: [Law; 22] = [
+const LAWS: [Law; 23] = [
     ("11: no state is removed early", sequential::no_state_is_removed_early),
     ("11: no state is removed early, in real time", sequential::no_state_is_removed_early_in_real_time),
     ("11: no state is removed early, around powers of two", sequential::no_state_is_removed_around_powers_of_two),
@@ -75,6 +75,7 @@ const LAWS: [Law; 22] = [
     ("of `try_admit`: its result and its summary are those of a hit", scripts::try_admit_decides_like_the_model),
     ("8: decisions equal the model's, with many limits", scripts::many_limits_are_kept),
     ("8: decisions equal the model's, with a long log", scripts::long_logs_are_kept),
+    ("16: slots are granted as by the ledger", slots::slots_are_granted_like_the_ledger),
 ];
 
 /// Creates another handle to the same states.
@@ -98,6 +99,7 @@ type MakeHandle = dyn Fn(&AnyStorage) -> AnyStorage;
 /// | 10 | Keys are independent, also long ones and those that are not UTF-8. Policies with different names are independent. Policies with the same name share the states of limits with the same position, strategy and period, and no others. |
 /// | 11 | No state is removed early, neither by the given clock nor in real time. An expired state has no effect. |
 /// | 12 | Waits are exact after the quota of a policy has changed. |
+/// | 16 | Claims for the [slots](Storage::slots) of requests in flight, also late and repeated ones, are granted as by the pure function of the ledger. |
 /// | of cancellation | A request that is dropped before it completes does not affect other keys. |
 /// | of clearing | A clear removes one key of one policy. [`clear_all`](Storage::clear_all) removes all keys, if it is supported. |
 /// | of refunds | A refund returns exactly the units of the hit, and only to the states in which they were spent. The refund of a refusal or of an expired hit returns nothing. |

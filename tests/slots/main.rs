@@ -140,13 +140,18 @@ impl Counts {
         let id = u32::from_be_bytes(id);
         // The number of stops when the request of the task began, if it counts.
         let mut own = None;
-        let mut report = [0];
+        let (mut report, mut stops) = ([0], 0);
         while stream.read_exact(&mut report).is_ok() {
+            let mut counted = self.lock();
+            // A request that got its slot before a stop, and is reported after it, does not count.
+            let is_old = stops != counted.stops(id);
+            stops = counted.stops(id);
             if report == *b"+" {
-                own = self.lock().begin(id);
+                own = (!is_old).then(|| counted.begin(id)).flatten();
             } else {
-                self.lock().end(id, own.take());
+                counted.end(id, own.take());
             }
+            drop(counted);
             if stream.write_all(&report).is_err() {
                 break;
             }
@@ -158,6 +163,10 @@ impl Counts {
 impl Counted {
     fn in_use(&self) -> u32 {
         self.processes.values().map(|reports| reports.in_use).sum()
+    }
+
+    fn stops(&self, id: u32) -> u32 {
+        self.processes.get(&id).map_or(0, |reports| reports.stops)
     }
 
     fn begin(&mut self, id: u32) -> Option<u32> {
@@ -222,7 +231,7 @@ async fn one_of_many(url: &str, parent: &str) {
     }));
     let mut tasks = JoinSet::new();
     for task in 0..TASKS {
-        let (service, mut numbers) = (service.clone(), Numbers(u64::from(std::process::id()) << 8 | task + 1));
+        let (service, mut numbers) = (service.clone(), Numbers((u64::from(std::process::id()) << 8) + task + 1));
         let mut parent = tokio::net::TcpStream::connect(parent).await.unwrap();
         tasks.spawn(async move {
             parent.write_all(&std::process::id().to_be_bytes()).await.unwrap();

@@ -6,8 +6,7 @@ mod tests;
 
 use std::fmt;
 
-pub(super) use self::ledger::Ledger;
-pub(crate) use self::ledger::{Claim, Granted, LONGEST_TIME_TO_LIVE};
+pub(crate) use self::ledger::{Claim, Granted, LONGEST_TIME_TO_LIVE, Ledger};
 use super::StorageFuture;
 use crate::key::Key;
 use crate::policy::Policy;

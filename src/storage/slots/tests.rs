@@ -121,7 +121,7 @@ impl Schedule {
         let is_alive = self.processes[at].is_alive;
         match numbers.below(10) {
             0..=3 if is_alive => {
-                let costs: Vec<u32> = (0..1 + numbers.below(3)).map(|_| 1 + numbers.small(2)).collect();
+                let costs: Vec<u32> = (0..=numbers.below(3)).map(|_| 1 + numbers.small(2)).collect();
                 let costs: Vec<u32> = costs.into_iter().filter(|cost| *cost <= self.slots).collect();
                 self.claim(at, &costs, numbers);
             }

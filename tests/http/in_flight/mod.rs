@@ -1,6 +1,8 @@
 //! Requests in flight: their slots, from the call to the end of the body.
 
 mod body;
+#[cfg(feature = "grpc")]
+mod grpc;
 mod refusals;
 mod shared;
 mod stacking;
