@@ -1,4 +1,4 @@
-//! Streams of events and WebSockets, at most two of each client at once.
+//! Streams of events and web sockets, at most two of each client at once.
 //!
 //! Run `cargo run --example streams --features websocket`, and then this command three times at once.
 //! The third one gets a 429. When one of the others is stopped, it gets a stream:

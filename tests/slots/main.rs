@@ -36,6 +36,16 @@ const TASKS: u64 = 4;
 const SLOTS: u32 = 5;
 const TIME_TO_LIVE: Duration = Duration::from_secs(12);
 
+/// One of the eight processes. Dropping it kills it, as `kill -9` does.
+struct Process(Child);
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
 /// The slots in use, as the processes have reported them.
 #[derive(Default)]
 struct Counts(Mutex<Counted>);
@@ -65,19 +75,16 @@ fn main() {
     for (place, url) in [("Redis", redis.url()), ("PostgreSQL", postgres.url()), ("etcd", etcd.url())] {
         let counts = Arc::new(Counts::default());
         let parent = listen(&counts);
-        let mut processes: Vec<Child> = (0..PROCESSES).map(|_| start(&url, &parent)).collect();
+        let mut processes: Vec<Process> = (0..PROCESSES).map(|_| start(&url, &parent)).collect();
         eventually_admitted(&counts, 500);
         assert_eq!(counts.most(), SLOTS, "eight processes on {place}");
         println!("{place}: eight processes use at most {SLOTS} slots at once");
 
         // Three processes are killed, at a moment at which all slots are in use.
         wait_until("all slots are in use", || counts.in_use() == SLOTS);
-        for process in &mut processes[..3] {
-            process.kill().unwrap();
-            process.wait().unwrap();
-        }
+        processes.drain(..3).for_each(drop);
         // Two are stopped for longer than the time to live.
-        for process in &processes[3..5] {
+        for process in &processes[..2] {
             counts.stop(process);
         }
         thread::sleep(TIME_TO_LIVE * 2);
@@ -91,16 +98,12 @@ fn main() {
         assert_eq!(most.max(counts.most()), SLOTS, "after a crash on {place}");
 
         // The stopped processes go on. Their requests still run, and count again.
-        for process in &processes[3..5] {
+        for process in &processes[..2] {
             counts.go_on(process);
         }
         eventually_admitted(&counts, 300);
         assert_eq!(counts.most(), SLOTS, "after a pause on {place}");
         println!("{place}: the same after three have crashed, and two have paused");
-        for mut process in processes.drain(3..) {
-            process.kill().unwrap();
-            process.wait().unwrap();
-        }
     }
 }
 
@@ -118,16 +121,16 @@ impl Counts {
         std::mem::take(&mut self.lock().most)
     }
 
-    fn stop(&self, process: &Child) {
+    fn stop(&self, process: &Process) {
         let mut counted = self.lock();
-        let reports = counted.processes.entry(process.id()).or_default();
+        let reports = counted.processes.entry(process.0.id()).or_default();
         *reports = Reports { in_use: 0, is_stopped: true, stops: reports.stops + 1 };
         drop(counted);
         signal(process, "STOP");
     }
 
-    fn go_on(&self, process: &Child) {
-        self.lock().processes.entry(process.id()).or_default().is_stopped = false;
+    fn go_on(&self, process: &Process) {
+        self.lock().processes.entry(process.0.id()).or_default().is_stopped = false;
         signal(process, "CONT");
     }
 
@@ -201,12 +204,12 @@ fn listen(counts: &Arc<Counts>) -> String {
     address.to_string()
 }
 
-fn start(url: &str, parent: &str) -> Child {
-    Command::new(env::current_exe().unwrap()).env(URL, url).env(PARENT, parent).spawn().unwrap()
+fn start(url: &str, parent: &str) -> Process {
+    Process(Command::new(env::current_exe().unwrap()).env(URL, url).env(PARENT, parent).spawn().unwrap())
 }
 
-fn signal(process: &Child, signal: &str) {
-    let id = process.id().to_string();
+fn signal(process: &Process, signal: &str) {
+    let id = process.0.id().to_string();
     assert!(Command::new("kill").args([&format!("-{signal}"), &id]).status().unwrap().success());
 }
 
