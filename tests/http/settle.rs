@@ -678,6 +678,35 @@ fn settlement_of_a_limiter_that_fails_unseen_logs_one_line() {
     assert!(log_of(|| drop(reserve())).is_empty(), "a reservation of a limiter may be dropped");
 }
 
+/// No caller is left that could get the error.
+#[test]
+fn failed_refund_of_a_dropped_acquire_logs_one_line() {
+    let fake = FakeStorage::around(memory_with_manual_clock().0);
+    let limiter = RateLimiter::with_storage(policy("1000000/day").with_name("tokens"), fake.clone());
+    let runtime = Builder::new_current_thread().enable_time().build().unwrap();
+    fake.set_changes(Behavior::Fails);
+    // At most one line is logged per second.
+    let lines = loop {
+        let lines = log_of(|| {
+            runtime.block_on(async {
+                fake.close();
+                let mut call = Box::pin(limiter.acquire(&Key::global(), Duration::from_secs(60)));
+                assert!(poll(&mut call).is_pending());
+                drop(call);
+                fake.open();
+                yields().await;
+            });
+        });
+        if !lines.is_empty() {
+            break lines;
+        }
+        thread::sleep(Duration::from_millis(20));
+    };
+    assert_eq!(lines.len(), 1, "{lines:?}");
+    assert!(lines[0].starts_with("WARN") && lines[0].contains("settlement failed"), "{lines:?}");
+    assert!(lines[0].contains(FAILURE) && lines[0].contains("policy=\"tokens\""), "{lines:?}");
+}
+
 /// A handler that expects the reservation of the inner layer must not settle that of the outer one.
 #[tokio::test]
 async fn layer_without_a_reservation_hides_those_of_outer_layers() {
