@@ -232,7 +232,8 @@ impl Decision {
         longest.filter(|&wait| self.is_refused() && wait != u64::MAX).map(Duration::from_micros)
     }
 
-    /// Returns the lock that this decision has started, or the one that ends last if there are several.
+    /// Returns the lock that this decision has started, or the one that ends last if there are
+    /// several.
     pub fn new_lock(&self) -> Option<Lock> {
         let locks = self.limits().iter().filter_map(Status::lock);
         locks.filter(Lock::is_new).max_by_key(Lock::ends_after)
@@ -350,8 +351,8 @@ impl Decision {
         self.is_admitted() && self.cost > 0 && self.limits().iter().any(|status| status.until() > Timestamp::EPOCH)
     }
 
-    /// Returns `true` if a refund of this hit at `now` changes nothing, because all of its units are
-    /// free again.
+    /// Returns `true` if a refund of this hit at `now` changes nothing, because all of its units
+    /// are free again.
     pub(crate) fn has_expired(&self, now: Timestamp) -> bool {
         self.limits().iter().all(|status| status.until() <= now)
     }

@@ -4,9 +4,9 @@ use std::fmt;
 
 /// A warning about a setting of a layer that is probably a mistake.
 ///
-/// A layer reports each lint once: to [`RateLimitLayer::on_lint`](crate::RateLimitLayer::on_lint), and as a warning
-/// in the log (feature `tracing`) with the [code](Self::code) and the [documentation](Self::docs)
-/// of the lint. A lint does not change the layer's behavior.
+/// A layer reports each lint once: to [`RateLimitLayer::on_lint`](crate::RateLimitLayer::on_lint),
+/// and as a warning in the log (feature `tracing`) with the [code](Self::code) and the
+/// [documentation](Self::docs) of the lint. A lint does not change the layer's behavior.
 ///
 /// A layer looks for lints when it is applied to a service, in its first 1,024 limited requests,
 /// and after each change of a [`LivePolicy`](crate::LivePolicy).

@@ -87,8 +87,9 @@ where
             Step::Forward(plan) => ResponseFuture::calling(self.inner.call(request), plan),
             Step::Respond => ResponseFuture::refused(response),
             Step::Wait(wait) => {
-                // The future takes the service that was polled ready, and a clone replaces it. Unless
-                // the storage decides first, the future replaces the ready service with another clone.
+                // The future takes the service that was polled ready, and a clone replaces it.
+                // Unless the storage decides first, the future replaces the ready service with
+                // another clone.
                 let next = self.inner.clone();
                 let ready = mem::replace(&mut self.inner, next);
                 ResponseFuture::waiting(ready, request, Arc::clone(&self.shared), wait)

@@ -30,10 +30,10 @@ pub(crate) mod race {
 
     /// Runs the model in all interleavings, twice: each closure of the race starts first once.
     ///
-    /// To find races, loom (0.7) remembers only the last access to each atomic. If a thread loads an
-    /// atomic before it stores to it, this hides its race with an earlier load of the other thread.
-    /// loom then does not try the store before that load. It tries this order if the storing thread
-    /// starts first.
+    /// To find races, loom (0.7) remembers only the last access to each atomic. If a thread loads
+    /// an atomic before it stores to it, this hides its race with an earlier load of the other
+    /// thread. loom then does not try the store before that load. It tries this order if the
+    /// storing thread starts first.
     pub(crate) fn model(f: impl Fn(Race) + Copy + Send + Sync + 'static) {
         for is_swapped in [false, true] {
             loom::model(move || f(Race { is_swapped }));

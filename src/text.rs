@@ -115,8 +115,8 @@ impl<'a> Scanner<'a> {
         token
     }
 
-    /// Reads the next run of letters, hyphens and underscores, which begins with a letter. It may be
-    /// empty.
+    /// Reads the next run of letters, hyphens and underscores, which begins with a letter. It may
+    /// be empty.
     pub(crate) fn word(&mut self) -> &'a str {
         let begins = self.rest.starts_with(|c: char| c.is_ascii_alphabetic());
         self.take_while(|c| begins && (c.is_ascii_alphabetic() || matches!(c, '-' | '_')))
@@ -212,8 +212,8 @@ impl<'a> Scanner<'a> {
     }
 }
 
-/// Returns the number of edits between two words, if there are at most two. An edit inserts, deletes
-/// or replaces a letter, or swaps two.
+/// Returns the number of edits between two words, if there are at most two. An edit inserts,
+/// deletes or replaces a letter, or swaps two.
 pub(crate) fn edits(word: &str, known: &str) -> Option<usize> {
     // Most words are too far apart to be compared.
     let is_near = word.len().abs_diff(known.len()) <= 2;

@@ -39,9 +39,9 @@ pub trait AddressSource: Send + Sync + 'static {
 /// A list of networks whose clients are exempt from the limit. An argument of
 /// [`RateLimitLayer::allow_list`](crate::RateLimitLayer::allow_list).
 ///
-/// [`allow`](Self::allow) and [`except`](Self::except) add rules. The rules are tried in the order in
-/// which they were added. The first rule whose network contains the client's address decides. If no
-/// rule matches, or if the address is missing, the client is limited.
+/// [`allow`](Self::allow) and [`except`](Self::except) add rules. The rules are tried in the order
+/// in which they were added. The first rule whose network contains the client's address decides. If
+/// no rule matches, or if the address is missing, the client is limited.
 ///
 /// ```
 /// use std::net::SocketAddr;
@@ -61,8 +61,9 @@ pub trait AddressSource: Send + Sync + 'static {
 ///
 /// # Caveats
 ///
-/// Behind proxies, use [`ClientIp`](crate::ClientIp) as the source, and do not allow the networks of
-/// the proxies. If a request has no forwarded address, `ClientIp` returns the address of the proxy.
+/// Behind proxies, use [`ClientIp`](crate::ClientIp) as the source, and do not allow the networks
+/// of the proxies. If a request has no forwarded address, `ClientIp` returns the address of the
+/// proxy.
 #[derive(Clone)]
 pub struct AllowList {
     source: Arc<dyn AddressSource>,

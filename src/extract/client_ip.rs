@@ -23,8 +23,8 @@ use crate::lint::Lint;
 ///
 /// The client is found by these rules:
 ///
-/// 1. The peer is found as by [`PeerIp`](crate::PeerIp). If it is not a trusted proxy, it is the
-///    client, and the field is not read.
+/// 1. The peer is the address that [`PeerIp`](crate::PeerIp) finds. If it is not a trusted proxy,
+///    it is the client, and the field is not read.
 /// 2. The entries are read from the right, over all lines of the field, starting with the last
 ///    line. Trusted proxies are skipped. The first address that is not trusted is the client.
 ///    Entries further left are ignored.

@@ -248,8 +248,8 @@ impl KeyExtractor for Header {
         }
     }
 
-    /// Returns [`Lint::LockoutByHeader`], which layers without a [`Lockout`](crate::Lockout) ignore.
-    /// Forwarding fields are written by proxies.
+    /// Returns [`Lint::LockoutByHeader`], which layers without a [`Lockout`](crate::Lockout)
+    /// ignore. Forwarding fields are written by proxies.
     fn lints(&self, head: Option<&Head<'_>>) -> Vec<Lint> {
         let is_chosen = head.is_none() && !self.reads_forwarding();
         is_chosen.then_some(Lint::LockoutByHeader).into_iter().collect()

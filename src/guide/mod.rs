@@ -34,8 +34,8 @@
 //! 1. [`skip`](crate::RateLimitLayer::skip) and [`allow_list`](crate::RateLimitLayer::allow_list)
 //!    select the requests that pass without any other step.
 //! 2. The policy is chosen, or read from a [`LivePolicy`](crate::LivePolicy). If
-//!    [`policy_by`](crate::policy_by) returns `None`, the request passes. If a `PolicyLookup` has no
-//!    cached result, the request waits for the lookup here.
+//!    [`policy_by`](crate::policy_by) returns `None`, the request passes. If a `PolicyLookup` has
+//!    no cached result, the request waits for the lookup here.
 //! 3. The key is extracted. If the extractor returns `None`, the request passes. If the key is
 //!    missing, the response is 400, 401 or 500.
 //! 4. The [cost](crate::RateLimitLayer::cost) is computed. A request that costs 0 passes, and its
@@ -47,8 +47,8 @@
 //! 7. The inner service is called, after the delay if the limit is a leaky bucket.
 //! 8. [`settle`](crate::RateLimitLayer::settle) or
 //!    [`charge_when`](crate::RateLimitLayer::charge_when) corrects the cost by the head of the
-//!    response, or [`clear_when`](crate::RateLimitLayer::clear_when) clears the key. Then the header
-//!    fields are written.
+//!    response, or [`clear_when`](crate::RateLimitLayer::clear_when) clears the key. Then the
+//!    header fields are written.
 //! 9. With [`settle_later`](crate::RateLimitLayer::settle_later), a
 //!    [`Reservation`](crate::Reservation) corrects the cost at any time after step 7 began.
 //!
@@ -64,9 +64,10 @@
 //!   numbers of the layer that refuses.
 //! - The `Retry-After` of an inner layer's refusal is the longer wait of both layers, if the
 //!   request spent the outer layer's last units and the outer layer writes header fields.
-//! - If an inner layer refuses, the units of the outer layer stay spent. To spend units of all limits
-//!   or of none, put them into [one policy](choosing_a_strategy#several-limits). If the layers have
-//!   different keys, let the outer layer refund the requests that an inner layer refuses:
+//! - If an inner layer refuses, the units of the outer layer stay spent. To spend units of all
+//!   limits or of none, put them into [one policy](choosing_a_strategy#several-limits). If the
+//!   layers have different keys, let the outer layer refund the requests that an inner layer
+//!   refuses:
 //!
 //! ```
 //! use tower_ratelimit::{Decision, Global, Quota, RateLimitLayer, ResponseHead};

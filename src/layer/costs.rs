@@ -88,8 +88,8 @@ impl<R> RateLimitLayer<R> {
     /// The response does not wait for a storage that is not immediately ready. The header fields
     /// then report the units that remained before the settlement.
     ///
-    /// With [`settle_later`](Self::settle_later), a request whose handler has taken the reservation is
-    /// settled by the reservation instead.
+    /// With [`settle_later`](Self::settle_later), a request whose handler has taken the reservation
+    /// is settled by the reservation instead.
     ///
     /// Replaces an earlier call of [`charge_when`](Self::charge_when).
     pub fn settle<F>(self, actual: F) -> Self
@@ -99,10 +99,10 @@ impl<R> RateLimitLayer<R> {
         self.with_settling(|settling| settling.by_response = Some(Arc::new(actual)))
     }
 
-    /// Clears the key of each request for whose response `clears` returns `true`, for example after a
-    /// successful login. All hits of the key under this layer's policy are forgotten, and the locks of
-    /// a [`Lockout`](crate::Lockout) with their level. Also clears the
-    /// [shadow limits](crate::Policy#shadow-limits). Defaults to clearing no key.
+    /// Clears the key of each request for whose response `clears` returns `true`, for example after
+    /// a successful login. All hits of the key under this layer's policy are forgotten, and the
+    /// locks of a [`Lockout`](crate::Lockout) with their level. Also clears the [shadow
+    /// limits](crate::Policy#shadow-limits). Defaults to clearing no key.
     ///
     /// ```
     /// use http::StatusCode;
@@ -116,13 +116,14 @@ impl<R> RateLimitLayer<R> {
     /// ```
     ///
     /// If `clears` returns `true`, the closure of [`charge_when`](Self::charge_when) or
-    /// [`settle`](Self::settle) is not called. With [`settle_later`](Self::settle_later), a request whose
-    /// handler has taken the reservation is settled by the reservation instead, which can
+    /// [`settle`](Self::settle) is not called. With [`settle_later`](Self::settle_later), a request
+    /// whose handler has taken the reservation is settled by the reservation instead, which can
     /// [clear](crate::Reservation::clear) the key. A request that costs 0 clears nothing.
     ///
     /// A client that can get such a response can reset the limit. So the key must not be shared
-    /// with other clients: an attacker with an account of his own would clear the strikes of his address between
-    /// the guesses. See the guide on [logins](crate::guide::protecting_a_login).
+    /// with other clients: an attacker could log in to an account of their own between the guesses,
+    /// and so clear the strikes of the address. See the guide on
+    /// [logins](crate::guide::protecting_a_login).
     pub fn clear_when<F>(self, clears: F) -> Self
     where
         F: Fn(&ResponseHead<'_>) -> bool + Send + Sync + 'static,
@@ -136,24 +137,24 @@ impl<R> RateLimitLayer<R> {
     /// [`cost`](Self::cost), and the layer reports
     /// [`EventKind::Unsettled`](crate::EventKind::Unsettled).
     ///
-    /// A request may fail before its handler takes the reservation: its body is invalid, or no route
-    /// matches. To settle such requests, also call [`charge_when`](Self::charge_when),
-    /// [`settle`](Self::settle) or [`clear_when`](Self::clear_when). Their closures are called if the
-    /// reservation was dropped before the head of the response is ready.
+    /// A request may fail before its handler takes the reservation: its body is invalid, or no
+    /// route matches. To settle such requests, also call [`charge_when`](Self::charge_when),
+    /// [`settle`](Self::settle) or [`clear_when`](Self::clear_when). Their closures are called if
+    /// the reservation was dropped before the head of the response is ready.
     ///
     /// With the feature `axum`, `Reservation` is an extractor. Other handlers take it out of the
     /// [`Reservations`](crate::Reservations) in the request's extensions.
     ///
-    /// - A request that is not limited has no reservation. If that can happen, handlers should take an
-    ///   `Option<Reservation>`.
+    /// - A request that is not limited has no reservation. If that can happen, handlers should take
+    ///   an `Option<Reservation>`.
     /// - If the storage failed and the request was admitted all the same, its reservation does
     ///   nothing. The decision is then the verdict on a client that has spent nothing.
     /// - With stacked layers, the handler gets the reservation of the innermost one.
     ///   [`Reservations::take_policy`](crate::Reservations::take_policy) returns those of the
     ///   others.
-    /// - In a [shadow](Self::shadow) layer, each limited request has a reservation, even if it would
-    ///   have been refused. If the storage did not decide immediately, the decision is the verdict on a
-    ///   client that has spent nothing, too.
+    /// - In a [shadow](Self::shadow) layer, each limited request has a reservation, even if it
+    ///   would have been refused. If the storage did not decide immediately, the decision is the
+    ///   verdict on a client that has spent nothing, too.
     ///
     /// ```
     /// use axum::Router;

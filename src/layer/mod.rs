@@ -338,7 +338,7 @@ impl<R> RateLimitLayer<R> {
     ///
     /// The layer inserts no decision in these cases, so handlers should take an `Option<Decision>`:
     ///
-    /// - It is not limited.
+    /// - The request is not limited.
     /// - The storage or the lookup of the policy failed, and the request was forwarded without a
     ///   limit.
     /// - The layer is a [shadow](Self::shadow) layer, and the request would have been refused, its

@@ -19,10 +19,9 @@ impl RateLimiter {
     /// Spends one unit of `key` like [`hit`](Self::hit), but waits for up to `max_wait` instead of
     /// refusing. The future does nothing until it is polled.
     ///
-    /// Returns the hit as soon as it is admitted and its [`delay`](crate::Decision::delay) is over. The
-    /// [`Reservation`] dereferences to the decision, and can refund the hit. Returns a refusal as
-    /// soon as an attempt shows that waiting cannot succeed within
-    /// `max_wait`:
+    /// Returns the hit as soon as it is admitted and its [`delay`](crate::Decision::delay) is over.
+    /// The [`Reservation`] dereferences to the decision, and can refund the hit. Returns a refusal
+    /// as soon as an attempt shows that waiting cannot succeed within `max_wait`:
     ///
     /// - Its [`retry_after`](crate::Decision::retry_after) is longer than the time that is left.
     /// - It has no `retry_after`, because the cost exceeds the capacity.
@@ -105,13 +104,14 @@ impl RateLimiter {
     ///
     /// A future that was polled, and is then neither polled nor dropped, keeps its place in the
     /// queue but does not block it. An example is a branch of `select!` that the caller keeps. If
-    /// such a call does not act within 200 ms when it is due, its turn passes on to the next call. Any
-    /// number of such calls delays the calls behind them by at most 400 ms per turn.
+    /// such a call does not act within 200 ms when it is due, its turn passes on to the next call.
+    /// Any number of such calls delays the calls behind them by at most 400 ms per turn.
     ///
     /// - A call is due when it gets a turn, when the sleep before its attempt ends, and when the
     ///   storage replies to its attempt. While the reply is outstanding, it keeps its turn.
-    /// - If the call is polled again, it is ahead of later calls that have no turn yet, and takes the
-    ///   next free turn. An attempt that was in flight returns its decision. The hit counts once.
+    /// - If the call is polled again, it is ahead of later calls that have no turn yet, and takes
+    ///   the next free turn. An attempt that was in flight returns its decision. The hit counts
+    ///   once.
     ///
     /// # Errors
     ///

@@ -60,8 +60,8 @@ impl LayerState {
     }
 
     /// Returns the plan for the response of an admitted request. `now` is the decision that the
-    /// header fields report: `decision` itself, or a peek after its delay. `since` is the time of the
-    /// decision, if the request has waited since.
+    /// header fields report: `decision` itself, or a peek after its delay. `since` is the time of
+    /// the decision, if the request has waited since.
     #[inline]
     fn admitted_after(
         &self,

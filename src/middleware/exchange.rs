@@ -30,8 +30,8 @@ pub(crate) trait Exchange {
     /// Builds the response with the rejection of the layer, and returns its header fields.
     fn reject(&mut self, reason: RejectReason<'_>) -> &mut HeaderMap;
 
-    /// Returns the extensions of the response, which must have been built. If it has none, they take
-    /// over the memory of the request's extensions, which are empty afterwards.
+    /// Returns the extensions of the response, which must have been built. If it has none, they
+    /// take over the memory of the request's extensions, which are empty afterwards.
     fn response_extensions(&mut self) -> &mut Extensions;
 }
 
@@ -110,7 +110,8 @@ pub(crate) enum HitWait {
 }
 
 impl Wait {
-    /// Returns `true` if the request keeps a ready inner service, because the storage decides first.
+    /// Returns `true` if the request keeps a ready inner service, because the storage decides
+    /// first.
     pub(crate) fn keeps_service_ready(&self) -> bool {
         matches!(self, Self::Hit(WaitingHit { waits_for: HitWait::Decision(_), .. }))
     }

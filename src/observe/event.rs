@@ -27,7 +27,8 @@ pub enum EventKind<'a> {
     KeyError(&'a KeyError),
     /// The cost of a hit was corrected for one of these reasons:
     ///
-    /// - The head of the response, or a [`Reservation`](crate::Reservation), has set the actual cost.
+    /// - The head of the response, or a [`Reservation`](crate::Reservation), has set the actual
+    ///   cost.
     /// - The request was dropped after its hit was admitted, while it was delayed or waited for the
     ///   inner service. The actual cost is then 0.
     Settled {
@@ -55,9 +56,9 @@ pub enum EventKind<'a> {
     /// [`Reservation::clear`](crate::Reservation::clear). Contains the decision on the hit.
     Cleared(&'a Decision),
     /// A hit has started the lock of a [`Lockout`](crate::Lockout). With
-    /// [`charge_when`](crate::RateLimitLayer::charge_when), the lock is reported when the request is
-    /// settled, unless the hit is refunded, which ends the lock. A lock that a charge starts is not
-    /// reported.
+    /// [`charge_when`](crate::RateLimitLayer::charge_when), the lock is reported when the request
+    /// is settled, unless the hit is refunded, which ends the lock. A lock that a charge starts is
+    /// not reported.
     Locked(Lock),
     /// A [`Reservation`](crate::Reservation) was dropped and not settled. The hit keeps its
     /// estimated cost.

@@ -16,8 +16,8 @@ const COUNTERS: [(&str, &str); 6] = [
 const SETTLED_UNITS: &str = "ratelimit_settled_units_total";
 
 /// Returns an observer that counts events with the crate `metrics` (feature `metrics`), for the
-/// recorder that the program has installed. If a recorder is installed already, describes all metrics
-/// of this crate to it.
+/// recorder that the program has installed. If a recorder is installed already, describes all
+/// metrics of this crate to it.
 ///
 /// | counter | labels | counts |
 /// |---|---|---|

@@ -45,7 +45,8 @@ impl RequestHits {
         }
     }
 
-    /// Corrects all hits. `None` keeps their cost. Returns the hit on the policy, if it was corrected.
+    /// Corrects all hits. `None` keeps their cost. Returns the hit on the policy, if it was
+    /// corrected.
     pub(crate) fn settle(self, correction: Option<Correction>) -> Option<(SettledHit, SettleFuture)> {
         for shadow_check in self.shadow_checks {
             shadow_check.settle(correction);
@@ -175,7 +176,8 @@ impl HitsOfResponse {
     }
 
     /// Takes the settled hit, for the response to report it. Returns `None` if the reservation is
-    /// not settled yet, if it has no hit on the policy (cost 0 or shadow mode), or at a second call.
+    /// not settled yet, if it has no hit on the policy (cost 0 or shadow mode), or at a second
+    /// call.
     pub(crate) fn settled(&self) -> Option<SettledHit> {
         match &mut *self.0.state() {
             ReservedState::Open(_) => None,
@@ -245,8 +247,8 @@ impl ShadowCheck {
         }
     }
 
-    /// Ends the check, and corrects its hit if there is a correction. An undecided check continues in a
-    /// task.
+    /// Ends the check, and corrects its hit if there is a correction. An undecided check continues
+    /// in a task.
     fn settle(mut self, correction: Option<Correction>) {
         self.end(correction);
     }
@@ -295,7 +297,8 @@ impl Drop for ShadowCheck {
     }
 }
 
-/// Corrects an admitted hit if there is a correction, and reports the lock that the hit has started.
+/// Corrects an admitted hit if there is a correction, and reports the lock that the hit has
+/// started.
 fn end(observed: &ObservedKey, decision: &Decision, correction: Option<Correction>) {
     if let Some(lock) = StartedLock::of(observed, decision) {
         lock.correct(correction, decision.cost());

@@ -342,8 +342,8 @@ impl Reservations {
     }
 
     /// Takes the reservation of the policy with this [identity](crate::Policy::identity): its name,
-    /// or its text if it has no name. Returns `None` if there is none, or if it was taken before. Of
-    /// several layers whose policies have the same identity, the innermost one counts.
+    /// or its text if it has no name. Returns `None` if there is none, or if it was taken before.
+    /// Of several layers whose policies have the same identity, the innermost one counts.
     pub fn take_policy(&self, identity: &str) -> Option<Reservation> {
         let has_identity = |layer: &&Self| layer.policy.as_ref().is_some_and(|own| own.identity() == identity);
         successors(Some(self), |layer| layer.outer.as_deref()).find(has_identity)?.take()
@@ -368,8 +368,8 @@ mod axum {
     /// [`settle_later`](crate::RateLimitLayer::settle_later) (feature `axum`).
     ///
     /// Without a reservation, the request is rejected with [`NoReservation`]. Extract an
-    /// `Option<Reservation>` if a request may have none, because it is not limited. To take those of several layers, extract an
-    /// `Extension<Reservations>`.
+    /// `Option<Reservation>` if a request may have none, because it is not limited. To take those
+    /// of several layers, extract an `Extension<Reservations>`.
     impl<S: Sync> FromRequestParts<S> for Reservation {
         type Rejection = NoReservation;
 

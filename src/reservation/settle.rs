@@ -226,7 +226,8 @@ pub struct SettleFuture {
 struct Rest {
     when: ReportWhen,
     report: Report,
-    /// The runtime in which the call began. The settlement may be dropped in a thread outside of it.
+    /// The runtime in which the call began. The settlement may be dropped in a thread outside of
+    /// it.
     runtime: Option<Handle>,
 }
 

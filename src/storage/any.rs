@@ -213,7 +213,7 @@ impl Storage for AnyStorage {
     }
 }
 
-/// The URL of a storage, as a field of a configuration type. It is validated when it is parsed.
+/// The URL of a storage, for a field of a configuration struct. Parsing validates it.
 ///
 /// [`AnyStorage`] lists the URLs. `Debug` and `Display` write only the scheme, because the URL may
 /// contain a password. With the feature `serde`, it is serialized as a string that includes the

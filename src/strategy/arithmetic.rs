@@ -1,5 +1,5 @@
-//! Arithmetic of the strategies, mostly on products that may need 128 bits. Most fit into 64 bits, for which division is
-//! several times faster.
+//! Arithmetic of the strategies, mostly on products that may need 128 bits. Most fit into 64 bits,
+//! for which division is several times faster.
 
 use crate::time::Timestamp;
 

@@ -338,8 +338,8 @@ impl Mark {
         Self((largest & SCALE) | steps << MARK_SIZE | (self.0 & ANCHOR))
     }
 
-    /// Sets the size of a debt of `micros` microseconds that exceeds a bucket which refills in `full`
-    /// microseconds.
+    /// Sets the size of a debt of `micros` microseconds that exceeds a bucket which refills in
+    /// `full` microseconds.
     #[cold]
     pub(super) fn overdrawn(self, micros: u64, full: u64) -> Self {
         let full = Self(OVERDRAFT | full_bits(full));

@@ -12,16 +12,16 @@ use crate::time::{Timestamp, micros};
 /// per P.
 ///
 /// The first strike starts a window, which ends P later. The hit that spends the N-th strike of a
-/// window is still admitted, and starts the lock. All hits are refused until the lock ends. Refusals
-/// do not count and do not extend the lock. After it, the key starts without strikes.
+/// window is still admitted, and starts the lock. All hits are refused until the lock ends.
+/// Refusals do not count and do not extend the lock. After it, the key starts without strikes.
 ///
-/// By default, all locks are equally long. With [`escalating`](Self::escalating), each lock is longer
-/// than the one before. The number of earlier locks is the level of a key. It is forgotten after a
-/// time without a live window or lock, which [`forgetting_after`](Self::forgetting_after) sets.
+/// By default, all locks are equally long. With [`escalating`](Self::escalating), each lock is
+/// longer than the one before. The number of earlier locks is the level of a key. It is forgotten
+/// after a time without a live window or lock, which [`forgetting_after`](Self::forgetting_after)
+/// sets.
 ///
-/// If hits are refunded so that fewer than N strikes are left, the lock ends and does not count for the
-/// level.
-/// [`charge`](crate::RateLimiter::charge) with N units locks a key, and
+/// If hits are refunded so that fewer than N strikes are left, the lock ends and does not count for
+/// the level. [`charge`](crate::RateLimiter::charge) with N units locks a key, and
 /// [`clear`](crate::RateLimiter::clear) unlocks it and removes its level.
 ///
 /// In strings: `lockout 5/10m for 15m`, `lockout 5/10m for 15m x2 up to 1d forget 7d`. With
@@ -66,8 +66,8 @@ pub struct Lockout {
     by_refusals: bool,
 }
 
-/// The longest duration of a lock and of its level: 100 years of 365 days. So all instants are exact
-/// in the scripts of Redis, whose integers have 53 bits.
+/// The longest duration of a lock and of its level: 100 years of 365 days. So all instants are
+/// exact in the scripts of Redis, whose integers have 53 bits.
 const LONGEST: u64 = 100 * 365 * 86_400 * 1_000_000;
 
 impl Lockout {
@@ -119,15 +119,15 @@ impl Lockout {
     /// change nothing.
     ///
     /// So it locks out a client that goes on although it is refused. The first limit of a policy
-    /// cannot count refusals. The remaining units and the capacity of a decision do not include this
-    /// limit, except that nothing remains while it is locked.
+    /// cannot count refusals. The remaining units and the capacity of a decision do not include
+    /// this limit, except that nothing remains while it is locked.
     #[must_use]
     pub const fn by_refusals(self) -> Self {
         Self { by_refusals: true, ..self }
     }
 
-    /// Creates the strategy that a text describes. `longest` and `forget` have defaults. All times are
-    /// in microseconds.
+    /// Creates the strategy that a text describes. `longest` and `forget` have defaults. All times
+    /// are in microseconds.
     pub(crate) fn from_micros(
         first: u64,
         factor: u32,
@@ -183,7 +183,8 @@ impl Lockout {
             return fresh(0);
         }
         let (run, level) = (mark % (1 << LEVEL_SHIFT), level(mark));
-        // The flag decides, and not the number of strikes: a lock does not end if the amount is raised.
+        // The flag decides, and not the number of strikes: a lock does not end if the amount is
+        // raised.
         let is_locked = mark & LOCKED != 0;
         let (span, kept) = self.spans(quota, level, is_locked);
         let start = until.minus(span.saturating_add(kept));
@@ -204,8 +205,8 @@ impl Lockout {
         })
     }
 
-    /// Returns the microseconds until the end of a window that counts hits and has no level, and its
-    /// strikes. It is a faster [`at`](Self::at) for the state that most hits find.
+    /// Returns the microseconds until the end of a window that counts hits and has no level, and
+    /// its strikes. It is a faster [`at`](Self::at) for the state that most hits find.
     #[inline(always)]
     fn first_window(&self, quota: &Quota, state: &State, now: Timestamp) -> Option<(u64, u32)> {
         match *state {
@@ -250,8 +251,8 @@ impl Lockout {
         status(quota, left, if window.is_locked { u32::MAX } else { window.strikes }, cost, left)
     }
 
-    /// Returns the status of a lockout by refusals on a hit of `cost` units. `is_refused` is `true` if
-    /// the refusal of this hit is in the state.
+    /// Returns the status of a lockout by refusals on a hit of `cost` units. `is_refused` is `true`
+    /// if the refusal of this hit is in the state.
     fn status_by_refusals(
         &self,
         quota: &Quota,
@@ -298,8 +299,8 @@ const FOLLOWED: u32 = 1 << 30;
 /// The bit of the second amount that distinguishes a lock from a window.
 const LOCKED: u32 = 1 << 31;
 
-/// The number of runs. It is prime, because instants on a regular grid are evenly distributed modulo
-/// a prime.
+/// The number of runs. It is prime, because instants on a regular grid are evenly distributed
+/// modulo a prime.
 const RUNS: u64 = 16_777_213;
 
 impl Window {

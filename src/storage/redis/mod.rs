@@ -161,11 +161,11 @@ impl RedisStorage {
     /// |---|---|
     /// | the password changes | open connections stay open |
     /// | the server closes the connection, or replies that a login is required | the storage reconnects with new credentials |
-    /// | the provider fails, or the server rejects its credentials | calls fail, and the storage tries again after a backoff of up to 200 ms |
+    /// | the provider fails, or the server rejects its credentials | calls fail, and the storage retries after a backoff of up to 200 ms |
     ///
-    /// An attempt to connect takes at most one second, including the call of the provider. If it is
-    /// slow, another try starts every 250 ms, up to four in total. The first try that ends decides
-    /// the attempt, even if it fails. Each try calls the provider, so up to four calls can run at
+    /// An attempt to connect takes at most one second, including the call of the provider. While
+    /// none has ended, another try starts every 250 ms, up to four in total. The first try that ends
+    /// decides the attempt, even if it fails. Each try calls the provider, so up to four calls can run at
     /// once. The guide on [deploying](crate::guide::deploying#logins-that-rotate) has more details.
     ///
     /// The returned storage opens new connections, which it does not share with earlier clones.
