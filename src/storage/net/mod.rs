@@ -23,8 +23,10 @@ use tokio::time::{Instant, sleep};
 pub(super) use self::calls::CallInFlight;
 pub(super) use self::calls::Open;
 pub(super) use self::reconnect::{Reconnecting, Usable};
+#[cfg(any(feature = "redis", feature = "etcd"))]
+pub(super) use self::stream::ServerStream;
 #[cfg(any(feature = "redis", feature = "memcached", feature = "etcd"))]
-pub(super) use self::stream::{FirstBytes, ServerStream, connecting, open};
+pub(super) use self::stream::{FirstBytes, connecting, open};
 use crate::storage::StorageError;
 
 /// The timeout of an attempt to connect. It does not depend on the timeouts of the waiting calls.
