@@ -812,9 +812,14 @@ async fn clear_reaches_the_fallback_while_the_primary_hangs() {
         (Breaker::new(primary.clone()).fallback(fallback.clone(), 1), policy("fixed-window 5/minute"), Key::from("k"));
     let _ = fallback.decide(StorageRequest::new(&policy, &key, Op::Hit, 1)).await.unwrap();
     primary.set(Behavior::Hangs);
+    let request = |op| StorageRequest::new(&policy, &key, op, 1);
     let mut clearing = breaker.clear(&policy, &key);
     assert!(poll(&mut clearing).is_pending());
     drop(clearing);
-    let peeked = fallback.decide(StorageRequest::new(&policy, &key, Op::Peek, 1)).await.unwrap();
-    assert_eq!(peeked.remaining(), 5);
+    assert_eq!(fallback.decide(request(Op::Peek)).await.unwrap().remaining(), 5);
+    let _ = fallback.decide(request(Op::Hit)).await.unwrap();
+    let mut clearing = breaker.clear_all();
+    assert!(poll(&mut clearing).is_pending());
+    drop(clearing);
+    assert_eq!(fallback.decide(request(Op::Peek)).await.unwrap().remaining(), 5);
 }

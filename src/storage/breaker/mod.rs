@@ -277,22 +277,25 @@ impl BreakerInner {
     }
 }
 
-/// Polls two changes together. Returns the error of the one that fails first.
-fn both(changes: [StorageFuture<()>; 2]) -> StorageFuture<()> {
-    let (mut pending, mut changed) = (changes.map(Some), Ok(()));
+/// Polls two changes together, so that one that hangs does not delay the other. Returns the result of
+/// the first, or the error of the second.
+fn both<T: Send + 'static>(mut changes: [StorageFuture<T>; 2]) -> StorageFuture<T> {
+    let mut results = [None, None];
     StorageFuture::new(poll_fn(move |cx| {
-        for change in &mut pending {
-            if let Some(future) = change
-                && let Poll::Ready(done) = Pin::new(future).poll(cx)
+        for (change, result) in changes.iter_mut().zip(&mut results) {
+            if result.is_none()
+                && let Poll::Ready(done) = Pin::new(change).poll(cx)
             {
-                *change = None;
-                changed = mem::replace(&mut changed, Ok(())).and(done);
+                *result = Some(done);
             }
         }
-        if pending.iter().any(Option::is_some) {
-            return Poll::Pending;
+        match mem::take(&mut results) {
+            [Some(first), Some(second)] => Poll::Ready(first.and_then(|first| second.map(|_| first))),
+            pending => {
+                results = pending;
+                Poll::Pending
+            }
         }
-        Poll::Ready(mem::replace(&mut changed, Ok(())))
     }))
     .polled_once()
 }
@@ -368,8 +371,7 @@ impl Storage for Breaker {
     fn clear_all(&self) -> StorageFuture<u64> {
         let primary = self.0.primary.clear_all();
         let Some(fallback) = &self.0.fallback else { return primary };
-        let fallback = fallback.storage.clear_all();
-        primary.then(|primary| fallback.map(|fallback| fallback.and(primary)))
+        both([primary, fallback.storage.clear_all()])
     }
 
     /// Returns the primary.

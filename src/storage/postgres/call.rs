@@ -17,7 +17,8 @@ use crate::storage::net::{Open, before};
 /// The shortest time between two cancel requests of a statement.
 const SHORTEST_PATIENCE: Duration = Duration::from_millis(1);
 
-type Executed = Result<Option<Row>, Error>;
+/// The result of a statement. A statement without a result has no row.
+pub(super) type Executed = Result<Option<Row>, Error>;
 
 /// Returns the time at which a statement is cancelled. A fifth of its time is left for the reply to
 /// the cancel request.

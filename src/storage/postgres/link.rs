@@ -42,13 +42,6 @@ pub(super) struct Own {
     next: Arc<AtomicUsize>,
 }
 
-/// The result of a statement that was sent.
-pub(super) enum Outcome {
-    Row(Row),
-    /// The statement was rolled back because of another transaction.
-    Conflict,
-}
-
 impl Link {
     /// Creates a link with `count` connections. It does not connect yet. One more connection can
     /// exist, for a migration, or while the server has not closed an earlier one.
@@ -112,7 +105,9 @@ impl Link {
     /// a late cancel request for an earlier one has cancelled is sent again. The
     /// future can be dropped at any time. The statement is then cancelled at the same time, unless
     /// the server has executed it by then.
-    pub(super) async fn query(&self, query: Query, deadline: Instant) -> Result<Outcome, StorageError> {
+    ///
+    /// Returns the row, or `None` if the statement was rolled back because of another transaction.
+    pub(super) async fn query(&self, query: Query, deadline: Instant) -> Result<Option<Row>, StorageError> {
         match self {
             Self::Own(own) => own.query(query, deadline).await,
             #[cfg(feature = "deadpool-postgres")]
@@ -151,7 +146,7 @@ impl Link {
 }
 
 impl Own {
-    async fn query(&self, query: Query, deadline: Instant) -> Result<Outcome, StorageError> {
+    async fn query(&self, query: Query, deadline: Instant) -> Result<Option<Row>, StorageError> {
         let (connection, open) = self.connection(deadline).await?;
         let call = connection.begin(&open, deadline).await?;
         let mut sent = Sent::new(Arc::clone(&open), query, deadline);
@@ -196,11 +191,12 @@ impl Own {
     }
 }
 
-fn outcome(server: &str, result: Result<Option<Row>, tokio_postgres::Error>) -> Result<Outcome, StorageError> {
+/// Returns the row of a statement, or `None` if it was rolled back because of another transaction.
+fn outcome(server: &str, result: Result<Option<Row>, tokio_postgres::Error>) -> Result<Option<Row>, StorageError> {
     match result {
-        Ok(Some(row)) => Ok(Outcome::Row(row)),
+        Ok(Some(row)) => Ok(Some(row)),
         Ok(None) => Err(StorageError::unexpected_reply(server, "the statement returned no row")),
-        Err(error) if error::is_serialization_failure(&error) => Ok(Outcome::Conflict),
+        Err(error) if error::is_serialization_failure(&error) => Ok(None),
         Err(error) => Err(error::of_statement(server, error)),
     }
 }

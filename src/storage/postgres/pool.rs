@@ -5,9 +5,9 @@ use std::pin::pin;
 use deadpool_postgres::{Object, Pool, PoolError};
 use tokio::runtime::Handle;
 use tokio::time::{Instant, timeout, timeout_at};
-use tokio_postgres::{Error, NoTls, Row};
+use tokio_postgres::NoTls;
 
-use super::call::cancel_at;
+use super::call::{Executed, cancel_at};
 use super::cancel::CLOSES_WITHIN;
 use super::error::{self, PRODUCT, PostgresCause};
 use super::table::{Query, StatesTable};
@@ -47,8 +47,6 @@ impl Lender {
         executed.map_err(|error| error::of_statement(PRODUCT, error))
     }
 }
-
-type Executed = Result<Option<Row>, Error>;
 
 impl Lent {
     /// Executes a statement. Returns its result, and `false` if a cancel request may arrive later.

@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
-use super::link::{Link, Outcome};
+use super::link::Link;
 use super::table::{self, Query, Statement, number};
 use crate::storage::cas::ServerStore;
 use crate::storage::net::MOST;
@@ -29,7 +29,7 @@ pub(super) struct PostgresStore {
 }
 
 /// The row that each statement returns.
-struct Reply {
+struct RowReply {
     /// The number of rows that were written or deleted.
     written: i64,
     /// The text of the key before the statement.
@@ -61,7 +61,7 @@ impl CasStorage for PostgresStore {
     }
 
     async fn load(&self, key: &str, deadline: Instant) -> Result<Loaded<String>, StorageError> {
-        let Some(Reply { text, now, .. }) = self.read(key, deadline).await? else {
+        let Some(RowReply { text, now, .. }) = self.read(key, deadline).await? else {
             let message = format!("{} rolled back a read because of other transactions", self.link.server());
             return Err(StorageError::refused(self.link.server(), message));
         };
@@ -93,7 +93,7 @@ impl CasStorage for PostgresStore {
             }
         };
         let reply = self.query(query, deadline).await?;
-        let Some(Reply { written, text: found, now }) = reply else { return Ok(Swapped::Lost(None)) };
+        let Some(RowReply { written, text: found, now }) = reply else { return Ok(Swapped::Lost(None)) };
         if written > 0 {
             self.recent.record(key, text);
             self.sweep.after_write(&self.link, within);
@@ -161,19 +161,19 @@ impl fmt::Debug for PostgresStore {
 impl PostgresStore {
     /// Reads the row of a key. Returns `None` if the read was rolled back because of another
     /// transaction.
-    async fn read(&self, key: &str, deadline: Instant) -> Result<Option<Reply>, StorageError> {
+    async fn read(&self, key: &str, deadline: Instant) -> Result<Option<RowReply>, StorageError> {
         self.query(Query::new(Statement::Load, [table::text(key)]), deadline).await.map_err(StorageError::uncounted)
     }
 
     /// Executes a statement, and records the server's time. Returns `None` if the statement was
     /// rolled back because of another transaction.
-    async fn query(&self, query: Query, deadline: Instant) -> Result<Option<Reply>, StorageError> {
-        let Outcome::Row(row) = self.link.query(query, deadline.into()).await? else { return Ok(None) };
-        let read = || -> Result<Reply, tokio_postgres::Error> {
+    async fn query(&self, query: Query, deadline: Instant) -> Result<Option<RowReply>, StorageError> {
+        let Some(row) = self.link.query(query, deadline.into()).await? else { return Ok(None) };
+        let read = || -> Result<RowReply, tokio_postgres::Error> {
             let now: i64 = row.try_get(2)?;
             let text: Option<String> = row.try_get(1)?;
             let now = Timestamp::from_micros(u64::try_from(now).unwrap_or(0));
-            Ok(Reply { written: row.try_get(0)?, text: text.unwrap_or_default(), now })
+            Ok(RowReply { written: row.try_get(0)?, text: text.unwrap_or_default(), now })
         };
         let reply = read().map_err(|error| StorageError::unexpected_reply(self.link.server(), error))?;
         self.recent.record_time(reply.now);

@@ -204,12 +204,12 @@ fn fill(jobs: &mut Vec<FileJob>, calls: &Receiver<FileJob>) {
 }
 
 /// The answer to a call. A call fails alone if the text of its key has an unknown version.
-type Reply = Result<WorkResult, StorageError>;
+type FileReply = Result<WorkResult, StorageError>;
 
 /// Executes the calls and returns their answers, in the same order. The state of each key is loaded
 /// once, and stored once if it has changed.
-pub(super) fn execute(file: &mut File, skew: &Skew, jobs: &[FileJob]) -> rusqlite::Result<Vec<Reply>> {
-    let mut answers: Vec<Option<Reply>> = jobs.iter().map(|_| None).collect();
+pub(super) fn execute(file: &mut File, skew: &Skew, jobs: &[FileJob]) -> rusqlite::Result<Vec<FileReply>> {
+    let mut answers: Vec<Option<FileReply>> = jobs.iter().map(|_| None).collect();
     let mut keys: Vec<(&str, Vec<usize>)> = Vec::new();
     let mut positions: HashMap<&str, usize> = HashMap::new();
     for (index, job) in jobs.iter().enumerate() {
@@ -243,7 +243,7 @@ fn execute_key<'a>(
     skew: &Skew,
     key: &str,
     jobs: impl Iterator<Item = (usize, &'a FileJob)>,
-    answers: &mut [Option<Reply>],
+    answers: &mut [Option<FileReply>],
 ) -> rusqlite::Result<u32> {
     let loaded = file.load(key)?;
     let (mut batch, mut changes): (Option<Batch<'_>>, u32) = (None, 0);
@@ -311,7 +311,7 @@ impl FileJob {
     }
 
     /// Answers the caller. It no longer counts as waiting when it learns the answer.
-    fn answer(self, answer: Reply) {
+    fn answer(self, answer: FileReply) {
         drop(self.counted);
         self.ticket.answer(answer);
     }
