@@ -171,12 +171,10 @@ async fn fail_over(hangs: bool) {
     }
     other.ready(LONG).await.unwrap();
     let other = limiter_on(other);
-    for number in 0..TASKS {
-        for name in ["spent", "fresh"] {
-            for limiter in [&limiter, &other] {
-                let is_refused = decided(limiter, &key(name, number)).await.is_refused();
-                assert!(is_refused, "{name}: replicated states stay");
-            }
+    for (number, name) in (0..TASKS).flat_map(|number| [(number, "spent"), (number, "fresh")]) {
+        for limiter in [&limiter, &other] {
+            let is_refused = decided(limiter, &key(name, number)).await.is_refused();
+            assert!(is_refused, "{name}: replicated states stay");
         }
     }
 }
