@@ -75,6 +75,8 @@
 //! | `quanta` (default) | [`SystemClock`](storage::SystemClock) reads the processor's tick counter, which is faster than the system's clock |
 //! | `tracing` (default) | logs refusals, failures of the storage and [lints](Lint) |
 //! | `tonic` | [`PeerIp`] reads the connect info of tonic's server |
+//! | `calendar` | months, years and time zones in a [`CalendarWindow`], with the zone data of the system |
+//! | `calendar-bundled` | time zone data in the program, for systems without |
 //! | `lookup` | `PolicyLookup`, policies from a database |
 //! | `metrics` | `metrics_observer`, and metrics of the storages |
 //! | `partition-key` | `Headers::partition_key`, which adds a hash of the key to the IETF header fields |
@@ -171,7 +173,7 @@ pub use self::storage::SqliteStorage;
 pub use self::storage::{MemoryStorage, Storage};
 #[doc(no_inline)]
 pub use self::strategy::{
-    ElasticWindow, FixedWindow, LeakyBucket, Lockout, MovingWindow, SlidingWindowCounter, TokenBucket,
+    CalendarWindow, ElasticWindow, FixedWindow, LeakyBucket, Lockout, MovingWindow, SlidingWindowCounter, TokenBucket,
 };
 pub use self::time::Timestamp;
 #[cfg(feature = "axum")]

@@ -80,8 +80,9 @@ pub enum Lint {
     ///
     /// Aligned windows start at multiples of the period since 1970-01-01, which was a Thursday, in
     /// UTC. So an aligned week starts on Thursday, a month is a block of 30 days, and a year is a
-    /// block of 365 days. If that is intended, ignore this lint. For calendar months, see the guide
-    /// on [choosing a strategy](crate::guide::choosing_a_strategy#windows-by-the-calendar).
+    /// block of 365 days. Use a [`CalendarWindow`](crate::CalendarWindow), as in `calendar 1000/month`,
+    /// which the guide [Quotas by day and month](crate::guide::quotas_by_day_and_month) explains. If
+    /// blocks are intended, ignore this lint.
     AlignedCalendar,
     /// `RL009`: the only key of a [`Lockout`](crate::Lockout) is a header field, which the client
     /// chooses.
@@ -158,7 +159,8 @@ impl fmt::Display for Lint {
                 return write!(f, "{clients} clients with an exhausted quota fill the storage: raise max_bytes");
             }
             Self::AlignedCalendar => {
-                "an aligned week starts on Thursday, and an aligned month or year is a block of 30 or 365 days"
+                "an aligned week starts on Thursday, and an aligned month or year is a block of 30 or 365 days: \
+                 use a calendar window"
             }
             Self::LockoutByHeader => {
                 "the only key of a lockout is a header field, so anyone can lock out others: add PeerIp to the key"

@@ -24,6 +24,7 @@ use crate::middleware::state::LayerState;
 use crate::policy::{Op, Policy};
 use crate::storage::{Storage, StorageRequest};
 use crate::text::write_json_string;
+use crate::time::Timestamp;
 
 /// The limits of a client, and the remaining units of each limit. Returned by
 /// [`RateLimitLayer::usage`](crate::RateLimitLayer::usage).
@@ -103,15 +104,23 @@ fn write_json(policy: &Policy, decision: &Decision, json: &mut String) -> fmt::R
         write_json_string(limit.strategy().name(), json)?;
         write!(
             json,
-            r#","quota":"{}","limit":{},"remaining":{},"reset":{}}}"#,
+            r#","quota":"{}","limit":{},"remaining":{},"reset":{}"#,
             limit.quota(),
             status.capacity(),
             status.remaining(),
             Seconds(status.reset_after())
         )?;
+        if let Some(window) = limit.window(status, decision.at()) {
+            write!(json, r#","begin":{},"end":{}"#, unix_time(window.start), unix_time(window.end))?;
+        }
+        json.push('}');
     }
     json.push_str("]}");
     Ok(())
+}
+
+fn unix_time(instant: Timestamp) -> Seconds {
+    Seconds(Duration::from_micros(instant.as_micros()))
 }
 
 /// Seconds with up to six decimals.
@@ -211,6 +220,7 @@ mod handler {
     use crate::middleware::state::SharedState;
     use crate::rejection::TextRejection;
     use crate::text::write_json_string;
+    use crate::time::Timestamp;
     use crate::usage::{Usage, UsageError, usage};
 
     /// An axum handler that responds with the usage of the request's client as JSON. Created by

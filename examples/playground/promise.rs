@@ -39,6 +39,10 @@ pub(crate) fn of(limit: &Limit) -> Promise {
             ("Token bucket", "Spends saved tokens at once, then admits at a steady rate.", most, "B + N")
         }
         "leaky-bucket" => ("Leaky bucket", "Delays hits to an even pace. Refuses when the queue is full.", amount, "N"),
+        "calendar" => {
+            let thrice = amount.saturating_mul(3);
+            ("Calendar window", "Starts anew at midnight. Three quotas can meet around a short window.", thrice, "3N")
+        }
         _ => return of_lockout(limit),
     };
     Promise { title, idea, most: Some(most), formula: formula.to_owned() }
@@ -78,6 +82,7 @@ mod tests {
             ("elastic-window 10/minute", 10),
             ("token-bucket 10/minute burst 3", 13),
             ("leaky-bucket 10/minute queue 30", 10),
+            ("calendar 10/month", 30),
             ("lockout 10/minute for 1m", 19),
             ("lockout 10/minute for 15m x2 up to 1d", 19),
             ("lockout 10/minute for 59s", 29),

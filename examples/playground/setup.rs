@@ -125,7 +125,8 @@ fn clicks(text: &str) -> Result<Vec<u32>, Invalid> {
 }
 
 /// Returns a policy for each strategy, with the quota of `first`. `first` itself is the policy of
-/// its own strategy, so that its burst, its queue and its alignment are shown.
+/// its own strategy, so that its burst, its queue and its alignment are shown. A calendar window takes
+/// the place of the fixed window.
 pub(crate) fn all(first: &Limit) -> Result<Vec<Policy>, ConfigError> {
     let quota = first.quota();
     let plain = Quota::try_per(quota.amount(), quota.period())?;
@@ -139,7 +140,10 @@ pub(crate) fn all(first: &Limit) -> Result<Vec<Policy>, ConfigError> {
         Limit::try_new(TokenBucket::new(), bucket)?,
         Limit::try_new(LeakyBucket::new(), plain)?,
     ];
-    let family = |limit: &Limit| limit.strategy().name().trim_end_matches("-aligned").to_owned();
+    let family = |limit: &Limit| match limit.strategy().name() {
+        "calendar" => "fixed-window",
+        name => name.trim_end_matches("-aligned"),
+    };
     Ok(limits
         .into_iter()
         .map(|limit| if family(&limit) == family(first) { first.clone() } else { limit })

@@ -229,6 +229,7 @@ mod tests {
                 "fixed-window-aligned 5/minute",
                 "leaky-bucket 9/minute queue 4",
                 "lockout 3/minute for 25s x2 up to 50s",
+                "calendar 4/month from 31 in America/Havana",
             ] {
                 let setup = Setup { traffic, policy: policy.to_owned(), hits: Some(500), ..Setup::default() };
                 for lane in run(&setup) {

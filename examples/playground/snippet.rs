@@ -14,7 +14,21 @@ const WIDTH: usize = 100;
 #[derive(Default)]
 struct Parts {
     uses: BTreeSet<&'static str>,
-    lockouts: Vec<String>,
+    /// The statements that build strategies with many options.
+    strategies: Vec<String>,
+}
+
+impl Parts {
+    /// Adds the statement that builds a strategy, and returns the name of its variable.
+    fn strategy(&mut self, kind: &str, code: &str) -> String {
+        let start = format!("    let {kind}");
+        let name = match self.strategies.iter().filter(|code| code.starts_with(&start)).count() {
+            0 => kind.to_owned(),
+            others => format!("{kind}_{}", others + 1),
+        };
+        self.strategies.push(format!("    let {name} = {code};\n"));
+        name
+    }
 }
 
 /// Returns a function that builds a layer with this policy, with its imports.
@@ -39,15 +53,18 @@ pub(crate) fn of(policy: &Policy) -> String {
     if let Some(name) = policy.name() {
         built += &format!("\n        .with_name({name:?})");
     }
-    let lockouts = parts.lockouts.concat();
-    let duration =
-        if built.contains("Duration::") || !lockouts.is_empty() { "use std::time::Duration;\n\n" } else { "" };
+    let strategies = parts.strategies.concat();
+    let duration = if [&built, &strategies].into_iter().any(|code| code.contains("Duration::")) {
+        "use std::time::Duration;\n\n"
+    } else {
+        ""
+    };
     format!(
         "{duration}{imports}
 
 /// For each client address: {policy}
 pub fn rate_limit() -> RateLimitLayer {{
-{lockouts}    let policy = {built};
+{strategies}    let policy = {built};
     RateLimitLayer::new(policy, PeerIp::new())
 }}
 
@@ -92,9 +109,14 @@ fn arguments(limit: &Limit, parts: &mut Parts) -> String {
         "elastic-window" => ("ElasticWindow", "new()"),
         "leaky-bucket" => ("LeakyBucket", "new()"),
         "token-bucket" => ("TokenBucket", "new()"),
+        "calendar" => ("CalendarWindow", ""),
         _ => ("Lockout", ""),
     };
     parts.uses.insert(strategy);
+    if strategy == "CalendarWindow" {
+        let name = calendar(&limit.to_string(), parts);
+        return format!("{name}, {}", quota(limit.quota()));
+    }
     if let Some(locks) = locks::of(limit) {
         let name = lockout(&locks, parts);
         return format!("{name}, {}", quota(limit.quota()));
@@ -105,13 +127,33 @@ fn arguments(limit: &Limit, parts: &mut Parts) -> String {
     format!("{strategy}::{constructor}{queue}, {}", quota(limit.quota()))
 }
 
+/// Returns the code of a calendar window, from the text of its limit.
+fn calendar(text: &str, parts: &mut Parts) -> String {
+    let (text, zone) = text.split_once(" in ").map_or((text, None), |(text, zone)| (text, Some(zone)));
+    let first = text.split_once(" from ").map(|(_, first)| first);
+    let mut code = "CalendarWindow::new()".to_owned();
+    if let Some(first) = first {
+        code += &match (first.split_once('-'), first.parse::<u8>()) {
+            (Some((month, day)), _) => {
+                let [month, day] = [month, day].map(|number| number.trim_start_matches('0'));
+                format!("\n        .first_date({month}, {day})\n        .expect(\"a valid date\")")
+            }
+            (None, Ok(day)) => format!("\n        .first_day({day})\n        .expect(\"a valid day\")"),
+            (None, Err(_)) => {
+                parts.uses.insert("strategy::Weekday");
+                format!("\n        .first_weekday(Weekday::{}{})", first[..1].to_uppercase(), &first[1..])
+            }
+        };
+    }
+    if let Some(zone) = zone {
+        code += &format!("\n        .in_zone({zone:?})\n        .expect(\"a known time zone\")");
+    }
+    if (first, zone) == (None, None) { code } else { parts.strategy("calendar", &code) }
+}
+
 /// Adds the statement that builds a lockout, and returns the name of its variable.
 fn lockout(locks: &Locks, parts: &mut Parts) -> String {
-    let name = match parts.lockouts.len() {
-        0 => "lockout".to_owned(),
-        others => format!("lockout_{}", others + 1),
-    };
-    let mut code = format!("    let {name} = Lockout::lasting({})", duration(locks.first));
+    let mut code = format!("Lockout::lasting({})", duration(locks.first));
     if let Some((factor, longest)) = locks.escalation {
         code += &format!("\n        .escalating({factor}, {})", duration(longest));
     }
@@ -121,8 +163,7 @@ fn lockout(locks: &Locks, parts: &mut Parts) -> String {
     if locks.by_refusals {
         code += "\n        .by_refusals()";
     }
-    parts.lockouts.push(code + ";\n");
-    name
+    parts.strategy("lockout", &code)
 }
 
 fn quota(quota: &Quota) -> String {
@@ -132,6 +173,9 @@ fn quota(quota: &Quota) -> String {
         60_000_000 => format!("Quota::per_minute({amount})"),
         3_600_000_000 => format!("Quota::per_hour({amount})"),
         86_400_000_000 => format!("Quota::per_day({amount})"),
+        604_800_000_000 => format!("Quota::per_week({amount})"),
+        2_592_000_000_000 => format!("Quota::per_month({amount})"),
+        31_536_000_000_000 => format!("Quota::per_year({amount})"),
         _ => format!("Quota::per({amount}, {})", duration(quota.period())),
     };
     quota.burst_size().map_or(plain.clone(), |burst| format!("{plain}.burst({})", digits(burst.into())))
@@ -159,7 +203,7 @@ fn digits(number: u64) -> String {
 }
 
 /// Policies with every strategy and every option of the text form.
-const SAMPLES: [&str; 15] = [
+const SAMPLES: [&str; 18] = [
     "fixed-window 10/minute",
     "fixed-window-aligned 1000/day",
     "sliding-window-counter 10/minute",
@@ -175,6 +219,9 @@ const SAMPLES: [&str; 15] = [
     "limit \"first\" 10/second; 20/minute",
     "lockout 5/10m for 15m x2 up to 1d forget 7d",
     "10/second; limit \"lockout 1 for all\" lockout 100 refusals/m for 1h; lockout 9/h for 2h",
+    "calendar 50/day; calendar 5/week from sunday",
+    "calendar 1000/month from 15 in Europe/Berlin",
+    "calendar 9000/year from 04-01",
 ];
 
 /// Returns the code of all samples as the module `snippets`, whose test compares them with their

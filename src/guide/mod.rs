@@ -3,6 +3,7 @@
 //! | task | guide |
 //! |---|---|
 //! | Choose a strategy | [Choosing a strategy](choosing_a_strategy) |
+//! | Sell requests per day or month, in the time zone of each tenant | [Quotas by day and month](quotas_by_day_and_month) |
 //! | Find the client, also behind a proxy | [Keys and proxies](keys_and_proxies) |
 //! | Set the cost of a request, before or after its response | [Costs](costs) |
 //! | Lock out who guesses passwords | [Protecting a login](protecting_a_login) |
@@ -145,6 +146,12 @@ pub mod choosing_a_strategy {
     #![doc = include_str!("links.md")]
     //! Compares the strategies and helps to choose one.
     #![doc = include_str!("choosing_a_strategy.md")]
+}
+
+pub mod quotas_by_day_and_month {
+    #![doc = include_str!("links.md")]
+    //! Counts by days, weeks, months and years of the calendar, in any time zone.
+    #![doc = include_str!("quotas_by_day_and_month.md")]
 }
 
 pub mod keys_and_proxies {

@@ -12,6 +12,7 @@ use super::numbers::set;
 use crate::decision::Decision;
 use crate::key::Key;
 use crate::policy::{Limit, Policy};
+use crate::strategy::Status;
 use crate::time::seconds_up;
 
 const POLICY: HeaderName = HeaderName::from_static("ratelimit-policy");
@@ -29,7 +30,6 @@ impl IetfFields {
     pub(super) fn of(decision: &Decision, policy: &Policy, key: &Key, partition: Option<Secret>) -> Self {
         let partition = partition.map_or_else(String::new, |secret| secret.parameter(key));
         let (mut policies, mut limits) = (String::new(), String::new());
-        let is_divided = decision.is_from_fallback();
         for (position, (limit, status)) in policy.limits().iter().zip(decision.limits()).enumerate() {
             if position > 0 {
                 policies.push_str(", ");
@@ -40,11 +40,12 @@ impl IetfFields {
                 (status.capacity(), status.remaining(), seconds_up(status.reset_after()));
             // A slot becomes free when a request ends, so neither a window nor a reset is known.
             let is_in_flight = limit.counts_in_flight();
-            let written = write!(policies, "{name};q={capacity}").and_then(|()| match window(limit, is_divided) {
-                _ if is_in_flight => policies.write_str(";qu=\"concurrent-requests\""),
-                Some(window) => write!(policies, ";w={window}"),
-                None => Ok(()),
-            });
+            let written =
+                write!(policies, "{name};q={capacity}").and_then(|()| match window(limit, status, decision) {
+                    _ if is_in_flight => policies.write_str(";qu=\"concurrent-requests\""),
+                    Some(window) => write!(policies, ";w={window}"),
+                    None => Ok(()),
+                });
             let written = written.and_then(|()| write!(limits, "{name};r={remaining}"));
             let written = written.and_then(|()| if is_in_flight { Ok(()) } else { write!(limits, ";t={reset}") });
             policies.push_str(&partition);
@@ -62,14 +63,15 @@ impl IetfFields {
     }
 }
 
-/// Returns the time in which the capacity refills, in whole seconds, rounded up.
+/// Returns the time in which the capacity refills, in whole seconds, rounded up. For a calendar
+/// window, it is the duration of this very window.
 ///
 /// A fallback decides by a divided limit, whose quota is not known here. The period stays the same,
 /// so the time is known only if the capacity is the amount, as for all windows. Otherwise returns
 /// `None`.
-fn window(limit: &Limit, is_divided: bool) -> Option<u64> {
-    let is_known = !is_divided || limit.capacity() == limit.quota().amount();
-    is_known.then(|| limit.window_secs())
+fn window(limit: &Limit, status: &Status, decision: &Decision) -> Option<u64> {
+    let is_known = !decision.is_from_fallback() || limit.capacity() == limit.quota().amount();
+    is_known.then(|| limit.window_secs(status, decision.at()))
 }
 
 /// Appends to the field in one line, because not every client reads a second one. Drops existing

@@ -10,6 +10,7 @@ use super::config::LayerConfig;
 use super::exchange::Exchange;
 use crate::lint::Lint;
 use crate::policy::{Limit, Policy};
+use crate::quota::{MONTH, WEEK, YEAR};
 use crate::storage::{AnyStorage, Breaker, MemoryStorage, Storage, layers};
 use crate::strategy::{ElasticWindow, Strategy};
 
@@ -19,9 +20,6 @@ const REQUESTS_PER_MARK: u32 = 64;
 
 /// A layer reports a lint if fewer clients than this fill the storage by exhausting their quotas.
 const FEW_CLIENTS: u64 = 10_000;
-
-/// A day in microseconds.
-const DAY: u64 = 86_400_000_000;
 
 /// A request extension with the addresses of the layers that have marked the request.
 #[derive(Clone, Default)]
@@ -136,5 +134,5 @@ fn clients_to_fill(storage: &dyn Storage, policy: &Policy) -> Option<u64> {
 
 fn is_aligned_to_weeks_or_more(limit: &Limit) -> bool {
     let is_aligned = matches!(limit.strategy().name(), "fixed-window-aligned" | "sliding-window-counter-aligned");
-    is_aligned && [7, 30, 365].iter().any(|days| limit.quota().period_micros().is_multiple_of(days * DAY))
+    is_aligned && [WEEK, MONTH, YEAR].into_iter().any(|unit| limit.quota().period_micros().is_multiple_of(unit))
 }

@@ -3,12 +3,14 @@
 use std::fmt::{self, Write};
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::num::NonZeroU32;
+use std::ops::Range;
 use std::sync::Arc;
 
 use crate::error::{ConfigError, or_panic};
 use crate::quota::Quota;
 use crate::strategy::{
-    InFlight, Lockout, Outcome, Part, SlidingWindowCounter, State, Status, Strategy, StrategyDyn, TokenBucket,
+    CalendarWindow, InFlight, Lockout, Outcome, Part, SlidingWindowCounter, State, Status, Strategy, StrategyDyn,
+    TokenBucket,
 };
 use crate::time::Timestamp;
 
@@ -133,9 +135,20 @@ impl Limit {
         self.strategy.capacity(&self.quota)
     }
 
+    /// Returns the window of a decision with this status, made at `at`, if windows differ in length.
+    pub(crate) fn window(&self, status: &Status, at: Timestamp) -> Option<Range<Timestamp>> {
+        let window = self.strategy.window(&self.quota, at)?;
+        // A window keeps its end if the calendar changes.
+        let reset = status.reset_after_micros();
+        Some(window.start..if reset > 0 { at.plus(reset) } else { window.end })
+    }
+
     /// Returns the time in which the whole [capacity](Self::capacity) refills, in seconds, rounded
-    /// up.
-    pub(crate) fn window_secs(&self) -> u64 {
+    /// up. For a window that differs from others in length, it is the duration of this window.
+    pub(crate) fn window_secs(&self, status: &Status, at: Timestamp) -> u64 {
+        if let Some(window) = self.window(status, at) {
+            return window.end.since(window.start).div_ceil(1_000_000);
+        }
         let quota = self.quota();
         let micros = u128::from(self.capacity()) * u128::from(quota.period_micros());
         let seconds = micros.div_ceil(u128::from(quota.amount()) * 1_000_000);
@@ -196,6 +209,12 @@ impl Limit {
 
     pub(crate) fn counts_refusals(&self) -> bool {
         self.strategy.counts_refusals()
+    }
+
+    /// Returns `true` if all units of this limit are refilled at the same instant, the end of its
+    /// window, which spending does not move.
+    pub(crate) fn is_fixed_window(&self) -> bool {
+        matches!(self.strategy.name(), "fixed-window" | "fixed-window-aligned" | CalendarWindow::NAME)
     }
 
     /// Returns `true` if this limit is a [`Lockout`].

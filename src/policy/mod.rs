@@ -53,6 +53,7 @@ use crate::strategy::Strategy;
 /// | amount of a window or log | they stay spent: with 8 of 10 spent, 0 remain after lowering to 5, and 12 after raising to 20 |
 /// | amount and burst (or queue) of a bucket, by the same factor | they are scaled: with 4 of 10 remaining, 8 remain after raising to 20 |
 /// | amount of a bucket whose burst (or queue) stays the same | they are scaled so that the time until the bucket is full stays the same, up to that of an empty bucket |
+/// | time zone or first day of a calendar window | the current window keeps its units and its end |
 /// | burst of a bucket, or length of a queue | they stay spent, up to an empty bucket: with 15 of 20 spent, 15 remain after raising to 30, and 0 after lowering to 10 |
 /// | period, strategy, or position of a limit | they are forgotten: the limit starts with its full quota |
 ///

@@ -1,13 +1,16 @@
 //! The text form of policies.
 
+mod calendar;
+
 use std::fmt;
 use std::str::FromStr;
 
+use self::calendar::scan_calendar;
 use super::limit::Quoted;
 use super::{Limit, Policy, text_of};
 use crate::error::ConfigError;
 use crate::quota::{Quota, scan_time};
-use crate::strategy::{LeakyBucket, Lockout, NAMES, Strategy, by_name};
+use crate::strategy::{CalendarWindow, LeakyBucket, Lockout, NAMES, Strategy, by_name};
 use crate::text::{Scanner, Suggested, Unreadable, edits, parse};
 
 /// The keyword before a shadow limit.
@@ -37,6 +40,9 @@ const LOCKOUTS: [&str; 5] = ["ban", "block", "jail", "lock", "penalty"];
 /// - A [`Lockout`](crate::Lockout) is `lockout quota for time [xn up to time] [forget time]`, as in
 ///   `lockout 5/10m for 15m x2 up to 1d forget 7d`. In `100 refusals/m`, the word `refusals` lets it
 ///   count the refusals by the other limits. It cannot be the first limit then.
+/// - A [`CalendarWindow`](crate::CalendarWindow) is `calendar quota [from day] [in zone]`, as in
+///   `calendar 1000/month from 15 in Europe/Berlin`. The period is `day`, `week`, `month` or `year`. The
+///   day is a day of the week, a day of the month, or a month and a day such as `04-01`.
 ///
 /// Except in names, upper and lower case are equivalent.
 impl FromStr for Policy {
@@ -135,6 +141,7 @@ fn scan_limit(scanner: &mut Scanner<'_>) -> Result<Limit, Unreadable> {
     let strategy = match scanner.word() {
         "" => None,
         name if name.eq_ignore_ascii_case("lockout") => return scan_lockout(start, scanner),
+        name if is_calendar(name) => return scan_calendar(scanner),
         name => Some(by_name(name).ok_or_else(|| not_a_strategy(start, *scanner, name))?),
     };
     let quota = Quota::scan(scanner)?;
@@ -153,6 +160,12 @@ fn scan_limit(scanner: &mut Scanner<'_>) -> Result<Limit, Unreadable> {
         };
     }
     Ok(strategy.map_or(Ok(quota.into()), |strategy| Limit::of(strategy, quota))?)
+}
+
+/// Returns `true` for the name of the calendar window, and for the one in the test vectors.
+fn is_calendar(name: &str) -> bool {
+    let name = name.to_ascii_lowercase().replace('_', "-");
+    name.strip_suffix("-window").unwrap_or(&name) == CalendarWindow::NAME
 }
 
 /// Scans the quota and the options of a lockout. `start` is the position before its name.

@@ -15,7 +15,10 @@ const MILLISECOND: u64 = 1_000;
 const SECOND: u64 = 1_000 * MILLISECOND;
 const MINUTE: u64 = 60 * SECOND;
 const HOUR: u64 = 60 * MINUTE;
-const DAY: u64 = 24 * HOUR;
+pub(crate) const DAY: u64 = 24 * HOUR;
+pub(crate) const WEEK: u64 = 7 * DAY;
+pub(crate) const MONTH: u64 = 30 * DAY;
+pub(crate) const YEAR: u64 = 365 * DAY;
 
 /// The longest span that strategies can count: 2^52 microseconds, about 142 years.
 const LONGEST: u64 = 1 << 52;
@@ -108,6 +111,38 @@ impl Quota {
     #[track_caller]
     pub const fn per_day(amount: u32) -> Self {
         Self::of(amount, DAY)
+    }
+
+    /// Creates a quota of `amount` units per week of 7 days.
+    ///
+    /// # Panics
+    ///
+    /// Panics if `amount` is 0. [`try_per`](Self::try_per) returns an error instead.
+    #[track_caller]
+    pub const fn per_week(amount: u32) -> Self {
+        Self::of(amount, WEEK)
+    }
+
+    /// Creates a quota of `amount` units per month of 30 days. A
+    /// [`CalendarWindow`](crate::CalendarWindow) takes it as a calendar month.
+    ///
+    /// # Panics
+    ///
+    /// Panics if `amount` is 0. [`try_per`](Self::try_per) returns an error instead.
+    #[track_caller]
+    pub const fn per_month(amount: u32) -> Self {
+        Self::of(amount, MONTH)
+    }
+
+    /// Creates a quota of `amount` units per year of 365 days. A
+    /// [`CalendarWindow`](crate::CalendarWindow) takes it as a calendar year.
+    ///
+    /// # Panics
+    ///
+    /// Panics if `amount` is 0. [`try_per`](Self::try_per) returns an error instead.
+    #[track_caller]
+    pub const fn per_year(amount: u32) -> Self {
+        Self::of(amount, YEAR)
     }
 
     /// Creates a quota of `amount` units per `period`, which is rounded down to whole microseconds.

@@ -4,16 +4,16 @@ use std::cmp::Reverse;
 use std::fmt;
 use std::str::FromStr;
 
-use super::{DAY, HOUR, MILLISECOND, MINUTE, Quota, SECOND};
+use super::{DAY, HOUR, MILLISECOND, MINUTE, MONTH, Quota, SECOND, WEEK, YEAR};
 use crate::error::ConfigError;
 use crate::text::{Scanner, Unreadable, edits, parse};
 
 /// The units of time in strings: the microseconds, the canonical name, and its aliases. Case is
 /// ignored.
 const UNITS: [(u64, &str, &[&str]); 8] = [
-    (365 * DAY, "year", &["years"]),
-    (30 * DAY, "month", &["months"]),
-    (7 * DAY, "week", &["weeks", "w"]),
+    (YEAR, "year", &["years"]),
+    (MONTH, "month", &["months"]),
+    (WEEK, "week", &["weeks", "w"]),
     (DAY, "day", &["days", "d"]),
     (HOUR, "hour", &["hours", "hr", "h"]),
     (MINUTE, "minute", &["minutes", "min", "m"]),

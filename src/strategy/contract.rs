@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::num::NonZeroU32;
+use std::ops::Range;
 use std::sync::Arc;
 
 use super::state::{Hit, Outcome, State, Status};
@@ -96,14 +97,7 @@ pub trait Strategy: fmt::Debug + Send + Sync + 'static {
     /// Returns an error if the quota is not supported. The default implementation rejects quotas
     /// with a burst.
     fn validate(&self, quota: &Quota) -> Result<(), ConfigError> {
-        match quota.burst_size() {
-            None => Ok(()),
-            Some(burst) => Err(ConfigError::new(format!(
-                "{} does not support a burst, as in \"{quota}\": remove \"burst {burst}\", \
-                 or write \"token-bucket {quota}\"",
-                self.name()
-            ))),
-        }
+        without_burst(self.name(), quota)
     }
 
     /// Decides a hit of `cost` units without changing the state. The returned numbers are those
@@ -209,11 +203,22 @@ pub trait Strategy: fmt::Debug + Send + Sync + 'static {
         None
     }
 
+    /// Returns the window that contains `now`, from its first instant to the first instant of the
+    /// next one, if windows differ in length and all keys have the same ones. Header fields and the
+    /// [usage](crate::Usage) report it. Defaults to `None`.
+    fn window(&self, quota: &Quota, now: Timestamp) -> Option<Range<Timestamp>> {
+        let _ = (quota, now);
+        None
+    }
+
     /// Returns the strategy as a Lua script, with its arguments for a hit of `cost` units. The
     /// Redis storage runs it on the server. Defaults to `None`: if a limit of a policy has no
     /// script, the Redis storage compares and swaps instead, which takes more round trips.
-    fn script(&self, quota: &Quota, cost: u32) -> Option<Script> {
-        let _ = (quota, cost);
+    ///
+    /// `now` is the time of this process. The functions of the script get that of the server, which
+    /// can be earlier or later.
+    fn script(&self, quota: &Quota, now: Timestamp, cost: u32) -> Option<Script> {
+        let _ = (quota, now, cost);
         None
     }
 
@@ -225,6 +230,17 @@ pub trait Strategy: fmt::Debug + Send + Sync + 'static {
     /// Returns the error of the formatter.
     fn describe(&self, quota: &Quota, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} {quota}", self.name())
+    }
+}
+
+/// Returns an error if the quota has a burst.
+pub(super) fn without_burst(strategy: &str, quota: &Quota) -> Result<(), ConfigError> {
+    match quota.burst_size() {
+        None => Ok(()),
+        Some(burst) => Err(ConfigError::new(format!(
+            "{strategy} does not support a burst, as in \"{quota}\": remove \"burst {burst}\", \
+             or write \"token-bucket {quota}\""
+        ))),
     }
 }
 
@@ -271,6 +287,10 @@ impl Divided {
 ///
 /// The code after a line `-- Only for settling.` is removed from scripts that only decide on hits.
 /// All functions must be pure. Numbers are doubles, which are exact up to 2^53.
+///
+/// A function whose arguments do not cover the time of the server can end with
+/// `error('not prepared for ' .. string.format('%.0f', now))`. Then the storage asks the strategy for
+/// arguments at that time, and runs the script once more. Nothing has been written by then.
 #[derive(Clone, Debug)]
 #[expect(clippy::exhaustive_structs, reason = "a strategy fills in every field")]
 pub struct Script {
@@ -280,8 +300,8 @@ pub struct Script {
     pub name: &'static str,
     /// The pieces of the Lua source. Each piece comes after the pieces that it uses.
     pub sources: &'static [&'static str],
-    /// The numbers that the functions get as their last arguments. They depend on the quota and the
-    /// cost. The length must be constant. Numbers above 2^53 are rounded.
+    /// The numbers that the functions get as their last arguments. They depend on the quota, the
+    /// time and the cost. The length must be constant. Numbers above 2^53 are rounded.
     pub arguments: Vec<u64>,
     /// `true` if the script may admit a hit with a delay. Then `NAME_hit` must return the delay.
     pub delays: bool,

@@ -120,7 +120,7 @@ impl Strategy for ElasticWindow {
         true
     }
 
-    fn script(&self, quota: &Quota, _: u32) -> Option<Script> {
+    fn script(&self, quota: &Quota, _: Timestamp, _: u32) -> Option<Script> {
         let arguments = vec![quota.amount().into(), quota.period_micros()];
         Some(Script {
             name: "elastic-window",

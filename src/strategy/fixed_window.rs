@@ -107,7 +107,7 @@ impl Strategy for FixedWindow {
         }
     }
 
-    fn script(&self, quota: &Quota, _: u32) -> Option<Script> {
+    fn script(&self, quota: &Quota, _: Timestamp, _: u32) -> Option<Script> {
         let arguments = vec![quota.amount().into(), quota.period_micros(), self.aligned.into()];
         Some(Script { name: "fixed-window", sources: &[include_str!("fixed_window.lua")], arguments, delays: false })
     }

@@ -138,7 +138,7 @@ impl Strategy for LeakyBucket {
         Some(Divided::new(Self::new().queue(slots), share))
     }
 
-    fn script(&self, quota: &Quota, cost: u32) -> Option<Script> {
+    fn script(&self, quota: &Quota, _: Timestamp, cost: u32) -> Option<Script> {
         let sources = &[include_str!("bucket.lua"), include_str!("leaky_bucket.lua")];
         let arguments = script_arguments(quota, self.capacity(quota), cost);
         Some(Script { name: "leaky-bucket", sources, arguments, delays: true })

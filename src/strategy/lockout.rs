@@ -411,7 +411,7 @@ impl Strategy for Lockout {
         *state = if is_over { State::Fresh } else { refunded };
     }
 
-    fn script(&self, quota: &Quota, _: u32) -> Option<Script> {
+    fn script(&self, quota: &Quota, _: Timestamp, _: u32) -> Option<Script> {
         let arguments = vec![
             self.by_refusals.into(),
             quota.amount().into(),

@@ -19,7 +19,8 @@
 //!       refused hit on.
 //!     - The `retry_after` is not longer than after spending the whole capacity. An exception is
 //!       the aligned [`SlidingWindowCounter`], whose stored instant counts as the start of the next
-//!       bucket. So it adds up to one period.
+//!       bucket. So it adds up to one period. Another one is the [`CalendarWindow`], which keeps the
+//!       end of a window if a window can be so long.
 //!     - A debt that a charge raised above the capacity counts as at most about 1.6 times its size.
 //! 7. Strategies accept any state, cost and instant without a panic. A kind of state that the
 //!    strategy does not use counts as no state.
@@ -40,6 +41,8 @@
 //! in whole microseconds, or in fractions of one if the period is not a multiple of the amount.
 
 mod arithmetic;
+mod calendar;
+mod calendar_window;
 mod contract;
 mod elastic_window;
 mod fixed_window;
@@ -55,6 +58,9 @@ mod token_bucket;
 
 use std::sync::Arc;
 
+pub(crate) use self::calendar::UnknownZone;
+pub use self::calendar::Weekday;
+pub use self::calendar_window::CalendarWindow;
 pub use self::contract::{Divided, Script, Strategy};
 pub(crate) use self::contract::{Part, StrategyDyn};
 pub use self::elastic_window::ElasticWindow;
@@ -84,8 +90,8 @@ pub(crate) fn by_name(name: &str) -> Option<Arc<dyn StrategyDyn>> {
     })
 }
 
-/// The names that [`by_name`] accepts, without the aliases, for error messages.
-pub(crate) const NAMES: [&str; 9] = [
+/// The names of all strategies, without the aliases, for error messages.
+pub(crate) const NAMES: [&str; 10] = [
     "fixed-window",
     "fixed-window-aligned",
     "elastic-window",
@@ -95,4 +101,5 @@ pub(crate) const NAMES: [&str; 9] = [
     "token-bucket",
     "leaky-bucket",
     "lockout",
+    "calendar",
 ];

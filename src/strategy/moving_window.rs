@@ -106,7 +106,7 @@ impl Strategy for MovingWindow {
         quota.amount()
     }
 
-    fn script(&self, quota: &Quota, _: u32) -> Option<Script> {
+    fn script(&self, quota: &Quota, _: Timestamp, _: u32) -> Option<Script> {
         // An instant is stored modulo the range of its bytes. No two entries are further apart than
         // two periods.
         let bytes = (4..7).find(|bytes| quota.period_micros() < 1 << (8 * bytes - 1)).unwrap_or(7);

@@ -211,7 +211,7 @@ impl Strategy for SlidingWindowCounter {
         Outcome::spent(0, after < capacity)
     }
 
-    fn script(&self, quota: &Quota, _: u32) -> Option<Script> {
+    fn script(&self, quota: &Quota, _: Timestamp, _: u32) -> Option<Script> {
         let arguments = vec![quota.amount().into(), quota.period_micros(), self.aligned.into()];
         Some(Script {
             name: "sliding-window-counter",

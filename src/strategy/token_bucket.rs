@@ -102,7 +102,7 @@ impl Strategy for TokenBucket {
         Outcome::spent(0, after.plus(quota.span_of(1), quota.amount()).is_within(full, quota.amount()))
     }
 
-    fn script(&self, quota: &Quota, cost: u32) -> Option<Script> {
+    fn script(&self, quota: &Quota, _: Timestamp, cost: u32) -> Option<Script> {
         let sources = &[include_str!("bucket.lua"), include_str!("token_bucket.lua")];
         let arguments = script_arguments(quota, self.capacity(quota), cost);
         Some(Script { name: "token-bucket", sources, arguments, delays: false })

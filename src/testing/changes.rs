@@ -12,7 +12,7 @@ use crate::time::{Timestamp, micros};
 /// Pairs of limits: before and after a change of the policy. The second one decides on states of
 /// the first. Elastic windows are missing, because their refusals change the state and peeks do
 /// not.
-const CHANGED: [(&str, &str); 8] = [
+const CHANGED: [(&str, &str); 10] = [
     ("token-bucket 10/minute burst 20", "token-bucket 100/minute burst 20"),
     ("token-bucket 7/minute burst 20", "token-bucket 7/minute burst 10"),
     ("token-bucket 7/minute burst 20", "token-bucket 70/minute burst 30"),
@@ -21,6 +21,8 @@ const CHANGED: [(&str, &str); 8] = [
     ("moving-window 10/minute", "moving-window 3/minute"),
     ("10/minute", "3/minute"),
     ("sliding-window-counter-aligned 10/minute", "sliding-window-counter-aligned 3/minute"),
+    ("calendar 10/week", "calendar 3/week"),
+    ("calendar 10/week", "calendar 10/week from thursday"),
 ];
 
 /// Pairs of limits: before and after the quota was raised. A charge of 100 units is a debt under the

@@ -13,6 +13,7 @@ use super::strategy::run_some;
 use crate::decision::Decision;
 use crate::key::Key;
 use crate::policy::{Limit, Op, Policy};
+use crate::quota::DAY;
 use crate::storage::{AnyStorage, Clock, ManualClock, Storage, StorageRequest, Summary};
 use crate::strategy::State;
 use crate::time::Timestamp;
@@ -225,7 +226,12 @@ fn like_the_model(law: &'static str, scripts: u32, policies: &[Policy], make: &M
         2 => costs(0).prop_map(Actual::More).prop_map(Action::SettleLast),
         1 => Just(Action::Clear),
     ];
-    let waits = prop_oneof![3 => Just(0_u64), 3 => 1..=1_000_000_u64, 1 => 1..=100_000_000_u64];
+    let waits = prop_oneof![
+        9 => Just(0_u64),
+        9 => 1..=1_000_000_u64,
+        3 => 1..=100_000_000_u64,
+        1 => 1..=40 * DAY,
+    ];
     let steps = vec((waits, 0..policies.len(), 0..3_u64, actions), 1..80);
     run_some(law, scripts, &steps, |steps| {
         let harness = Harness::new(law, &runtime, make);

@@ -15,7 +15,7 @@ use crate::policy::Policy;
 use crate::storage::{AnyStorage, ManualClock, Storage};
 
 /// Policies of one limit, with all strategies. No amount divides its period.
-const EVERY_STRATEGY: [&str; 10] = [
+const EVERY_STRATEGY: [&str; 11] = [
     "fixed-window 3 per 7 seconds",
     "fixed-window-aligned 3 per 7 seconds",
     "elastic-window 3 per 7 seconds",
@@ -26,7 +26,11 @@ const EVERY_STRATEGY: [&str; 10] = [
     "token-bucket 3 per 7 seconds burst 5",
     "leaky-bucket 3 per 7 seconds queue 2",
     "lockout 3 per 7 seconds for 4 seconds x2 up to 8 seconds forget 5 seconds",
+    "calendar 3/week from sunday",
 ];
+
+/// A calendar window that needs the feature of that name.
+const MONTH: &str = "calendar 3/month from 31";
 
 /// Policies with several limits: small states, logs, and many limits.
 const SEVERAL_LIMITS: [&str; 5] = [
@@ -42,12 +46,13 @@ const A_FEW_LIMITS: [&str; 1] =
     ["fixed-window 3 per 7 seconds; moving-window 3 per 9 seconds; token-bucket 3 per 7 seconds"];
 
 /// Policies for concurrent hits.
-const CONCURRENT: [&str; 5] = [
+const CONCURRENT: [&str; 6] = [
     "fixed-window 300/day",
     "token-bucket 300/year",
     "elastic-window 300/day; fixed-window 400/day",
     "moving-window 300/day; 500/day",
     "lockout 300/day for 1 day",
+    "calendar 300/week",
 ];
 
 /// The laws that are checked without concurrency, in this order. The first ones are on states that
@@ -192,7 +197,9 @@ impl<'a, St: Storage> StorageLaws<'a, St> {
         self.concurrent_requests();
         many_keys_are_independent(&runtime, self.scripts, &self.empty(&runtime));
         policies_of_one_name_in(self.scripts, make);
-        let all = EVERY_STRATEGY.into_iter().chain(SEVERAL_LIMITS).map(parsed).chain(self.more.iter().cloned());
+        let month = cfg!(feature = "calendar").then_some(MONTH);
+        let texts = EVERY_STRATEGY.into_iter().chain(SEVERAL_LIMITS).chain(month);
+        let all = texts.map(parsed).chain(self.more.iter().cloned());
         decides_like_the_model_in(self.scripts, &self.supported(all), make);
     }
 

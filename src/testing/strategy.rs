@@ -19,7 +19,7 @@ use super::strategy_laws::{
     waits_are_exact_after_quota_change,
 };
 use crate::policy::{Limit, Op, Policy};
-use crate::quota::Quota;
+use crate::quota::{DAY, MONTH, Quota, WEEK, YEAR};
 use crate::strategy::{ElasticWindow, FixedWindow, LeakyBucket, Log, MovingWindow, State, Strategy, TokenBucket};
 use crate::time::{Timestamp, micros};
 
@@ -276,7 +276,7 @@ fn quotas(bursts: bool) -> impl Generator<Value = Quota> {
     let periods = prop_oneof![
         4 => 1..=60_u64,
         4 => 1_000..=5_000_000_u64,
-        1 => Just(31_536_000_000_000),
+        2 => select(vec![DAY, WEEK, MONTH, YEAR]),
         1 => Just(1_u64 << 51),
     ];
     let burst = prop_oneof![Just(None), (1..=20_u32).prop_map(Some)];

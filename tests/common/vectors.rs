@@ -12,9 +12,10 @@ use tokio::runtime::{Builder, Runtime};
 use tower_ratelimit::storage::{AnyStorage, ManualClock};
 #[cfg(feature = "servers")]
 use tower_ratelimit::storage::{EtcdStorage, MemcachedStorage, PostgresStorage, RedisStorage, SqliteStorage};
+use tower_ratelimit::strategy::Weekday;
 use tower_ratelimit::{
-    Decision, ElasticWindow, FixedWindow, Key, LeakyBucket, Limit, Lockout, MemoryStorage, MovingWindow, Policy, Quota,
-    RateLimiter, SlidingWindowCounter, Storage, Timestamp, TokenBucket,
+    CalendarWindow, Decision, ElasticWindow, FixedWindow, Key, LeakyBucket, Limit, Lockout, MemoryStorage,
+    MovingWindow, Policy, Quota, RateLimiter, SlidingWindowCounter, Storage, Timestamp, TokenBucket,
 };
 
 #[cfg(feature = "servers")]
@@ -24,7 +25,7 @@ use crate::time::EVENTUALLY;
 pub type Error = tower_ratelimit::BoxError;
 
 /// The number of steps in all files together.
-pub const STEPS: usize = 37_350 + 139 + 8_430 + 7_611;
+pub const STEPS: usize = 37_350 + 139 + 8_430 + 7_611 + 12_000 + 1_660;
 
 /// Returns the paths of the JSON files with the vectors.
 pub fn files() -> Vec<PathBuf> {
@@ -143,6 +144,8 @@ struct Document {
     #[serde(default)]
     scenarios: Vec<Scenario>,
     #[serde(default)]
+    boundaries: Vec<Boundary>,
+    #[serde(default)]
     cases: Vec<Case>,
 }
 
@@ -166,7 +169,7 @@ struct Scenario {
 struct LimitSpec {
     strategy: String,
     limit: u32,
-    period_us: u64,
+    period_us: Option<u64>,
     burst: Option<u32>,
     queue: Option<u32>,
     lock_us: Option<u64>,
@@ -174,6 +177,34 @@ struct LimitSpec {
     max_lock_us: Option<u64>,
     forget_us: Option<u64>,
     by: Option<String>,
+    #[serde(flatten)]
+    calendar: Option<Calendar>,
+}
+
+/// The calendar of a window.
+#[derive(Clone, Deserialize)]
+struct Calendar {
+    unit: String,
+    start: Option<Start>,
+    zone: String,
+}
+
+/// The first day of a window: of a week or a month, or of a year as `MM-DD`.
+#[derive(Clone, Deserialize)]
+#[serde(untagged)]
+enum Start {
+    Number(u8),
+    Date(String),
+}
+
+/// The window that contains an instant.
+#[derive(Deserialize)]
+struct Boundary {
+    #[serde(flatten)]
+    calendar: Calendar,
+    at_us: u64,
+    begin_us: u64,
+    end_us: u64,
 }
 
 #[derive(Deserialize)]
@@ -288,7 +319,15 @@ pub fn replay<St: Storage>(
         }
         mismatches.append(&mut lines);
     }
-    let mut steps: usize = document.scenarios.iter().map(|scenario| scenario.steps.len()).sum();
+    let zones = document.boundaries.chunk_by(|one, other| one.calendar.zone == other.calendar.zone).map(|boundaries| {
+        let clock = ManualClock::default();
+        let storage = make(&format!("boundaries {}", boundaries[0].calendar.zone), clock.clone());
+        async move { replay_boundaries(boundaries, storage?, &clock).await }
+    });
+    let wrong: Vec<Vec<String>> = runtime.block_on(stream::iter(zones).buffered(CONCURRENT).try_collect())?;
+    mismatches.extend(wrong.concat());
+    let mut steps = document.boundaries.len();
+    steps += document.scenarios.iter().map(|scenario| scenario.steps.len()).sum::<usize>();
     for (number, case) in document.cases.iter().enumerate() {
         steps += 1;
         let parsed = case.input.parse::<Policy>();
@@ -302,6 +341,69 @@ pub fn replay<St: Storage>(
     }
     Ok((steps, mismatches))
 }
+
+/// Returns a line for each instant that is in another window, or whose hit on the storage has another
+/// end.
+async fn replay_boundaries(
+    boundaries: &[Boundary],
+    storage: impl Storage,
+    clock: &ManualClock,
+) -> Result<Vec<String>, Error> {
+    let (storage, mut mismatches) = (AnyStorage::new(storage), Vec::new());
+    for (number, boundary) in boundaries.iter().enumerate() {
+        let Boundary { calendar, at_us, begin_us, end_us } = boundary;
+        let at = Timestamp::from_micros(*at_us);
+        clock.set(at);
+        let limit = Limit::try_new(calendar.window()?, calendar.quota(1)?)?;
+        let window = limit.strategy().window(limit.quota(), at).ok_or("the strategy has no windows")?;
+        let policy = Policy::from(limit);
+        let key = Key::from(format!("boundary {number}"));
+        let hit = RateLimiter::with_storage(policy.clone(), storage.clone()).hit(&key).await?;
+        let got = [window.start.as_micros(), window.end.as_micros(), at_us + micros(hit.reset_after())];
+        if got != [*begin_us, *end_us, *end_us] {
+            mismatches
+                .push(format!("{policy}, boundary {number} at {at_us}: expected {begin_us} to {end_us}, got {got:?}"));
+        }
+    }
+    Ok(mismatches)
+}
+
+impl Calendar {
+    fn quota(&self, limit: u32) -> Result<Quota, Error> {
+        Ok(match &*self.unit {
+            "day" => Quota::per_day(limit),
+            "week" => Quota::per_week(limit),
+            "month" => Quota::per_month(limit),
+            "year" => Quota::per_year(limit),
+            other => return Err(format!("unknown unit {other:?}").into()),
+        })
+    }
+
+    fn window(&self) -> Result<CalendarWindow, Error> {
+        let window = CalendarWindow::new().in_zone(&self.zone)?;
+        Ok(match (&*self.unit, &self.start) {
+            (_, None) => window,
+            ("week", Some(Start::Number(day))) => window.first_weekday(WEEKDAYS[usize::from(*day) - 1]),
+            ("month", Some(Start::Number(day))) => window.first_day(*day)?,
+            ("year", Some(Start::Date(date))) => {
+                let (month, day) = date.split_once('-').ok_or("the start of a year is not MM-DD")?;
+                window.first_date(month.parse()?, day.parse()?)?
+            }
+            (unit, Some(_)) => return Err(format!("a {unit} cannot start on this day").into()),
+        })
+    }
+}
+
+/// The days of the week, from 1.
+const WEEKDAYS: [Weekday; 7] = [
+    Weekday::Monday,
+    Weekday::Tuesday,
+    Weekday::Wednesday,
+    Weekday::Thursday,
+    Weekday::Friday,
+    Weekday::Saturday,
+    Weekday::Sunday,
+];
 
 impl Scenario {
     /// Returns a line for each mismatch.
@@ -336,7 +438,10 @@ impl Scenario {
 
 impl LimitSpec {
     fn limit(&self) -> Result<Limit, Error> {
-        let mut quota = Quota::try_per(self.limit, Duration::from_micros(self.period_us))?;
+        if let ("calendar-window", Some(calendar)) = (&*self.strategy, &self.calendar) {
+            return Ok(Limit::try_new(calendar.window()?, calendar.quota(self.limit)?)?);
+        }
+        let mut quota = Quota::try_per(self.limit, Duration::from_micros(self.period_us.ok_or("no period")?))?;
         if let Some(burst) = self.burst {
             quota = quota.try_burst(burst)?;
         }

@@ -99,6 +99,10 @@ async fn window_in_ietf_fields_is_the_refill_time_of_the_capacity() {
         ("leaky-bucket 10/second queue 20", "q=21;w=3"),
         ("sliding-window-counter 300/year", "q=300;w=31536000"),
         ("4294967295/year", "q=4294967295;w=31536000"),
+        ("calendar 9/day", "q=9;w=86400"),
+        ("calendar 9/month", "q=9;w=2678400"),
+        // This October has an hour more in Berlin.
+        ("calendar 9/month in Europe/Berlin", "q=9;w=2682000"),
     ] {
         let (service, _clock) = limited(policy(text).with_name("x"), Headers::ietf());
         let response = ask(&service, get("/")).await;

@@ -232,6 +232,7 @@ async fn aligned_calendar_lint_is_reported_once() {
         ("fixed-window-aligned 10/year", true),
         ("fixed-window-aligned 10/day", false),
         ("fixed-window-aligned 10/3 days", false),
+        ("calendar 10/month", false),
         ("fixed-window 10/week", false),
         ("sliding-window-counter 10/month", false),
     ] {

@@ -1,6 +1,7 @@
 //! The middleware: requests, responses and keys.
 
 mod allow_list;
+mod calendar;
 mod charge;
 mod client_ip;
 mod clock_resolution;

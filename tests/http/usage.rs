@@ -68,6 +68,18 @@ async fn usage_of_a_refused_client_contains_its_wait() {
 }
 
 #[tokio::test]
+async fn usage_of_a_calendar_window_contains_its_first_instant_and_its_end() {
+    let october = [json!(1_727_740_800), json!(1_730_419_200)];
+    let app = app(&layer("calendar 3/month; 5/hour"));
+    for client in ["a", "b"] {
+        let usage = json_of(from(&app, "/usage", client).await).await;
+        assert_eq!(["begin", "end"].map(|name| usage["limits"][0][name].clone()), october, "{usage}");
+        assert_eq!((&usage["limits"][1]["begin"], &usage["limits"][1]["end"]), (&Value::Null, &Value::Null));
+        let _ = from(&app, "/", "b").await;
+    }
+}
+
+#[tokio::test]
 async fn names_are_escaped_in_json() {
     let layer = RateLimitLayer::new(policy("1/hour").with_name("a\"b\\c"), Header::new("x-client"));
     let usage = json_of(from(&app(&layer), "/usage", "a").await).await;

@@ -5,7 +5,7 @@ use std::time::Duration;
 use common::{memory, memory_with_manual_clock, now, policy};
 use tower_ratelimit::testing::{StorageLaws, StrategyLaws, concurrent_hits_are_exact, decides_like_the_model};
 use tower_ratelimit::{
-    ElasticWindow, FixedWindow, LeakyBucket, Lockout, MemoryStorage, MovingWindow, Quota, RateLimiter,
+    CalendarWindow, ElasticWindow, FixedWindow, LeakyBucket, Lockout, MemoryStorage, MovingWindow, Quota, RateLimiter,
     SlidingWindowCounter, TokenBucket,
 };
 
@@ -81,6 +81,20 @@ fn lockout_obeys_the_laws() {
         .check();
 }
 
+/// A period of 30 days can contain a February and parts of its neighbors.
+#[test]
+fn calendar_window_obeys_the_laws() {
+    let promise = |quota: &Quota| 3 * u64::from(quota.amount());
+    let windows = [
+        CalendarWindow::new(),
+        CalendarWindow::new().in_zone("America/Havana").unwrap(),
+        CalendarWindow::new().first_day(31).unwrap().in_zone("Europe/Berlin").unwrap(),
+    ];
+    for window in windows {
+        StrategyLaws::new(window).promise(promise).check();
+    }
+}
+
 #[test]
 fn memory_decides_like_the_model() {
     let policies = [
@@ -92,6 +106,7 @@ fn memory_decides_like_the_model() {
         "leaky-bucket 3/second queue 2",
         "lockout 3/second for 2s x2 up to 1m forget 10s",
         "3/second; lockout 5 refusals/10 seconds for 2s x2 up to 1m",
+        "calendar 3/day in America/Havana",
         "elastic-window 2/second; moving-window 5/20 seconds",
         "token-bucket 7/second burst 4; sliding-window-counter-aligned 9/minute; leaky-bucket 3/second queue 2",
         "moving-window 4/second; moving-window 6/second; 20/minute; fixed-window-aligned 5/second; 30/hour",

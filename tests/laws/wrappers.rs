@@ -190,8 +190,13 @@ fn leases_obey_the_laws() {
 
 #[test]
 fn leases_with_few_keys_and_large_quotas_decide_like_the_model() {
-    let texts =
-        ["fixed-window 40/minute", "fixed-window-aligned 50/minute", "fixed-window 2/second", "fixed-window 1/second"];
+    let texts = [
+        "fixed-window 40/minute",
+        "fixed-window-aligned 50/minute",
+        "fixed-window 2/second",
+        "fixed-window 1/second",
+        "calendar 30/day in America/Havana",
+    ];
     for (slice, max_keys) in [(4, 1), (9, 2), (50, 1_000)] {
         decides_like_the_model(&texts.map(policy), |clock: ManualClock| {
             let storage = memory(clock.clone());

@@ -2,6 +2,7 @@
 //! quotas.
 
 mod acquire;
+mod calendar;
 mod cas;
 mod cas_skew;
 mod cas_versions;

@@ -4,8 +4,10 @@
 //! mismatch and a last line `N steps, M mismatches`. The exit status is 1 if there are mismatches,
 //! and 2 if a file cannot be read or the storage fails.
 //!
+//! A boundary of a calendar counts as a step.
+//!
 //! The storage defaults to `memory://`. Other storages need `--features servers`. Their keys begin
-//! with `replay` and expire soon.
+//! with `replay`, and expire with their windows.
 
 use std::process::ExitCode;
 

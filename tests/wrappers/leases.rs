@@ -649,7 +649,9 @@ async fn only_policies_of_a_single_fixed_window_are_leased() {
         let error = RateLimiter::try_with_storage(policy(text), leases()).unwrap_err().to_string();
         assert!(error.contains("fixed-window 10000/minute") && error.contains(&policy(text).to_string()), "{error}");
     }
-    assert!(RateLimiter::try_with_storage(policy("fixed-window-aligned 9/day"), leases()).is_ok());
+    for text in ["fixed-window-aligned 9/day", "calendar 9/month from 15 in Europe/Berlin"] {
+        assert!(RateLimiter::try_with_storage(policy(text), leases()).is_ok());
+    }
     assert!(panic_message(|| Leases::new(MemoryStorage::new(), 0)).contains("for example 100"));
     for max_keys in [0, usize::MAX] {
         assert!(panic_message(|| leases().max_keys(max_keys)).contains("10_000"));

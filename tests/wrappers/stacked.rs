@@ -64,7 +64,7 @@ async fn cached_refusals_stay_during_an_outage() {
 
 #[tokio::test(start_paused = true)]
 async fn leases_are_spent_during_an_outage_and_none_are_taken_from_the_fallback() {
-    for text in ["fixed-window 1000/day", "fixed-window-aligned 1000/day"] {
+    for text in ["fixed-window 1000/day", "fixed-window-aligned 1000/day", "calendar 1000/day"] {
         let (breaker, primary, clock) = breaker(4);
         let leases = Leases::new(breaker, 10).clock(clock);
         let limiter = RateLimiter::with_storage(policy(text), leases.clone());

@@ -58,10 +58,10 @@ use crate::storage::{
 ///   theirs.
 /// - An admitted hit can report too many remaining units, because other nodes spend units too.
 ///
-/// The policy must be a single [`FixedWindow`](crate::FixedWindow), anchored or aligned. Other
-/// policies fail [validation](Storage::validate). Two kinds of hits are sent to the storage
+/// The policy must be a single [`FixedWindow`](crate::FixedWindow), anchored or aligned, or a single
+/// [`CalendarWindow`](crate::CalendarWindow). Other policies fail [validation](Storage::validate). Two kinds of hits are sent to the storage
 /// unchanged: those of shadow limits, and those of a policy that was chosen for the request and is
-/// not a single fixed window.
+/// not a single window of these kinds.
 ///
 /// At most 10,000 keys have a lease ([`max_keys`](Self::max_keys)). Beyond that, a new lease evicts
 /// one that was not used recently. The evicted lease is refunded.
@@ -209,7 +209,7 @@ fn check(policy: &Policy) -> Result<(), ConfigError> {
 /// Returns `true` for a policy whose hits are served from leases.
 fn is_leased(policy: &Policy) -> bool {
     match policy.limits() {
-        [limit] if !policy.is_shadow() => matches!(limit.strategy().name(), "fixed-window" | "fixed-window-aligned"),
+        [limit] if !policy.is_shadow() => limit.is_fixed_window(),
         _ => false,
     }
 }

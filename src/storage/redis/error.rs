@@ -10,6 +10,7 @@ use std::fmt;
 use redis::{ErrorKind, RedisError, ServerErrorKind, make_extension_error};
 
 use crate::storage::{StorageError, StorageErrorKind};
+use crate::time::Timestamp;
 
 /// An error of the `redis` crate, as the source of a [`StorageError`].
 #[derive(Debug)]
@@ -98,6 +99,14 @@ pub(super) fn needs_new_slot_map(error: &StorageError) -> bool {
     !matches!(error.kind(), StorageErrorKind::Refused | StorageErrorKind::Unsupported)
         || down.into_iter().any(|kind| is_server_error(error, kind))
         || needs_new_connection(error)
+}
+
+/// Returns the server's time if the arguments of a strategy do not cover it. Then the script has
+/// written nothing.
+pub(super) fn unprepared_time(error: &StorageError) -> Option<Timestamp> {
+    let (_, time) = error_reply(error)?.detail()?.split_once("not prepared for ")?;
+    let digits = time.split(|c: char| !c.is_ascii_digit()).next()?;
+    digits.parse().ok().map(Timestamp::from_micros)
 }
 
 fn is_server_error(error: &StorageError, kind: ServerErrorKind) -> bool {

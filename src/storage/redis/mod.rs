@@ -26,8 +26,9 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 use self::combine::{Combiner, run_alone};
+use self::error::unprepared_time;
 use self::link::Link;
-use self::script::{Call, Scripts, unexpected_reply};
+use self::script::{Call, ScriptTime, Scripts, unexpected_reply};
 use self::swap::SwapStore;
 use self::url::{Access, RedisUrl, Servers};
 use crate::decision::Decision;
@@ -225,39 +226,41 @@ impl Storage for RedisStorage {
         if let Some(error) = self.link.overload() {
             return StorageFuture::new(measured(LABEL, overloaded(error, self.timeout)));
         }
-        let Some(call) = self.scripts.decide(&self.prefix, request, self.now()) else {
+        let Some(call) = self.scripts.decide(&self.prefix, request, self.time()) else {
             return self.cas.decide(request);
         };
         let (storage, request) = (self.clone(), request.owned());
         StorageFuture::new(measured(LABEL, async move {
-            let call = Arc::new(call);
+            let mut call = Arc::new(call);
             let deadline = Instant::now() + storage.timeout;
-            let reply = storage.combiner.run(&storage.link, &call, deadline).await?;
+            let mut reply = storage.combiner.run(&storage.link, &call, deadline).await;
+            if let Some(time) = storage.server_time(&reply)
+                && let Some(prepared) = storage.scripts.decide(&storage.prefix, request.borrow(), time)
+            {
+                call = Arc::new(prepared);
+                reply = run_alone(&storage.link, &call, deadline).await;
+            }
+            let reply = reply?;
             call.decision(request.borrow(), &reply).ok_or_else(|| unexpected_reply(&reply))
         }))
     }
 
     fn clear(&self, policy: &Policy, key: &Key) -> StorageFuture<()> {
-        let Some(call) = self.scripts.clear(&self.prefix, policy, key, self.now()) else {
+        let Some(call) = self.scripts.clear(&self.prefix, policy, key, self.time()) else {
             return self.cas.clear(policy, key);
         };
-        self.update(call)
+        self.update(call, |_| None)
     }
 
     fn settle(&self, policy: &Policy, key: &Key, decision: &Decision, actual: u32) -> StorageFuture<()> {
         if !decision.has_spent() || actual == decision.cost() {
             return StorageFuture::ok(());
         }
-        let call = if actual > decision.cost() {
-            let charge = StorageRequest::new(policy, key, Op::Charge, actual - decision.cost());
-            self.scripts.decide(&self.prefix, charge, self.now())
-        } else {
-            self.scripts.refund(&self.prefix, policy, key, self.now(), decision, decision.cost() - actual)
-        };
-        let Some(call) = call else {
+        let Some(call) = self.settlement(policy, key, decision, actual, self.time()) else {
             return self.cas.settle(policy, key, decision, actual);
         };
-        self.update(call)
+        let (storage, policy, key, decision) = (self.clone(), policy.clone(), key.clone(), decision.clone());
+        self.update(call, move |time| storage.settlement(&policy, &key, &decision, actual, time))
     }
 
     /// Makes one check within the [timeout](RedisStorage#options). In a cluster, checks every node
@@ -305,15 +308,50 @@ impl Storage for RedisStorage {
 }
 
 impl RedisStorage {
-    /// Runs the script of a change.
-    fn update(&self, call: Call) -> StorageFuture<()> {
-        let storage = self.clone();
-        let updated = async move { run_alone(&storage.link, &call, Instant::now() + storage.timeout).await.map(drop) };
-        StorageFuture::new(measured(LABEL, updated))
+    /// Returns the call that corrects the cost of a hit.
+    fn settlement(
+        &self,
+        policy: &Policy,
+        key: &Key,
+        decision: &Decision,
+        actual: u32,
+        time: ScriptTime,
+    ) -> Option<Call> {
+        if actual > decision.cost() {
+            let charge = StorageRequest::new(policy, key, Op::Charge, actual - decision.cost());
+            return self.scripts.decide(&self.prefix, charge, time);
+        }
+        self.scripts.refund(&self.prefix, policy, key, time, decision, decision.cost() - actual)
     }
 
-    /// Returns the time of the clock that replaces the server's in tests, if there is one.
-    fn now(&self) -> Option<Timestamp> {
-        self.clock.as_ref().map(Clock::now)
+    /// Runs the script of a change. `prepare` returns the call for another time.
+    fn update(
+        &self,
+        call: Call,
+        prepare: impl FnOnce(ScriptTime) -> Option<Call> + Send + 'static,
+    ) -> StorageFuture<()> {
+        let storage = self.clone();
+        StorageFuture::new(measured(LABEL, async move {
+            let deadline = Instant::now() + storage.timeout;
+            let reply = run_alone(&storage.link, &call, deadline).await;
+            match storage.server_time(&reply).and_then(prepare) {
+                Some(prepared) => run_alone(&storage.link, &prepared, deadline).await,
+                None => reply,
+            }
+            .map(drop)
+        }))
+    }
+
+    /// Returns the time of the clock that replaces the server's in tests, or that of this process.
+    fn time(&self) -> ScriptTime {
+        let own = self.clock.as_ref().map(Clock::now);
+        ScriptTime { own, near: own.unwrap_or_else(Timestamp::wall_clock) }
+    }
+
+    /// Returns the server's time if the script has ended without an effect, because a strategy has not
+    /// prepared its arguments for this time.
+    fn server_time<T>(&self, reply: &Result<T, StorageError>) -> Option<ScriptTime> {
+        let near = reply.as_ref().err().and_then(unprepared_time)?;
+        Some(ScriptTime { near, ..self.time() })
     }
 }

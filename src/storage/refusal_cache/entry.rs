@@ -172,7 +172,7 @@ fn refill(limit: &Limit, units: u32) -> u64 {
 
 /// Returns `true` for a limit whose units are all refilled at the same time.
 fn is_window(limit: &Limit) -> bool {
-    matches!(limit.strategy().name(), "fixed-window" | "fixed-window-aligned" | "lockout")
+    limit.is_fixed_window() || limit.strategy().name() == "lockout"
 }
 
 /// Returns the time in microseconds for which refusals change no state of this limit, and hold for

@@ -1,6 +1,7 @@
 //! Redis: decisions, stored states, scripts, access, and the kinds of servers.
 
 mod access;
+mod calendar;
 mod cluster;
 mod combined;
 mod decisions;

@@ -39,8 +39,8 @@ impl<S: Strategy> Strategy for Renamed<S> {
         self.strategy.log_entries(quota)
     }
 
-    fn script(&self, quota: &Quota, cost: u32) -> Option<Script> {
-        let ours = self.strategy.script(quota, cost)?;
+    fn script(&self, quota: &Quota, now: Timestamp, cost: u32) -> Option<Script> {
+        let ours = self.strategy.script(quota, now, cost)?;
         Some(self.script.clone().map_or(ours.clone(), |script| Script { arguments: ours.arguments, ..script }))
     }
 }

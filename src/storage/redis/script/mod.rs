@@ -54,6 +54,15 @@ enum ScriptKind {
     Clear,
 }
 
+/// The time of a call.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct ScriptTime {
+    /// Replaces the server's time, in tests.
+    pub(super) own: Option<Timestamp>,
+    /// The time for which strategies prepare their arguments. The server's may differ.
+    pub(super) near: Timestamp,
+}
+
 /// The scripts that have been assembled, by operation and limits.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Scripts(Arc<RwLock<Cache>>);
@@ -93,15 +102,14 @@ struct Part {
 }
 
 impl Scripts {
-    /// Returns the call that decides on a request, or `None` if a strategy has no script. `now`
-    /// replaces the server's time.
-    pub(super) fn decide(&self, prefix: &str, request: StorageRequest<'_>, now: Option<Timestamp>) -> Option<Call> {
+    /// Returns the call that decides on a request, or `None` if a strategy has no script.
+    pub(super) fn decide(&self, prefix: &str, request: StorageRequest<'_>, time: ScriptTime) -> Option<Call> {
         let kind = match request.op {
             Op::Hit if request.cost > 0 => ScriptKind::Hit,
             Op::Charge if request.cost > 0 => ScriptKind::Charge,
             _ => ScriptKind::Peek,
         };
-        self.call(kind, prefix, request, now, None)
+        self.call(kind, prefix, request, time, None)
     }
 
     /// Returns the call that refunds `units` of the hit of `decision`, or `None` if a strategy has
@@ -111,28 +119,30 @@ impl Scripts {
         prefix: &str,
         policy: &Policy,
         key: &Key,
-        now: Option<Timestamp>,
+        time: ScriptTime,
         decision: &Decision,
         units: u32,
     ) -> Option<Call> {
         let request = StorageRequest::new(policy, key, Op::Hit, units);
-        self.call(ScriptKind::Refund, prefix, request, now, Some(decision))
+        self.call(ScriptKind::Refund, prefix, request, time, Some(decision))
     }
 
     /// Returns the call that clears a key, or `None` if a strategy has no script.
-    pub(super) fn clear(&self, prefix: &str, policy: &Policy, key: &Key, now: Option<Timestamp>) -> Option<Call> {
-        self.call(ScriptKind::Clear, prefix, StorageRequest::new(policy, key, Op::Hit, 0), now, None)
+    pub(super) fn clear(&self, prefix: &str, policy: &Policy, key: &Key, time: ScriptTime) -> Option<Call> {
+        self.call(ScriptKind::Clear, prefix, StorageRequest::new(policy, key, Op::Hit, 0), time, None)
     }
 
     /// Returns the digests that identify the records of the policy's limits.
     pub(super) fn digests(policy: &Policy) -> Vec<u32> {
-        let is_log = |limit| strategy_script(limit, 1).is_some_and(|script| is_log(&script));
+        let now = Timestamp::wall_clock();
+        let is_log = |limit| strategy_script(limit, now, 1).is_some_and(|script| is_log(&script));
         record::digests(policy, policy.limits().iter().map(is_log))
     }
 
     /// Returns `true` if all strategies of the policy have a script.
     pub(super) fn support(policy: &Policy) -> bool {
-        policy.limits().iter().all(|limit| strategy_script(limit, 1).is_some())
+        let now = Timestamp::wall_clock();
+        policy.limits().iter().all(|limit| strategy_script(limit, now, 1).is_some())
     }
 
     fn call(
@@ -140,12 +150,12 @@ impl Scripts {
         kind: ScriptKind,
         prefix: &str,
         request: StorageRequest<'_>,
-        now: Option<Timestamp>,
+        time: ScriptTime,
         refunded: Option<&Decision>,
     ) -> Option<Call> {
         let limits = request.policy.limits();
         let scripts: Vec<StrategyScript> =
-            limits.iter().map(|limit| strategy_script(limit, request.cost)).collect::<Option<_>>()?;
+            limits.iter().map(|limit| strategy_script(limit, time.near, request.cost)).collect::<Option<_>>()?;
         let mut keys = vec![record::states_key(prefix, request.policy, request.key)];
         let digests = record::digests(request.policy, scripts.iter().map(is_log));
         let mut arguments = Arguments(Vec::with_capacity(8 * (2 + limits.len() * 9)));
@@ -169,7 +179,7 @@ impl Scripts {
         }
         let script = self.script(kind, limits, &scripts);
         let reply_parts = scripts.iter().map(reply_part).collect();
-        Some(Call { script, keys, arguments: arguments.0, now, digests, reply_parts })
+        Some(Call { script, keys, arguments: arguments.0, now: time.own, digests, reply_parts })
     }
 
     fn script(&self, kind: ScriptKind, limits: &[Limit], scripts: &[StrategyScript]) -> Arc<Script> {
@@ -194,12 +204,12 @@ impl Scripts {
 }
 
 /// Returns the strategy's script, if it has one and its name can be part of Lua identifiers.
-fn strategy_script(limit: &Limit, cost: u32) -> Option<StrategyScript> {
+fn strategy_script(limit: &Limit, now: Timestamp, cost: u32) -> Option<StrategyScript> {
     let is_valid = |name: &str| {
         name.starts_with(|letter: char| letter.is_ascii_alphabetic())
             && name.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'-')
     };
-    limit.strategy().script(limit.quota(), cost).filter(|script| is_valid(script.name))
+    limit.strategy().script(limit.quota(), now, cost).filter(|script| is_valid(script.name))
 }
 
 /// Returns `true` for the strategy that keeps its state in a log.
