@@ -136,7 +136,7 @@ mod sample_10 {
     pub fn rate_limit() -> RateLimitLayer {
         let policy = Policy::new(FixedWindow::new(), Quota::per(3, Duration::from_millis(250)))
             .limit(MovingWindow::new(), Quota::per(7, Duration::from_millis(1_500)))
-            .shadow(Limit::new(ElasticWindow::new(), Quota::per(9, Duration::from_secs(604_800))));
+            .shadow(Limit::new(ElasticWindow::new(), Quota::per_week(9)));
         RateLimitLayer::new(policy, PeerIp::new())
     }
 
@@ -208,6 +208,53 @@ mod sample_14 {
     // In a router: .layer(rate_limit())
 }
 
+mod sample_15 {
+    use tower_ratelimit::{CalendarWindow, PeerIp, Policy, Quota, RateLimitLayer, strategy::Weekday};
+
+    /// For each client address: calendar 50/day; calendar 5/week from sunday
+    pub fn rate_limit() -> RateLimitLayer {
+        let calendar = CalendarWindow::new()
+            .first_weekday(Weekday::Sunday);
+        let policy = Policy::new(CalendarWindow::new(), Quota::per_day(50))
+            .limit(calendar, Quota::per_week(5));
+        RateLimitLayer::new(policy, PeerIp::new())
+    }
+
+    // In a router: .layer(rate_limit())
+}
+
+mod sample_16 {
+    use tower_ratelimit::{CalendarWindow, PeerIp, Policy, Quota, RateLimitLayer};
+
+    /// For each client address: calendar 1000/month from 15 in Europe/Berlin
+    pub fn rate_limit() -> RateLimitLayer {
+        let calendar = CalendarWindow::new()
+            .first_day(15)
+            .expect("a valid day")
+            .in_zone("Europe/Berlin")
+            .expect("a known time zone");
+        let policy = Policy::new(calendar, Quota::per_month(1_000));
+        RateLimitLayer::new(policy, PeerIp::new())
+    }
+
+    // In a router: .layer(rate_limit())
+}
+
+mod sample_17 {
+    use tower_ratelimit::{CalendarWindow, PeerIp, Policy, Quota, RateLimitLayer};
+
+    /// For each client address: calendar 9000/year from 04-01
+    pub fn rate_limit() -> RateLimitLayer {
+        let calendar = CalendarWindow::new()
+            .first_date(4, 1)
+            .expect("a valid date");
+        let policy = Policy::new(calendar, Quota::per_year(9_000));
+        RateLimitLayer::new(policy, PeerIp::new())
+    }
+
+    // In a router: .layer(rate_limit())
+}
+
 #[test]
 fn code_builds_the_policy_of_its_text() {
     for (layer, text) in [
@@ -226,6 +273,9 @@ fn code_builds_the_policy_of_its_text() {
         (sample_12::rate_limit(), "limit \"first\" 10/second; 20/minute"),
         (sample_13::rate_limit(), "lockout 5/10m for 15m x2 up to 1d forget 7d"),
         (sample_14::rate_limit(), "10/second; limit \"lockout 1 for all\" lockout 100 refusals/m for 1h; lockout 9/h for 2h"),
+        (sample_15::rate_limit(), "calendar 50/day; calendar 5/week from sunday"),
+        (sample_16::rate_limit(), "calendar 1000/month from 15 in Europe/Berlin"),
+        (sample_17::rate_limit(), "calendar 9000/year from 04-01"),
     ] {
         let limiter = layer.limiter().expect("the policy is fixed");
         assert_eq!(limiter.policy(), text.parse::<tower_ratelimit::Policy>().unwrap());

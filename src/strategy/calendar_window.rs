@@ -15,7 +15,7 @@ use crate::time::Timestamp;
 ///
 /// The period of the quota selects the unit: [`per_day`](Quota::per_day),
 /// [`per_week`](Quota::per_week), [`per_month`](Quota::per_month) or [`per_year`](Quota::per_year). A
-/// limit with another period is an error.
+/// limit with another period is an error, and so is a first day of another unit.
 ///
 /// Windows begin at midnight in a [time zone](Self::in_zone), by default UTC. A week begins on Monday,
 /// a month on the first, and a year on 1 January, unless [`first_weekday`](Self::first_weekday),
@@ -134,7 +134,7 @@ impl CalendarWindow {
     }
 
     fn starting(self, start: Start) -> Self {
-        let calendar = Calendar { start: Some(start).filter(|start| !start.is_default()), ..self.calendar };
+        let calendar = Calendar { start: Some(start), ..self.calendar };
         Self { calendar, ..Self::default() }
     }
 
@@ -235,7 +235,7 @@ impl Strategy for CalendarWindow {
     fn describe(&self, quota: &Quota, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} {quota}", Self::NAME)?;
         let Calendar { start, zone } = &self.calendar;
-        start.map_or(Ok(()), |start| write!(f, " from {start}"))?;
+        start.filter(|start| !start.is_default()).map_or(Ok(()), |start| write!(f, " from {start}"))?;
         zone.as_ref().map_or(Ok(()), |zone| write!(f, " in {}", zone.name()))
     }
 }

@@ -61,6 +61,25 @@ impl Unit {
             Self::Year => YEAR,
         }
     }
+
+    const fn name(self) -> &'static str {
+        match self {
+            Self::Day => "day",
+            Self::Week => "week",
+            Self::Month => "month",
+            Self::Year => "year",
+        }
+    }
+
+    /// Returns advice on the first day of such a window.
+    const fn advice(self) -> &'static str {
+        match self {
+            Self::Day => "remove \"from\", because every day begins at midnight",
+            Self::Week => "use a day of the week, for example \"from sunday\"",
+            Self::Month => "use a day of the month, for example \"from 15\"",
+            Self::Year => "use a month and a day, for example \"from 04-01\"",
+        }
+    }
 }
 
 /// A calendar with the first day of its weeks, months or years, in a time zone.
@@ -102,26 +121,5 @@ impl Calendar {
         let shift = if unit == Unit::Week { u64::from(monday % 7) * DAY } else { 0 };
         let passed = (now.as_micros() % unit.micros() + shift) % unit.micros();
         now.minus(passed)..now.plus(unit.micros() - passed)
-    }
-}
-
-impl Unit {
-    const fn name(self) -> &'static str {
-        match self {
-            Self::Day => "day",
-            Self::Week => "week",
-            Self::Month => "month",
-            Self::Year => "year",
-        }
-    }
-
-    /// Returns advice on the first day of such a window.
-    const fn advice(self) -> &'static str {
-        match self {
-            Self::Day => "remove \"from\", because every day begins at midnight",
-            Self::Week => "use a day of the week, for example \"from sunday\"",
-            Self::Month => "use a day of the month, for example \"from 15\"",
-            Self::Year => "use a month and a day, for example \"from 04-01\"",
-        }
     }
 }

@@ -60,9 +60,8 @@ impl Clone for RecentWindows {
 
 /// Returns the window as a number, if it is exact.
 fn pack(unit: Unit, window: &Range<Timestamp>) -> Option<u64> {
-    let packed = window.start.as_micros() / SECOND << (DURATION_BITS + UNIT_BITS)
-        | window.end.since(window.start) / SECOND << UNIT_BITS
-        | unit as u64;
+    let [start, duration] = [window.start.as_micros(), window.end.since(window.start)].map(|micros| micros / SECOND);
+    let packed = (start << (DURATION_BITS + UNIT_BITS)) | (duration << UNIT_BITS) | unit as u64;
     (unpack(packed) == (unit as u64, window.clone())).then_some(packed)
 }
 

@@ -12,12 +12,12 @@ use tower_ratelimit::{CalendarWindow, Decision, Key, Op, Policy, Quota, Storage,
 
 const DAY: i64 = 86_400_000_000;
 
-/// A calendar window in a process whose clock is ahead of the server's by `ahead` microseconds, for
+/// A calendar window in a process whose clock is ahead of the server's by `lead` microseconds, for
 /// the next call.
 #[derive(Clone, Debug, Default)]
 struct Ahead {
     window: CalendarWindow,
-    ahead: Arc<AtomicI64>,
+    lead: Arc<AtomicI64>,
     /// The number of scripts that were prepared.
     prepared: Arc<AtomicUsize>,
 }
@@ -31,7 +31,7 @@ impl Strategy for Ahead {
 
     fn script(&self, quota: &Quota, now: Timestamp, cost: u32) -> Option<Script> {
         self.prepared.fetch_add(1, Ordering::Relaxed);
-        let now = now.as_micros().saturating_add_signed(self.ahead.swap(0, Ordering::Relaxed));
+        let now = now.as_micros().saturating_add_signed(self.lead.swap(0, Ordering::Relaxed));
         self.window.script(quota, Timestamp::from_micros(now), cost)
     }
 }
@@ -61,7 +61,7 @@ fn windows_end_by_the_clock_of_the_server() {
             clock.set(midnight.plus(passed));
             let strategy = Ahead::default();
             let apart = || {
-                strategy.ahead.store(ahead, Ordering::Relaxed);
+                strategy.lead.store(ahead, Ordering::Relaxed);
                 strategy.prepared.store(0, Ordering::Relaxed);
             };
             let policy = Policy::new(strategy.clone(), Quota::per_day(5)).with_name(format!("{ahead} {passed}"));
@@ -96,7 +96,7 @@ fn live_windows_need_no_instants() {
     let policy = Policy::new(strategy.clone(), Quota::per_day(5));
     for remaining in [4, 3, 2, 1, 0] {
         let ahead = if remaining == 4 { 0 } else { 400 * DAY };
-        strategy.ahead.store(ahead, Ordering::Relaxed);
+        strategy.lead.store(ahead, Ordering::Relaxed);
         let hit = RUNTIME.block_on(decide(&storage, &policy, &Key::from("k"), Op::Hit, 1));
         assert_eq!(hit.remaining(), remaining);
     }
@@ -122,7 +122,7 @@ fn hits_that_share_a_call_are_exact_when_the_clocks_are_apart() {
 /// A limit of five per day, in a process whose first call is 400 days ahead of the server.
 fn far_ahead() -> Policy {
     let strategy = Ahead::default();
-    strategy.ahead.store(400 * DAY, Ordering::Relaxed);
+    strategy.lead.store(400 * DAY, Ordering::Relaxed);
     Policy::new(strategy, Quota::per_day(5))
 }
 
