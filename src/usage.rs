@@ -220,7 +220,6 @@ mod handler {
     use crate::middleware::state::SharedState;
     use crate::rejection::TextRejection;
     use crate::text::write_json_string;
-    use crate::time::Timestamp;
     use crate::usage::{Usage, UsageError, usage};
 
     /// An axum handler that responds with the usage of the request's client as JSON. Created by
