@@ -271,12 +271,29 @@ impl Decision {
 
 /// Returns the status of the limit that header fields report. See [`Decision::shown`].
 pub(crate) fn shown(limits: &[Status]) -> &Status {
-    let wait = |status: &Status| (status.is_admitted(), Reverse(status.retry_micros()));
-    let room = |status: &Status| (status.counted_remaining(), Reverse(status.reset_after_micros()));
     match limits {
         [only] => only,
-        several => several.iter().min_by_key(|status| (wait(status), room(status))).unwrap_or(&Status::BLANK),
+        several => several.iter().min_by_key(|status| order(status)).unwrap_or(&Status::BLANK),
     }
+}
+
+/// Returns the position of the decision that header fields report, of several that were made together.
+/// They report the limit that [`Decision::shown`] would select from the limits of all of them.
+#[inline]
+pub(crate) fn shown_of(decisions: &[Decision]) -> usize {
+    match decisions {
+        [_] => 0,
+        several => {
+            let rank = |at: &usize| (several[*at].is_admitted(), order(several[*at].shown()));
+            (0..several.len()).min_by_key(rank).unwrap_or(0)
+        }
+    }
+}
+
+/// Orders statuses: the one that header fields report comes first.
+fn order(status: &Status) -> (bool, Reverse<u64>, u32, Reverse<u64>) {
+    let wait = Reverse(status.retry_micros());
+    (status.is_admitted(), wait, status.counted_remaining(), Reverse(status.reset_after_micros()))
 }
 
 /// The statuses of a decision. Up to four are stored inline, so that most decisions need no

@@ -46,8 +46,7 @@ impl Policy {
             return self.charge(states, now, cost);
         }
         let spends = op == Op::Hit && cost > 0;
-        let admits = || limits.iter().zip(&*states).all(|(limit, state)| limit.check(state, now, cost).is_admitted());
-        let all_admit = spends && limits.len() > 1 && admits();
+        let all_admit = spends && limits.len() > 1 && self.admits(states, now, cost);
         let mut decision = Decision::blank();
         for ((limit, state), status) in limits.iter().zip(states).zip(decision.open(limits.len(), cost)) {
             let part = match (spends, all_admit) {
@@ -60,6 +59,12 @@ impl Policy {
         }
         decision.conclude(now);
         decision
+    }
+
+    /// Returns `true` if all limits admit a hit of `cost` units.
+    #[inline]
+    pub(super) fn admits(&self, states: &[State], now: Timestamp, cost: u32) -> bool {
+        self.limits().iter().zip(states).all(|(limit, state)| limit.check(state, now, cost).is_admitted())
     }
 
     #[cold]

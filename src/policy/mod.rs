@@ -3,6 +3,7 @@
 mod decide;
 mod limit;
 mod live;
+mod members;
 mod text;
 
 use std::borrow::Cow;
@@ -16,6 +17,7 @@ pub use self::limit::Limit;
 pub(crate) use self::limit::SHADOW;
 pub(crate) use self::live::SharedPolicy;
 pub use self::live::{IntoPolicy, LivePolicy};
+pub use self::members::Member;
 use crate::error::{ConfigError, or_panic};
 use crate::quota::Quota;
 use crate::strategy::Strategy;

@@ -85,6 +85,15 @@ impl AnyStorage {
         Self(Handle::Other(Arc::new(storage)))
     }
 
+    /// Returns `true` if `other` is a handle to the same storage.
+    pub(crate) fn is_same(&self, other: &Self) -> bool {
+        match (&self.0, &other.0) {
+            (Handle::Memory(this), Handle::Memory(other)) => this.is_same(other),
+            (Handle::Other(this), Handle::Other(other)) => Arc::ptr_eq(this, other),
+            _ => false,
+        }
+    }
+
     /// Returns the storage if its type is `St`.
     ///
     /// ```
@@ -181,6 +190,10 @@ impl Storage for AnyStorage {
         delegate!(self, storage => storage.try_admit(request, summary))
     }
 
+    fn decide_all(&self, members: &[StorageRequest<'_>]) -> StorageFuture<Vec<Decision>> {
+        delegate!(self, storage => storage.decide_all(members))
+    }
+
     fn clear(&self, policy: &Policy, key: &Key) -> StorageFuture<()> {
         delegate!(self, storage => storage.clear(policy, key))
     }
@@ -203,6 +216,10 @@ impl Storage for AnyStorage {
 
     fn slots(&self) -> Option<Arc<dyn SlotStore>> {
         delegate!(self, storage => storage.slots())
+    }
+
+    fn validate_members(&self, policies: &[Policy]) -> Result<(), ConfigError> {
+        delegate!(self, storage => storage.validate_members(policies))
     }
 
     fn wrapped(&self) -> Option<&dyn Storage> {

@@ -45,6 +45,42 @@ impl<'a> StorageRequest<'a> {
     }
 }
 
+/// The maximum number of keys of one decision.
+pub(crate) const MAX_MEMBERS: usize = 8;
+
+impl StorageRequest<'_> {
+    /// Checks the members of [`Storage::decide_all`]: there are at most eight, and no two of them
+    /// have the same states.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error of the kind [`Unsupported`](StorageErrorKind::Unsupported) if two members
+    /// have the same policy [identity](Policy::identity) and the same key, or if there are more than
+    /// eight. The error names the policy, and does not contain the key.
+    pub fn check_members(members: &[Self]) -> Result<(), StorageError> {
+        let unsupported = |message: String| Err(StorageError::new(StorageErrorKind::Unsupported, message));
+        if members.len() > MAX_MEMBERS {
+            return unsupported(format!("{} keys in one decision, at most {MAX_MEMBERS} are supported", members.len()));
+        }
+        let is_same = |a: &Self, b: &Self| a.policy.digest() == b.policy.digest() && a.key == b.key;
+        match (1..members.len()).find(|&at| members[..at].iter().any(|before| is_same(before, &members[at]))) {
+            None => Ok(()),
+            Some(at) => unsupported(format!(
+                "two policies {:?} with the same key in one decision: give each of them its own name",
+                members[at].policy.identity()
+            )),
+        }
+    }
+}
+
+/// Returns the error of a storage that does not decide on several keys together.
+fn decides_one_key() -> ConfigError {
+    ConfigError::new(
+        "this storage decides on one key at a time: wrap it as `InOrder::new(storage)`, which decides one after the \
+         other and refunds, or use a storage that decides on several keys together, such as `MemoryStorage`",
+    )
+}
+
 /// A [`StorageRequest`] that owns its policy and its key.
 #[derive(Clone, Debug)]
 pub(crate) struct OwnedRequest {
@@ -186,6 +222,31 @@ pub trait Storage: Any + fmt::Debug + Send + Sync {
     /// spent.
     fn decide(&self, request: StorageRequest<'_>) -> StorageFuture<Decision>;
 
+    /// Decides on several keys together, as [`Policy::decide_all`] does: all hits spend, or none
+    /// does. Each of `members` is a policy with its key, a cost, and an operation, which is a hit or
+    /// a peek. Returns the decisions in the order of the members.
+    ///
+    /// The hits are admitted if all decisions are. Each decision can be
+    /// [settled](Self::settle) with its own policy and key. The decision on a member that admits
+    /// while another one refuses [has spent](Decision::has_spent) nothing.
+    ///
+    /// An implementation calls [`StorageRequest::check_members`] first, and overrides
+    /// [`validate_members`](Self::validate_members) too. The default implementation decides on one
+    /// member by [`decide`](Self::decide).
+    ///
+    /// # Errors
+    ///
+    /// The future returns an error if the storage fails, or if two members have the same states. The
+    /// default implementation returns an error of the kind
+    /// [`Unsupported`](StorageErrorKind::Unsupported) for more than one member.
+    fn decide_all(&self, members: &[StorageRequest<'_>]) -> StorageFuture<Vec<Decision>> {
+        match *members {
+            [] => StorageFuture::ok(Vec::new()),
+            [only] => self.decide(only).map(|decided| Ok(vec![decided?])),
+            _ => StorageFuture::ready(Err(StorageError::unsupported_policy(decides_one_key()))),
+        }
+    }
+
     /// Tries to admit a hit without a future, which is faster than [`decide`](Self::decide). The
     /// operation of `request` is [`Op::Hit`].
     ///
@@ -308,6 +369,19 @@ pub trait Storage: Any + fmt::Debug + Send + Sync {
         None
     }
 
+    /// Checks that this storage decides on several keys [together](Self::decide_all), and that
+    /// `policies` can be among their policies. Policies that are not known yet are left out.
+    ///
+    /// A layer with several keys calls this method when it is built.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if the storage does not support it, which is the default.
+    fn validate_members(&self, policies: &[Policy]) -> Result<(), ConfigError> {
+        let _ = policies;
+        Err(decides_one_key())
+    }
+
     /// Returns the storage that this one wraps, for example to find a memory storage that is too
     /// small, or a [breaker](super::Breaker) inside of another one.
     ///
@@ -407,6 +481,17 @@ macro_rules! forward_storage {
             actual: u32,
         ) -> $crate::storage::StorageFuture<()> {
             $other.settle(policy, key, decision, actual)
+        }
+
+        fn decide_all(
+            &$self,
+            members: &[$crate::storage::StorageRequest<'_>],
+        ) -> $crate::storage::StorageFuture<Vec<$crate::decision::Decision>> {
+            $other.decide_all(members)
+        }
+
+        fn validate_members(&$self, policies: &[$crate::policy::Policy]) -> Result<(), $crate::error::ConfigError> {
+            $other.validate_members(policies)
         }
 
         fn check(&$self) -> $crate::storage::StorageFuture<()> {

@@ -22,6 +22,7 @@
 //! | [`Breaker`] | a circuit breaker, with an optional fallback |
 //! | [`RefusalCache`] | refusals without a round trip |
 //! | [`Leases`] | hits without a round trip |
+//! | [`InOrder`] | [several keys](crate::RateLimitLayer::and) on a storage that decides on one key at a time |
 //!
 //! The page of each storage lists its options, its keys and its faults. The guide on [several
 //! processes](crate::guide::several_processes) helps to choose one, and the guide on
@@ -46,6 +47,7 @@ mod error;
 #[cfg(feature = "etcd")]
 mod etcd;
 mod future;
+mod in_order;
 mod key_table;
 mod leases;
 #[cfg(feature = "memcached")]
@@ -77,7 +79,7 @@ pub use self::breaker::{Breaker, Circuit, CircuitState, Phase};
 pub(crate) use self::calls::{IN_FLIGHT, LATENCY};
 pub use self::cas::{Cas, CasStorage, Loaded, Swapped};
 pub use self::clock::{Clock, ManualClock, SystemClock, TokioClock};
-pub(crate) use self::contract::layers;
+pub(crate) use self::contract::{MAX_MEMBERS, layers};
 pub use self::contract::{Storage, StorageRequest, Summary};
 #[cfg(any(feature = "redis", feature = "etcd"))]
 pub use self::credentials::Credentials;
@@ -85,6 +87,7 @@ pub use self::error::{StorageError, StorageErrorKind};
 #[cfg(feature = "etcd")]
 pub use self::etcd::EtcdStorage;
 pub use self::future::StorageFuture;
+pub use self::in_order::InOrder;
 pub(crate) use self::key_table::{Table, TableKey};
 pub use self::leases::Leases;
 #[cfg(feature = "memcached")]
@@ -102,3 +105,4 @@ pub(crate) use self::slots::{Claim, Granted, LONGEST_TIME_TO_LIVE, SlotStore};
 pub use self::sqlite::SqliteStorage;
 #[cfg(any(feature = "redis-rustls", feature = "etcd-rustls", feature = "postgres-rustls"))]
 pub use self::tls::TlsConfig;
+pub use crate::policy::Member;

@@ -161,7 +161,7 @@ async fn hit_until_refused(storage: AnyStorage, policy: Policy, key: Key, room: 
 }
 
 /// Returns the decision on one unit. Repeats the request while it is contended.
-async fn answer(storage: &AnyStorage, policy: &Policy, key: &Key, op: Op) -> Decision {
+pub(super) async fn answer(storage: &AnyStorage, policy: &Policy, key: &Key, op: Op) -> Decision {
     answer_of_cost(storage, policy, key, op, 1).await
 }
 

@@ -81,6 +81,20 @@ impl<'a> Harness<'a> {
         Err(format!("the request was contended {MAX_ATTEMPTS} times, without concurrent requests"))
     }
 
+    /// Decides on several keys together. Repeats the request while it is contended.
+    pub(super) fn try_decide_all(&self, members: &[StorageRequest<'_>]) -> Result<Vec<Decision>, String> {
+        for _ in 0..MAX_ATTEMPTS {
+            let decisions = self.runtime.block_on(self.storage.decide_all(members)).map_err(failed)?;
+            if decisions.len() != members.len() {
+                return Err(format!("{} members have {} decisions", members.len(), decisions.len()));
+            }
+            if !decisions.iter().any(Decision::is_contended) {
+                return Ok(decisions);
+            }
+        }
+        Err(format!("the request was contended {MAX_ATTEMPTS} times, without concurrent requests"))
+    }
+
     pub(super) fn try_settle(
         &self,
         policy: &Policy,

@@ -24,6 +24,7 @@ mod cas;
 mod changes;
 mod concurrency;
 mod harness;
+mod members;
 mod model;
 mod scripts;
 mod sequential;
@@ -34,6 +35,7 @@ mod strategy_laws;
 
 pub use self::cas::CasLaws;
 pub use self::concurrency::concurrent_hits_are_exact;
+pub use self::members::members_decide_like_the_model;
 pub use self::model::{Model, decides_like_the_model};
 pub use self::storage::StorageLaws;
 pub use self::strategy::StrategyLaws;

@@ -12,7 +12,7 @@ use super::harness::{Harness, MakeStorage, parsed, runtime};
 use super::strategy::run_some;
 use crate::decision::Decision;
 use crate::key::Key;
-use crate::policy::{Limit, Op, Policy};
+use crate::policy::{Limit, Member, Op, Policy};
 use crate::quota::DAY;
 use crate::storage::{AnyStorage, Clock, ManualClock, Storage, StorageRequest, Summary};
 use crate::strategy::State;
@@ -33,6 +33,21 @@ impl Model {
         self.with_states(policy, key, |states| policy.decide(states, now, op, cost))
     }
 
+    /// Decides on several keys together at the time `now`, like
+    /// [`Storage::decide_all`](crate::Storage::decide_all). The members must have different states.
+    pub fn decide_all(&mut self, members: &[StorageRequest<'_>], now: Timestamp) -> Vec<Decision> {
+        let names: Vec<Vec<_>> = members.iter().map(|member| Self::names(member.policy, member.key)).collect();
+        let load = |names: &Vec<_>| names.iter().map(|name| self.0.remove(name).unwrap_or_default()).collect();
+        let mut states: Vec<Vec<State>> = names.iter().map(load).collect();
+        let loaded = members.iter().zip(&mut states).map(|(member, states)| {
+            let StorageRequest { policy, op, cost, .. } = *member;
+            Member { policy, states, now, op, cost }
+        });
+        let decisions = Policy::decide_all(&mut loaded.collect::<Vec<_>>());
+        self.0.extend(names.into_iter().flatten().zip(states.into_iter().flatten()));
+        decisions
+    }
+
     /// Corrects the cost of a hit to `actual` units, like [`Policy::settle`]. `decision` is the
     /// decision on that hit, and `now` is the time of the correction.
     pub fn settle(&mut self, policy: &Policy, key: &Key, decision: &Decision, actual: u32, now: Timestamp) {
@@ -45,12 +60,16 @@ impl Model {
     }
 
     fn with_states<T>(&mut self, policy: &Policy, key: &Key, change: impl FnOnce(&mut [State]) -> T) -> T {
-        let name = |digest: &u32| (policy.identity().to_owned(), key.clone(), *digest);
-        let names: Vec<_> = policy.limit_digests().iter().map(name).collect();
+        let names = Self::names(policy, key);
         let mut states: Vec<State> = names.iter().map(|name| self.0.remove(name).unwrap_or_default()).collect();
         let answer = change(&mut states);
         self.0.extend(names.into_iter().zip(states));
         answer
+    }
+
+    fn names(policy: &Policy, key: &Key) -> Vec<(String, Key, u32)> {
+        let name = |digest: &u32| (policy.identity().to_owned(), key.clone(), *digest);
+        policy.limit_digests().iter().map(name).collect()
     }
 }
 
@@ -76,6 +95,16 @@ impl<'a, 'r> Compared<'a, 'r> {
             return Ok(decision);
         }
         Err(format!("{policy}, {op:?} of {cost} units: the decision is {decision:?}, but {expected:?} is expected"))
+    }
+
+    /// Decides on several keys together.
+    pub(super) fn decide_all(&mut self, members: &[StorageRequest<'_>]) -> Result<Vec<Decision>, String> {
+        let decisions = self.harness.try_decide_all(members)?;
+        let expected = self.model.decide_all(members, self.now());
+        if decisions == expected {
+            return Ok(decisions);
+        }
+        Err(format!("{members:?}: the decisions are {decisions:?}, but {expected:?} are expected"))
     }
 
     /// Sends a hit as callers of [`Storage::try_admit`] do. Returns the decision of the model.

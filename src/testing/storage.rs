@@ -9,8 +9,9 @@ use tokio::runtime::Runtime;
 
 use super::concurrency::{cancellation_is_isolated, hits_are_exact, many_keys_are_independent, settlements_are_exact};
 use super::harness::{Inputs, Law, MakeStorage, parsed, runtime, runtime_of_threads};
+use super::members::concurrent_members_are_exact;
 use super::model::{decides_like_the_model_in, policies_of_one_name_in};
-use super::{changes, scripts, sequential, slots};
+use super::{changes, members, scripts, sequential, slots};
 use crate::policy::Policy;
 use crate::storage::{AnyStorage, ManualClock, Storage};
 
@@ -57,7 +58,7 @@ const CONCURRENT: [&str; 6] = [
 
 /// The laws that are checked without concurrency, in this order. The first ones are on states that
 /// are removed early, because a storage that does so breaks the others at random.
-const LAWS: [Law; 23] = [
+const LAWS: [Law; 25] = [
     ("11: no state is removed early", sequential::no_state_is_removed_early),
     ("11: no state is removed early, in real time", sequential::no_state_is_removed_early_in_real_time),
     ("11: no state is removed early, around powers of two", sequential::no_state_is_removed_around_powers_of_two),
@@ -80,6 +81,8 @@ const LAWS: [Law; 23] = [
     ("of `try_admit`: its result and its summary are those of a hit", scripts::try_admit_decides_like_the_model),
     ("8: decisions equal the model's, with many limits", scripts::many_limits_are_kept),
     ("8: decisions equal the model's, with a long log", scripts::long_logs_are_kept),
+    ("15: all hits of several keys spend, or none does", members::all_spend_or_none),
+    ("15: two members with the same states are an error", members::equal_members_are_an_error),
     ("16: slots are granted as by the ledger", slots::slots_are_granted_like_the_ledger),
 ];
 
@@ -104,6 +107,7 @@ type MakeHandle = dyn Fn(&AnyStorage) -> AnyStorage;
 /// | 10 | Keys are independent, also long ones and those that are not UTF-8. Policies with different names are independent. Policies with the same name share the states of limits with the same position, strategy and period, and no others. |
 /// | 11 | No state is removed early, neither by the given clock nor in real time. An expired state has no effect. |
 /// | 12 | Waits are exact after the quota of a policy has changed. |
+/// | 15 | All hits of [several keys](Storage::decide_all) spend, or none does, also if they are concurrent. Members with the same states are an error. Checked if [`validate_members`](Storage::validate_members) supports it. |
 /// | 16 | Claims for the [slots](Storage::slots) of requests in flight, also late and repeated ones, are granted as by the pure function of the ledger. |
 /// | of cancellation | A request that is dropped before it completes does not affect other keys. |
 /// | of clearing | A clear removes one key of one policy. [`clear_all`](Storage::clear_all) removes all keys, if it is supported. |
@@ -209,13 +213,9 @@ impl<'a, St: Storage> StorageLaws<'a, St> {
         let policies = self.supported(CONCURRENT.map(parsed).into_iter().chain([many]));
         for (runtime, threads) in [(runtime(), "one thread"), (runtime_of_threads(), "several threads")] {
             for policy in &policies {
-                let mut handles = vec![self.empty(&runtime)];
-                if let Some(second_handle) = &self.second_handle {
-                    let _guard = runtime.enter();
-                    handles = vec![second_handle(&handles[0]), second_handle(&handles[0]), handles.remove(0)];
-                }
-                hits_are_exact(&runtime, policy, &handles, threads);
+                hits_are_exact(&runtime, policy, &self.handles(&runtime), threads);
             }
+            concurrent_members_are_exact(&runtime, &self.handles(&runtime), threads);
             for policy in self.supported(["fixed-window 1000/day", "moving-window 1000/day"].map(parsed)) {
                 // Every other hit is refunded.
                 settlements_are_exact(&runtime, &policy, &self.empty(&runtime), 1, |_, round| round % 2);
@@ -224,6 +224,14 @@ impl<'a, St: Storage> StorageLaws<'a, St> {
                 cancellation_is_isolated(&runtime, &policy, &self.empty(&runtime));
             }
         }
+    }
+
+    /// Returns handles to an empty storage, as in several processes.
+    fn handles(&self, runtime: &Runtime) -> Vec<AnyStorage> {
+        let first = self.empty(runtime);
+        let Some(second_handle) = &self.second_handle else { return vec![first] };
+        let _guard = runtime.enter();
+        vec![second_handle(&first), second_handle(&first), first]
     }
 
     fn supported(&self, policies: impl IntoIterator<Item = Policy>) -> Vec<Policy> {

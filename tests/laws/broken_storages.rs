@@ -10,11 +10,11 @@ use common::assert_each_breaks;
 use common::fake_cas_store::{FakeCasStore, Fault};
 use tokio::task::yield_now;
 use tower_ratelimit::storage::{
-    Cas, Clock, ManualClock, StorageError, StorageErrorKind, StorageFuture, StorageRequest, Summary,
+    Cas, Clock, ManualClock, Member, StorageError, StorageErrorKind, StorageFuture, StorageRequest, Summary,
 };
 use tower_ratelimit::strategy::{Log, State, Status};
 use tower_ratelimit::testing::{CasLaws, StorageLaws};
-use tower_ratelimit::{Decision, Key, Op, Policy, Storage, Timestamp};
+use tower_ratelimit::{ConfigError, Decision, Key, Op, Policy, Storage, Timestamp};
 
 /// The fault of a storage.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -115,6 +115,12 @@ enum StorageFault {
     ExpiresAPeriodEarly,
     /// `clear_all` keeps the keys of one policy.
     ClearsOnePolicyOfAll,
+    /// Spends the members before the one that refuses.
+    SpendsMembersInOrder,
+    /// Spends two members with the same states.
+    AllowsEqualMembers,
+    /// Loads and stores several keys in two steps.
+    DecidesMembersInSteps,
 }
 
 type Name = (String, String, u32);
@@ -335,6 +341,51 @@ impl Storage for Broken {
         })
     }
 
+    fn decide_all(&self, members: &[StorageRequest<'_>]) -> StorageFuture<Vec<Decision>> {
+        if self.fault != StorageFault::AllowsEqualMembers
+            && let Err(error) = StorageRequest::check_members(members)
+        {
+            return StorageFuture::ready(Err(error));
+        }
+        if self.fault == StorageFault::SpendsMembersInOrder {
+            let mut refused = false;
+            let decide = |member: &StorageRequest<'_>| {
+                let op = if refused { Op::Peek } else { member.op };
+                let decision = self.hit(member.policy, member.key, op, member.cost);
+                refused |= decision.is_refused();
+                decision
+            };
+            return StorageFuture::ok(members.iter().map(decide).collect());
+        }
+        let _alone = self.step.lock().unwrap();
+        let mut states: Vec<_> = members.iter().map(|member| self.load(member.policy, member.key)).collect();
+        let loaded = members.iter().zip(&mut states).map(|(member, states)| {
+            let StorageRequest { policy, op, cost, .. } = *member;
+            Member { policy, states, now: self.now(), op, cost }
+        });
+        let decisions = Policy::decide_all(&mut loaded.collect::<Vec<_>>());
+        if self.fault == StorageFault::DecidesMembersInSteps {
+            let (storage, policies) =
+                (self.clone(), members.iter().map(|member| member.policy.clone()).collect::<Vec<_>>());
+            let keys: Vec<_> = members.iter().map(|member| member.key.clone()).collect();
+            return StorageFuture::new(async move {
+                yield_now().await;
+                for ((policy, key), states) in policies.iter().zip(&keys).zip(states) {
+                    storage.save(policy, key, states);
+                }
+                Ok(decisions)
+            });
+        }
+        for (member, states) in members.iter().zip(states) {
+            self.save(member.policy, member.key, states);
+        }
+        StorageFuture::ok(decisions)
+    }
+
+    fn validate_members(&self, _: &[Policy]) -> Result<(), ConfigError> {
+        Ok(())
+    }
+
     fn try_admit(&self, request: StorageRequest<'_>, summary: Option<&mut Summary>) -> bool {
         let StorageRequest { policy, key, cost, .. } = request;
         let refuses = |decision: &Decision| {
@@ -535,6 +586,9 @@ fn each_fault_breaks_its_law() {
         (StorageFault::KeepsEightLimits, "law 8: decisions equal the model's, with many limits"),
         (StorageFault::ExpiresAPeriodEarly, "law 11: "),
         (StorageFault::ClearsOnePolicyOfAll, "law of clearing: `clear_all`"),
+        (StorageFault::SpendsMembersInOrder, "law 15: all hits of several keys spend"),
+        (StorageFault::AllowsEqualMembers, "law 15: two members with the same states"),
+        (StorageFault::DecidesMembersInSteps, "law 15: all hits of several keys spend"),
     ];
     assert_each_breaks(faults, check);
 }

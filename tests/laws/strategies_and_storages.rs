@@ -3,7 +3,10 @@
 use std::time::Duration;
 
 use common::{memory, memory_with_manual_clock, now, policy};
-use tower_ratelimit::testing::{StorageLaws, StrategyLaws, concurrent_hits_are_exact, decides_like_the_model};
+use tower_ratelimit::storage::InOrder;
+use tower_ratelimit::testing::{
+    StorageLaws, StrategyLaws, concurrent_hits_are_exact, decides_like_the_model, members_decide_like_the_model,
+};
 use tower_ratelimit::{
     CalendarWindow, ElasticWindow, FixedWindow, LeakyBucket, Lockout, MemoryStorage, MovingWindow, Quota, RateLimiter,
     SlidingWindowCounter, TokenBucket,
@@ -14,6 +17,18 @@ use tower_ratelimit::{
 #[test]
 fn memory_obeys_the_laws() {
     StorageLaws::new(memory).check();
+}
+
+/// `PROPTEST_CASES` sets the number of scripts.
+#[test]
+fn memory_decides_on_several_keys_like_the_model() {
+    members_decide_like_the_model(memory);
+}
+
+/// It also refunds, so it need not equal the model.
+#[test]
+fn members_in_order_obey_the_laws() {
+    StorageLaws::new(|clock| InOrder::new(memory(clock))).check();
 }
 
 #[test]

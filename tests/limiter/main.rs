@@ -20,6 +20,7 @@ mod refund;
 mod reservation;
 mod serde;
 mod settle;
+mod several_keys;
 mod text;
 mod upstream;
 mod values;

@@ -7,7 +7,7 @@ use std::{mem, slice};
 
 use super::answer::{Answer, Fast, Full, Mode, array_of};
 use super::evict::{NoRoom, Put};
-use super::inner::{Lookup, MemoryInner};
+use super::inner::{Located, Lookup, MemoryInner};
 use super::shard::SWEEP_EVERY;
 use super::size::{Need, Size};
 use super::table::Slot;
@@ -37,9 +37,15 @@ impl MemoryInner {
         } else {
             self.answer(request, Full(&mut decision));
         }
+        self.complete(&mut decision);
+        decision
+    }
+
+    /// Completes a decision, which the states have decided, by what only the clock knows.
+    #[inline]
+    pub(super) fn complete(&self, decision: &mut Decision) {
         decision.set_ahead(self.clock.ahead());
         self.lengthen_waits(|| decision.limits_mut());
-        decision
     }
 
     #[inline]
@@ -272,7 +278,8 @@ impl MemoryInner {
         if cost > 0 {
             let need = Need::of(policy, states, now, before.keys == 0);
             if !need.is_empty() && self.usage.lack(self.bounds, &need).is_some() {
-                no_room = self.make_room(lookup, request, states, &need).err();
+                let located = Located { key, padded, number: lookup.number, now };
+                no_room = self.make_room(&mut lookup.shard, located, request, states, &need).err();
                 run = lookup.shard.run(key);
             }
         }
@@ -346,9 +353,9 @@ fn is_sweep_due() -> bool {
 
 /// The size of the logs that are taken out of their shard during a decision. If a custom strategy
 /// panics, the logs are lost, and dropping this guard subtracts their bytes from the usage.
-struct LogGuard<'a> {
-    shared: &'a MemoryInner,
-    logs: usize,
+pub(super) struct LogGuard<'a> {
+    pub(super) shared: &'a MemoryInner,
+    pub(super) logs: usize,
 }
 
 impl Drop for LogGuard<'_> {

@@ -3,7 +3,7 @@
 use std::mem;
 use std::sync::atomic::Ordering;
 
-use super::inner::{Lookup, MemoryInner, OnFull};
+use super::inner::{Located, MemoryInner, OnFull};
 use super::shard::{KeyHash, LOG, Shard};
 use super::size::{Need, Size};
 use super::table::Slot;
@@ -80,12 +80,13 @@ impl MemoryInner {
     #[cold]
     pub(super) fn make_room(
         &self,
-        lookup: &mut Lookup<'_>,
+        shard: &mut Shard,
+        located: Located<'_>,
         request: &StorageRequest<'_>,
         states: &mut [State],
         need: &Need,
     ) -> Result<(), NoRoom> {
-        let &mut Lookup { ref mut shard, number, key, now, .. } = lookup;
+        let Located { number, key, now, .. } = located;
         // A hit that is refused anyway is not stored and needs no room.
         let is_fresh = states.iter().all(|state| *state == State::Fresh);
         let is_refused = if is_fresh {

@@ -181,3 +181,26 @@ fn cleared_key_is_admitted_after_a_release_store() {
         assert!(is_admitted(&shared.0, Op::Peek));
     });
 }
+
+/// The two threads name their keys in different orders, so they would wait for each other if they
+/// locked the shards in that order.
+#[test]
+fn hits_on_the_same_two_keys_never_wait_for_each_other() {
+    model(|race| {
+        let storage = MemoryStorage::builder().max_keys(256).clock(ManualClock::default()).build().unwrap();
+        assert_eq!(storage.0.shards.len(), 2);
+        let policy = Policy::from(Quota::per_hour(1));
+        let mut keys = (0_u64..).map(Key::from);
+        let mut in_shard = |number| keys.find(|key| storage.0.locate(&policy, key).1 == number).unwrap();
+        let keys = [in_shard(0), in_shard(1)];
+        let shared = Arc::new((storage, policy, keys));
+        let hit = |order: [usize; 2]| {
+            move |(storage, policy, keys): &(MemoryStorage, Policy, [Key; 2])| {
+                let requests = order.map(|at| StorageRequest::new(policy, &keys[at], Op::Hit, 1));
+                super::members::decide(&storage.0, &requests).iter().all(|decision| decision.is_admitted())
+            }
+        };
+        let (first, second) = race.run(&shared, hit([0, 1]), hit([1, 0]));
+        assert!(first != second, "one unit fits: {first}, {second}");
+    });
+}

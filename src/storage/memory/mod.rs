@@ -30,6 +30,7 @@ mod evict;
 mod inner;
 #[cfg(all(test, tower_ratelimit_loom))]
 mod loom;
+mod members;
 mod padded;
 mod shard;
 mod size;
@@ -155,6 +156,11 @@ impl MemoryStorage {
         self.0.bounds.clients(policy) as u64
     }
 
+    /// Returns `true` if `other` is a handle to the same states.
+    pub(crate) fn is_same(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.0, &other.0)
+    }
+
     /// Decides, like [`decide`](Storage::decide).
     #[inline]
     pub(crate) fn decide_now(&self, request: &StorageRequest<'_>) -> Decision {
@@ -277,6 +283,17 @@ impl Storage for MemoryStorage {
     #[inline]
     fn try_admit(&self, request: StorageRequest<'_>, shown: Option<&mut Summary>) -> bool {
         request.op == Op::Hit && self.0.try_admit(&request, Mode::TryAdmit, shown)
+    }
+
+    fn decide_all(&self, requests: &[StorageRequest<'_>]) -> StorageFuture<Vec<Decision>> {
+        if let [only] = requests {
+            return StorageFuture::ok(vec![self.decide_now(only)]);
+        }
+        StorageFuture::ready(StorageRequest::check_members(requests).map(|()| members::decide(&self.0, requests)))
+    }
+
+    fn validate_members(&self, _: &[Policy]) -> Result<(), ConfigError> {
+        Ok(())
     }
 
     fn clear(&self, policy: &Policy, key: &Key) -> StorageFuture<()> {

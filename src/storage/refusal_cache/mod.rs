@@ -215,6 +215,39 @@ impl Storage for RefusalCache {
         }
     }
 
+    /// A cached refusal of one member refuses all of them without a round trip. The decisions on the
+    /// other members then have no limits, because their states are not known.
+    fn decide_all(&self, members: &[StorageRequest<'_>]) -> StorageFuture<Vec<Decision>> {
+        let spends = |member: &&StorageRequest<'_>| member.op == Op::Hit && member.cost > 0;
+        if let Some(cached) = members.iter().position(|member| spends(&member) && self.cache.contains(member))
+            && let CacheLookup::Hit(refusal) = self.cache.look_up(&members[cached])
+        {
+            let unknown = |member: &StorageRequest<'_>| Decision::of_limits(refusal.at(), member.cost, [].into_iter());
+            let mut decisions: Vec<_> = members.iter().map(unknown).collect();
+            decisions[cached] = refusal;
+            return StorageFuture::ok(decisions);
+        }
+        let look_up = |member| match self.cache.look_up(member) {
+            CacheLookup::Miss(in_flight) => Some(in_flight),
+            // It was cached just now, and the storage decides it anyway.
+            CacheLookup::Hit(_) => None,
+        };
+        let in_flight: Vec<_> =
+            members.iter().map(|member| spends(&member).then(|| look_up(member)).flatten()).collect();
+        self.inner.decide_all(members).map(move |decided| {
+            for (in_flight, decision) in in_flight.into_iter().zip(decided.iter().flatten()) {
+                if let Some(in_flight) = in_flight {
+                    in_flight.decided(decision);
+                }
+            }
+            decided
+        })
+    }
+
+    fn validate_members(&self, policies: &[Policy]) -> Result<(), ConfigError> {
+        self.inner.validate_members(policies)
+    }
+
     fn try_admit(&self, request: StorageRequest<'_>, mut shown: Option<&mut Summary>) -> bool {
         if request.cost == 0 {
             return self.inner.try_admit(request, shown);

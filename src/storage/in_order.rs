@@ -1,0 +1,149 @@
+//! Several keys on a storage that decides on one key at a time.
+
+use super::contract::OwnedRequest;
+use super::{AnyStorage, Storage, StorageError, StorageFuture, StorageRequest, Summary};
+use crate::decision::Decision;
+use crate::error::ConfigError;
+use crate::key::Key;
+use crate::policy::{Op, Policy};
+
+/// Decides on several keys one after the other, on a storage that cannot decide on them together.
+///
+/// A layer with [several keys](crate::RateLimitLayer::and) needs this wrapper on a storage without
+/// [`decide_all`](Storage::decide_all), which is every storage of this crate except for
+/// [`MemoryStorage`](crate::MemoryStorage). Put it around the other wrappers.
+///
+/// ```
+/// use tower_ratelimit::extract::Header;
+/// use tower_ratelimit::storage::InOrder;
+/// use tower_ratelimit::{Global, MemoryStorage, OnError, Policy, RateLimitLayer};
+///
+/// let per_user: Policy = "100/minute".parse()?;
+/// let for_all: Policy = "10000/minute".parse()?;
+/// // Stands for a storage that decides on one key at a time.
+/// let storage = MemoryStorage::new();
+/// let layer = RateLimitLayer::new(per_user, Header::new("x-user"))
+///     .and(for_all, Global::new())
+///     .storage(InOrder::new(storage), OnError::Admit);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+///
+/// It hits the members of a decision in their order. If one refuses, it refunds the earlier hits. So
+/// the member that refuses most often should be the first one, in most cases the user.
+///
+/// | compared with a decision on all keys together | |
+/// |---|---|
+/// | limits | no member ever admits more than its limits |
+/// | units of a refused request | spent until the refund, for about one round trip. Meanwhile they can be the reason that another request is refused |
+/// | round trips | one per member, and up to three per member for a refusal |
+/// | a failed storage | the earlier hits are refunded, and the error is returned. If a refund fails too, the error [may have counted](StorageError::may_have_counted) |
+/// | a request that is dropped | the hits so far stay spent |
+///
+/// A refund does not move the end of an [`ElasticWindow`](crate::ElasticWindow) back, and a
+/// [leaky bucket](crate::LeakyBucket) gets units back only if no later hit is in its queue.
+#[derive(Clone, Debug)]
+pub struct InOrder {
+    inner: AnyStorage,
+}
+
+impl InOrder {
+    /// Wraps a storage.
+    pub fn new(storage: impl Storage) -> Self {
+        Self { inner: AnyStorage::new(storage) }
+    }
+
+    /// Returns the inner storage.
+    pub fn get_ref(&self) -> &AnyStorage {
+        &self.inner
+    }
+}
+
+/// Hits the members until one refuses. Then refunds the hits before it.
+async fn decide(storage: AnyStorage, members: Vec<OwnedRequest>) -> Result<Vec<Decision>, StorageError> {
+    let mut decisions = Vec::with_capacity(members.len());
+    for member in &members {
+        match storage.decide(member.borrow()).await {
+            Ok(decision) => decisions.push(decision),
+            Err(error) => {
+                let refunded = refund(&storage, &members, &decisions).await;
+                return Err(if refunded.is_ok() { error } else { error.with_may_have_counted(true) });
+            }
+        }
+        if member.op == Op::Hit && decisions.last().is_some_and(Decision::is_refused) {
+            break;
+        }
+    }
+    let refusing = decisions.len() - 1;
+    if members[refusing].op != Op::Hit || decisions[refusing].is_admitted() {
+        return Ok(decisions);
+    }
+    refund(&storage, &members, &decisions).await.map_err(|error| error.with_may_have_counted(true))?;
+    let refusal = decisions.remove(refusing);
+    decisions.clear();
+    for (position, member) in members.iter().enumerate() {
+        // The others have spent nothing, and report the units that remain after the refunds.
+        let peek = StorageRequest { op: Op::Peek, ..member.borrow() };
+        decisions.push(if position == refusing { refusal.clone() } else { storage.decide(peek).await? });
+    }
+    Ok(decisions)
+}
+
+/// Refunds the hits that were admitted. Returns the first error.
+async fn refund(storage: &AnyStorage, members: &[OwnedRequest], decisions: &[Decision]) -> Result<(), StorageError> {
+    let mut refunded = Ok(());
+    for (member, decision) in members.iter().zip(decisions) {
+        if member.op == Op::Hit && decision.has_spent() {
+            refunded = refunded.and(storage.settle(&member.policy, &member.key, decision, 0).await);
+        }
+    }
+    refunded
+}
+
+impl Storage for InOrder {
+    fn decide_all(&self, members: &[StorageRequest<'_>]) -> StorageFuture<Vec<Decision>> {
+        if let Err(error) = StorageRequest::check_members(members) {
+            return StorageFuture::ready(Err(error));
+        }
+        if members.is_empty() {
+            return StorageFuture::ok(Vec::new());
+        }
+        let members = members.iter().map(StorageRequest::owned).collect();
+        StorageFuture::new(decide(self.inner.clone(), members))
+    }
+
+    fn validate_members(&self, _: &[Policy]) -> Result<(), ConfigError> {
+        Ok(())
+    }
+
+    fn decide(&self, request: StorageRequest<'_>) -> StorageFuture<Decision> {
+        self.inner.decide(request)
+    }
+
+    fn try_admit(&self, request: StorageRequest<'_>, summary: Option<&mut Summary>) -> bool {
+        self.inner.try_admit(request, summary)
+    }
+
+    fn clear(&self, policy: &Policy, key: &Key) -> StorageFuture<()> {
+        self.inner.clear(policy, key)
+    }
+
+    fn settle(&self, policy: &Policy, key: &Key, decision: &Decision, actual: u32) -> StorageFuture<()> {
+        self.inner.settle(policy, key, decision, actual)
+    }
+
+    fn check(&self) -> StorageFuture<()> {
+        self.inner.check()
+    }
+
+    fn clear_all(&self) -> StorageFuture<u64> {
+        self.inner.clear_all()
+    }
+
+    fn validate(&self, policy: &Policy) -> Result<(), ConfigError> {
+        self.inner.validate(policy)
+    }
+
+    fn wrapped(&self) -> Option<&dyn Storage> {
+        Some(&self.inner)
+    }
+}

@@ -1,0 +1,189 @@
+//! Decisions on several keys together, on the memory storage and one after the other.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::thread;
+use std::time::Duration;
+
+use common::{Behavior, FakeStorage, hit, memory_with_manual_clock, now, policy};
+use tower_ratelimit::storage::{InOrder, OnFull, RefusalCache, StorageErrorKind, StorageRequest};
+use tower_ratelimit::{Decision, Key, MemoryStorage, Op, Policy, Storage};
+
+fn named(text: &str, name: &str) -> Policy {
+    policy(text).with_name(name)
+}
+
+/// The members of a hit of one unit.
+fn requests<'a>(policies: &'a [Policy], keys: &'a [Key]) -> Vec<StorageRequest<'a>> {
+    policies.iter().zip(keys).map(|(policy, key)| StorageRequest::new(policy, key, Op::Hit, 1)).collect()
+}
+
+fn verdicts(decisions: &[Decision]) -> Vec<bool> {
+    decisions.iter().map(Decision::is_admitted).collect()
+}
+
+#[test]
+fn refusals_that_count_reach_only_the_member_that_refuses() {
+    let (storage, clock) = memory_with_manual_clock();
+    let policies = [named("elastic-window 1 per 10 seconds", "a"), named("elastic-window 2 per 10 seconds", "b")];
+    let keys = [Key::from("a"), Key::from("b")];
+    let hit = || now(storage.decide_all(&requests(&policies, &keys)));
+    assert_eq!(verdicts(&hit()), [true, true]);
+    clock.advance(Duration::from_secs(5));
+    let refused = hit();
+    assert_eq!(verdicts(&refused), [false, true]);
+    assert_eq!(refused[0].retry_after(), Some(Duration::from_secs(10)), "the refusal moves the end");
+    assert!(!refused[1].has_spent());
+    clock.advance(Duration::from_secs(5));
+    let peek = |at: usize| now(storage.decide(StorageRequest::new(&policies[at], &keys[at], Op::Peek, 1)));
+    assert_eq!((peek(0).remaining(), peek(1).remaining()), (0, 2), "the second window was not moved");
+}
+
+#[test]
+fn lockout_by_refusals_locks_only_the_member_that_refuses() {
+    let (storage, _clock) = memory_with_manual_clock();
+    let counts = "fixed-window 1/minute; lockout 2 refusals/hour for 1 day";
+    let policies = [named("fixed-window 9/minute", "a"), named(counts, "b")];
+    let keys = [Key::from("a"), Key::from("b")];
+    for expected in [[true, true], [true, false], [true, false]] {
+        assert_eq!(verdicts(&now(storage.decide_all(&requests(&policies, &keys)))), expected);
+    }
+    let locked = now(storage.decide_all(&requests(&policies, &keys)));
+    assert_eq!(locked[1].retry_after(), Some(Duration::from_secs(86_400)));
+    assert_eq!(locked[0].remaining(), 8);
+}
+
+/// A member without room refuses, so the others spend nothing and evict nothing.
+#[test]
+fn full_storage_refuses_all_members() {
+    let full = |on_full| {
+        let storage = MemoryStorage::builder().max_keys(1).on_full(on_full).build().unwrap();
+        let exhausted = named("fixed-window 1/day", "exhausted");
+        assert!(now(storage.decide(StorageRequest::new(&exhausted, &Key::from("x"), Op::Hit, 1))).is_admitted());
+        storage
+    };
+    let policies = [named("fixed-window 5/day", "a"), named("fixed-window 5/day", "b")];
+    let keys = [Key::from("a"), Key::from("b")];
+    let storage = full(OnFull::Refuse);
+    for _ in 0..3 {
+        let refused = now(storage.decide_all(&requests(&policies, &keys)));
+        assert!(refused.iter().all(|decision| decision.is_storage_full() && !decision.has_spent()), "{refused:?}");
+    }
+    assert_eq!((storage.stats().keys, storage.stats().newcomers_refused), (1, 6));
+
+    let storage = full(OnFull::Admit);
+    assert_eq!(verdicts(&now(storage.decide_all(&requests(&policies, &keys)))), [true, true]);
+    assert_eq!((storage.stats().keys, storage.stats().newcomers_admitted), (1, 2));
+}
+
+#[test]
+fn refused_members_evict_no_other_key() {
+    let storage = MemoryStorage::builder().max_keys(2).build().unwrap();
+    let (kept, refuses) = (named("fixed-window 5/day", "kept"), named("fixed-window 1/day", "refuses"));
+    now(storage.decide_all(&[
+        StorageRequest::new(&kept, &Key::from("kept"), Op::Hit, 1),
+        StorageRequest::new(&refuses, &Key::global(), Op::Hit, 1),
+    ]));
+    for user in 0..100_u64 {
+        let decisions = now(storage.decide_all(&[
+            StorageRequest::new(&kept, &Key::from(user), Op::Hit, 1),
+            StorageRequest::new(&refuses, &Key::global(), Op::Hit, 1),
+        ]));
+        assert_eq!(verdicts(&decisions), [true, false]);
+    }
+    assert_eq!((storage.stats().keys, storage.stats().evicted), (2, 0));
+    let peek = now(storage.decide(StorageRequest::new(&kept, &Key::from("kept"), Op::Peek, 1)));
+    assert_eq!(peek.remaining(), 4);
+}
+
+/// The bytes of the states are counted exactly, also for logs and for evictions of other members.
+#[test]
+fn size_of_the_storage_is_zero_after_a_clear() {
+    let storage = MemoryStorage::builder().max_keys(40).max_bytes(65_536).build().unwrap();
+    let policies = [
+        named("moving-window 50/day", "a"),
+        named("fixed-window 500/day; moving-window 20/day", "b"),
+        named("token-bucket 900/day", "c"),
+    ];
+    for round in 0..3_000_u64 {
+        let keys = [Key::from(round % 30), Key::from(round % 7), Key::from(round % 3)];
+        let _ = now(storage.decide_all(&requests(&policies, &keys)));
+        let stats = storage.stats();
+        assert!(stats.keys <= 43 && stats.bytes <= 75_000, "{stats:?}");
+    }
+    now(storage.clear_all());
+    let stats = storage.stats();
+    assert_eq!((stats.keys, stats.bytes, stats.log_bytes), (0, 0, 0));
+}
+
+#[test]
+fn threads_with_different_orders_of_keys_are_exact_and_never_block() {
+    let (storage, _clock) = memory_with_manual_clock();
+    let storage = Arc::new(storage);
+    let admitted = AtomicU32::new(0);
+    let policies: Vec<_> = (0..4).map(|at| named("fixed-window 1000/day", &format!("{at}"))).collect();
+    let keys: Vec<_> = (0..4_u64).map(Key::from).collect();
+    thread::scope(|scope| {
+        for thread in 0..8 {
+            let (storage, policies, keys, admitted) = (&storage, &policies, &keys, &admitted);
+            scope.spawn(move || {
+                for round in 0..500_usize {
+                    let order: Vec<_> = (0..4).map(|at| (at * (2 * (thread % 2) + 1) + round) % 4).collect();
+                    let members: Vec<_> =
+                        order.iter().map(|&at| StorageRequest::new(&policies[at], &keys[at], Op::Hit, 1)).collect();
+                    let decisions = now(storage.decide_all(&members));
+                    admitted.fetch_add(u32::from(decisions.iter().all(Decision::is_admitted)), Ordering::Relaxed);
+                }
+            });
+        }
+    });
+    assert_eq!(admitted.into_inner(), 1_000);
+    for (policy, key) in policies.iter().zip(&keys) {
+        assert_eq!(now(storage.decide(StorageRequest::new(policy, key, Op::Peek, 1))).remaining(), 0);
+    }
+}
+
+#[tokio::test]
+async fn cached_refusal_of_a_member_needs_no_call() {
+    let (memory, clock) = memory_with_manual_clock();
+    let counted = FakeStorage::around(memory);
+    let storage = RefusalCache::new(InOrder::new(counted.clone())).clock(clock.clone());
+    let policies = [named("fixed-window 9/minute", "a"), named("fixed-window 1/minute", "b")];
+    let keys = [Key::from("a"), Key::from("b")];
+    assert_eq!(verdicts(&storage.decide_all(&requests(&policies, &keys)).await.unwrap()), [true, true]);
+    assert_eq!(verdicts(&storage.decide_all(&requests(&policies, &keys)).await.unwrap()), [true, false]);
+    let calls = counted.decisions();
+    let refused = storage.decide_all(&requests(&policies, &keys)).await.unwrap();
+    assert_eq!((verdicts(&refused), counted.decisions()), (vec![true, false], calls));
+    assert_eq!(refused[1].retry_after(), Some(Duration::from_secs(60)));
+    assert!(refused.iter().all(|decision| !decision.has_spent()));
+    // The refusal is cached under the member's own key, and other members are not affected.
+    assert!(hit(&storage, &policies[1], "b", 1).await.is_refused());
+    assert_eq!(counted.decisions(), calls);
+    let other = [Key::from("a"), Key::from("another")];
+    assert_eq!(verdicts(&storage.decide_all(&requests(&policies, &other)).await.unwrap()), [true, true]);
+}
+
+#[tokio::test]
+async fn failed_refund_is_an_error_that_may_have_counted() {
+    let (memory, _clock) = memory_with_manual_clock();
+    let fake = FakeStorage::around(memory);
+    let storage = InOrder::new(fake.clone());
+    let policies = [named("fixed-window 9/minute", "a"), named("fixed-window 1/minute", "b")];
+    let keys = [Key::from("a"), Key::from("b")];
+    assert_eq!(verdicts(&storage.decide_all(&requests(&policies, &keys)).await.unwrap()), [true, true]);
+    fake.set_changes(Behavior::Fails);
+    let error = storage.decide_all(&requests(&policies, &keys)).await.unwrap_err();
+    assert!(error.may_have_counted(), "{error:?}");
+}
+
+#[tokio::test]
+async fn storage_without_support_says_what_to_do() {
+    let storage = FakeStorage::around(MemoryStorage::new());
+    let policies = [named("1/minute", "a"), named("1/minute", "b")];
+    let error = storage.decide_all(&requests(&policies, &[Key::from("a"), Key::from("b")])).await.unwrap_err();
+    assert_eq!(error.kind(), StorageErrorKind::Unsupported);
+    assert!(format!("{error:#}").contains("InOrder::new(storage)"), "{error:#}");
+    let one = storage.decide_all(&requests(&policies[..1], &[Key::from("a")])).await.unwrap();
+    assert_eq!(verdicts(&one), [true]);
+}
