@@ -3,6 +3,7 @@
 use std::fmt;
 use std::mem;
 use std::pin::Pin;
+use std::slice;
 use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 
@@ -199,12 +200,19 @@ impl<S, B, R> WaitingRequest<S, B, R> {
                 Wait::Hit(hit) => match &mut hit.waits_for {
                     HitWait::Decision(deciding) => {
                         let decided = ready!(Pin::new(deciding).poll(cx));
-                        (this.shared.apply(decided.as_ref(), hit.storage_request(), &mut exchange), true)
+                        let decided = decided.as_ref().map(slice::from_ref);
+                        (hit.with_requests(|requests| this.shared.apply(decided, requests, &mut exchange)), true)
+                    }
+                    HitWait::Decisions(deciding) => {
+                        let decided = ready!(Pin::new(deciding).poll(cx));
+                        let decided = decided.as_ref().map(Vec::as_slice);
+                        (hit.with_requests(|requests| this.shared.apply(decided, requests, &mut exchange)), true)
                     }
                     HitWait::Turn(turn) => {
                         let result = ready!(turn.as_mut().poll(cx));
                         hit.set_policy(result.policy);
-                        (this.shared.apply_turn(result.decided, hit.storage_request(), &mut exchange), false)
+                        let decided = result.decided;
+                        (hit.with_requests(|requests| this.shared.apply_turn(decided, requests, &mut exchange)), false)
                     }
                     HitWait::Delay(_) => {
                         if let Some(delay) = this.delay.as_mut().as_pin_mut() {

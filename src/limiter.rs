@@ -11,7 +11,9 @@ use crate::error::{ConfigError, or_panic};
 use crate::key::Key;
 use crate::policy::{IntoPolicy, Op, Policy, SharedPolicy};
 use crate::reservation::{LimitedKey, Reservation};
-use crate::storage::{AnyStorage, MemoryStorage, Storage, StorageFuture, StorageRequest};
+use crate::storage::{
+    AnyStorage, MemoryStorage, Storage, StorageError, StorageErrorKind, StorageFuture, StorageRequest,
+};
 use crate::waiting::WaitQueues;
 
 /// A rate limiter that is independent of HTTP: a policy on a storage.
@@ -109,7 +111,9 @@ impl RateLimiter {
     /// Returns an error if the storage does not support the policy or one of its shadow limits.
     pub fn try_with_storage(policy: impl IntoPolicy, storage: impl Storage) -> Result<Self, ConfigError> {
         let storage = AnyStorage::new(storage);
-        let policy = bound(policy.into_shared(), &storage)?;
+        let bound = storage.clone();
+        // All later policies of a live one are checked too.
+        let policy = policy.into_shared().bind(move |policy| validate(policy, &bound))?;
         Ok(Self::of(policy, storage))
     }
 
@@ -199,6 +203,59 @@ impl RateLimiter {
         limited.decide(Op::Hit, cost).map(|decided| Ok(Reservation::of_limiter(decided?, limited)))
     }
 
+    /// Spends `cost` units of each key under its own limiter, or nothing if one of them refuses. Use it
+    /// for the limits of a user, a tenant and everybody. Returns a [`Reservation`], which settles all
+    /// of them together.
+    ///
+    /// The limiters must share one storage, which decides on several keys
+    /// [together](Storage::decide_all). The reservation dereferences to the decision that refuses with
+    /// the longest [`retry_after`](Decision::retry_after), or else to the one with the fewest
+    /// [remaining](Decision::remaining) units.
+    ///
+    /// ```
+    /// use tower_ratelimit::{Key, MemoryStorage, Policy, RateLimiter};
+    ///
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// let storage = MemoryStorage::new();
+    /// let limiter = |text: &str| Ok::<_, tower_ratelimit::ConfigError>(RateLimiter::with_storage(text.parse::<Policy>()?, storage.clone()));
+    /// let (per_user, per_tenant) = (limiter("fixed-window 10/minute")?, limiter("fixed-window 3/minute")?);
+    /// let (alice, bob, acme) = (Key::from("alice"), Key::from("bob"), Key::from("acme"));
+    ///
+    /// let hit = RateLimiter::reserve_all(&[(&per_user, &alice), (&per_tenant, &acme)], 2).await?;
+    /// assert!(hit.is_admitted());
+    /// // One unit of the tenant is left, so the hit spends nothing of the user either.
+    /// let hit = RateLimiter::reserve_all(&[(&per_user, &bob), (&per_tenant, &acme)], 2).await?;
+    /// assert!(hit.is_refused());
+    /// assert_eq!(hit.policy(), &per_tenant.policy());
+    /// assert_eq!(per_user.peek(&bob).await?.remaining(), 10);
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// Returns the storage's error if the storage fails, or if two of the pairs have the same policy and
+    /// key. Returns an error of the kind [`Unsupported`](StorageErrorKind::Unsupported), and has spent
+    /// nothing, if there is no pair, if the limiters have different storages, or if the storage does not
+    /// decide on several keys together.
+    pub fn reserve_all(members: &[(&Self, &Key)], cost: u32) -> StorageFuture<Reservation> {
+        let unsupported = |why| StorageFuture::ready(Err(StorageError::new(StorageErrorKind::Unsupported, why)));
+        let Some((first, _)) = members.first() else { return unsupported("no limiter for the hit") };
+        if members.iter().any(|(limiter, _)| !limiter.storage.is_same(&first.storage)) {
+            return unsupported("the limiters have different storages: create them with clones of one storage");
+        }
+        let limited = |(limiter, key): &(&Self, &Key)| LimitedKey {
+            storage: limiter.storage.clone(),
+            policy: limiter.policy.read().into_owned(),
+            key: (*key).clone(),
+        };
+        let limited: Vec<_> = members.iter().map(limited).collect();
+        let requests: Vec<_> = limited.iter().map(|limited| limited.request(Op::Hit, cost)).collect();
+        let deciding = first.storage.decide_all(&requests);
+        deciding.map(|decided| Ok(Reservation::of_limiters(limited, decided?)))
+    }
+
     /// Spends `units` of `key` from each limit, even if fewer remain. No limit refuses a charge.
     ///
     /// A charge can leave the key in debt: then nothing remains, and hits are refused until enough
@@ -261,12 +318,8 @@ impl RateLimiter {
     }
 }
 
-/// Checks that the storage supports the policy and its shadow limits, and all later policies of a
-/// live one.
-pub(crate) fn bound(policy: SharedPolicy, storage: &AnyStorage) -> Result<SharedPolicy, ConfigError> {
-    let storage = storage.clone();
-    policy.bind(move |policy| {
-        storage.validate(policy)?;
-        policy.shadows().iter().try_for_each(|shadow| storage.validate(shadow))
-    })
+/// Checks that the storage supports the policy and its shadow limits.
+pub(crate) fn validate(policy: &Policy, storage: &AnyStorage) -> Result<(), ConfigError> {
+    storage.validate(policy)?;
+    policy.shadows().iter().try_for_each(|shadow| storage.validate(shadow))
 }

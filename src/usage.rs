@@ -1,28 +1,19 @@
 //! The usage of a client: its limits and the units that remain.
 
-use std::borrow::Cow;
 use std::fmt::{self, Write};
-#[cfg(feature = "lookup")]
-use std::sync::Arc;
 use std::time::Duration;
-
-#[cfg(feature = "lookup")]
-use http::Request;
 
 #[cfg(feature = "axum")]
 pub use self::handler::UsageHandler;
-use crate::decision::Decision;
+use crate::decision::{Decision, shown_of};
 use crate::error::BoxError;
-#[cfg(feature = "lookup")]
-use crate::extract::KeyExtractor;
 use crate::extract::{Head, KeyError};
-use crate::key::Key;
 #[cfg(feature = "lookup")]
-use crate::lookup::{TenantLookup, TenantPolicy};
-use crate::middleware::config::LayerConfig;
+use crate::middleware::members::{AllTenants, look_up};
+use crate::middleware::members::{Undecided, applying};
 use crate::middleware::state::LayerState;
-use crate::policy::{Op, Policy};
-use crate::storage::{Storage, StorageRequest};
+use crate::policy::Policy;
+use crate::storage::Storage;
 use crate::text::write_json_string;
 use crate::time::Timestamp;
 
@@ -30,29 +21,74 @@ use crate::time::Timestamp;
 /// [`RateLimitLayer::usage`](crate::RateLimitLayer::usage).
 #[derive(Clone, Debug)]
 pub struct Usage {
-    policy: Policy,
-    decision: Decision,
+    policies: Vec<Policy>,
+    /// A decision for each policy.
+    decisions: Vec<Decision>,
 }
 
 impl Usage {
-    pub(crate) fn new(policy: Policy, decision: Decision) -> Self {
-        Self { policy, decision }
-    }
-
-    /// Returns the policy that applies to the client.
+    /// Returns the policy that applies to the client. Of [several](crate::RateLimitLayer::and), this
+    /// is the one that refuses, or else the one with the fewest remaining units.
     pub fn policy(&self) -> &Policy {
-        &self.policy
+        &self.policies[shown_of(&self.decisions)]
     }
 
-    /// Returns the decision on a peek with a cost of 1, which contains the [status of each
-    /// limit](Decision::limits).
+    /// Returns the decision on a peek at [`policy`](Self::policy) with a cost of 1, which contains the
+    /// [status of each limit](Decision::limits).
     pub fn decision(&self) -> &Decision {
-        &self.decision
+        &self.decisions[shown_of(&self.decisions)]
     }
 
-    /// Returns the usage as JSON. The [guide](crate::guide::deploying#usage) explains the members.
+    /// Iterates over all policies that apply to the client, each with its decision.
+    pub fn members(&self) -> impl Iterator<Item = (&Policy, &Decision)> {
+        self.policies.iter().zip(&self.decisions)
+    }
+
+    /// Returns the usage as JSON, with the limits of all policies. The
+    /// [guide](crate::guide::deploying#usage) explains the members.
     pub fn to_json(&self) -> String {
-        to_json(&self.policy, &self.decision)
+        to_json(self)
+    }
+}
+
+fn to_json(usage: &Usage) -> String {
+    let mut json = String::with_capacity(64 + 128 * usage.policies.len());
+    usage.write_json(&mut json).expect("writing to a string does not fail");
+    json
+}
+
+impl Usage {
+    fn write_json(&self, json: &mut String) -> fmt::Result {
+        let decision = self.decision();
+        write!(json, r#"{{"limited":true,"admitted":{}"#, decision.is_admitted())?;
+        if let Some(wait) = decision.retry_after() {
+            write!(json, r#","retry_after":{}"#, Seconds(wait))?;
+        }
+        json.push_str(r#","limits":["#);
+        let mut comma = "";
+        for (policy, decision) in self.members() {
+            for (position, (limit, status)) in policy.limits().iter().zip(decision.limits()).enumerate() {
+                // `quoted_name` returns a Structured Field string: printable ASCII, in which only `"`
+                // and `\` are escaped. So it is also a valid JSON string.
+                write!(json, r#"{comma}{{"name":{},"strategy":"#, policy.quoted_name(position))?;
+                write_json_string(limit.strategy().name(), json)?;
+                write!(
+                    json,
+                    r#","quota":"{}","limit":{},"remaining":{},"reset":{}"#,
+                    limit.quota(),
+                    status.capacity(),
+                    status.remaining(),
+                    Seconds(status.reset_after())
+                )?;
+                if let Some(window) = limit.window(status, decision.at()) {
+                    write!(json, r#","begin":{},"end":{}"#, unix_time(window.start), unix_time(window.end))?;
+                }
+                json.push('}');
+                comma = ",";
+            }
+        }
+        json.push_str("]}");
+        Ok(())
     }
 }
 
@@ -84,41 +120,6 @@ impl std::error::Error for UsageError {
     }
 }
 
-fn to_json(policy: &Policy, decision: &Decision) -> String {
-    let mut json = String::with_capacity(64 + 128 * policy.limits().len());
-    write_json(policy, decision, &mut json).expect("writing to a string does not fail");
-    json
-}
-
-fn write_json(policy: &Policy, decision: &Decision, json: &mut String) -> fmt::Result {
-    write!(json, r#"{{"limited":true,"admitted":{}"#, decision.is_admitted())?;
-    if let Some(wait) = decision.retry_after() {
-        write!(json, r#","retry_after":{}"#, Seconds(wait))?;
-    }
-    json.push_str(r#","limits":["#);
-    for (position, (limit, status)) in policy.limits().iter().zip(decision.limits()).enumerate() {
-        let comma = if position == 0 { "" } else { "," };
-        // `quoted_name` returns a Structured Field string: printable ASCII, in which only `"` and
-        // `\` are escaped. So it is also a valid JSON string.
-        write!(json, r#"{comma}{{"name":{},"strategy":"#, policy.quoted_name(position))?;
-        write_json_string(limit.strategy().name(), json)?;
-        write!(
-            json,
-            r#","quota":"{}","limit":{},"remaining":{},"reset":{}"#,
-            limit.quota(),
-            status.capacity(),
-            status.remaining(),
-            Seconds(status.reset_after())
-        )?;
-        if let Some(window) = limit.window(status, decision.at()) {
-            write!(json, r#","begin":{},"end":{}"#, unix_time(window.start), unix_time(window.end))?;
-        }
-        json.push('}');
-    }
-    json.push_str("]}");
-    Ok(())
-}
-
 fn unix_time(instant: Timestamp) -> Seconds {
     Seconds(Duration::from_micros(instant.as_micros()))
 }
@@ -135,71 +136,53 @@ impl fmt::Display for Seconds {
     }
 }
 
-/// The policy and the key of a limited client.
-type Limited = (Policy, Key);
-
 /// Returns the usage of the request's client, or `None` if the client is not limited. Spends
 /// nothing.
 pub(crate) fn usage(
     state: &LayerState,
     head: &Head<'_>,
 ) -> impl Future<Output = Result<Option<Usage>, UsageError>> + Send + use<> {
-    let storage = state.storage.clone();
-    let limited = limited(&state.config, head);
-    async move {
-        let Some((policy, key)) = limited.await? else { return Ok(None) };
-        let decided = storage.decide(StorageRequest::new(&policy, &key, Op::Peek, 1)).await;
-        let decision = decided.map_err(|error| UsageError::Storage(error.into()))?;
-        Ok(Some(Usage::new(policy, decision)))
-    }
-}
-
-/// Returns the policy and the key of the request, or `None` if it is not limited.
-fn limited(
-    config: &LayerConfig,
-    head: &Head<'_>,
-) -> impl Future<Output = Result<Option<Limited>, UsageError>> + Send + use<> {
+    let (config, storage) = (state.config.clone(), state.storage.clone());
     let is_skipped = config.skips(head);
+    // Extractors may read the extensions of tenants, which are inserted into this copy.
+    let mut request = head.to_request();
     #[cfg(feature = "lookup")]
-    let looking_up = config.policies.lookup().filter(|_| !is_skipped).map(|lookup| {
-        // The tenant's extensions are inserted into a copy, because the extractor may read them.
-        looked_up(lookup.find(head), Arc::clone(&config.key), head.to_request())
-    });
-    let policy = if is_skipped { None } else { config.policies.of(head).map(Cow::into_owned) };
-    let limited = policy.map(|policy| with_key(policy, config.key.extract(head)));
+    let tenants = (!is_skipped).then(|| look_up(&config, head));
     async move {
-        #[cfg(feature = "lookup")]
-        if let Some(looking_up) = looking_up {
-            return looking_up.await;
+        if is_skipped {
+            return Ok(None);
         }
-        limited.unwrap_or(Ok(None))
+        #[cfg(feature = "lookup")]
+        let found = match tenants {
+            None => Vec::new(),
+            Some(AllTenants::Ready(found)) => found,
+            Some(AllTenants::Pending(lookups)) => lookups.await,
+        };
+        let (mut policies, mut decisions) = (Vec::new(), Vec::new());
+        let applying = applying(
+            &config,
+            #[cfg(feature = "lookup")]
+            &found,
+            &mut request,
+        );
+        for member in applying? {
+            let decided = storage.decide(member.peek()).await;
+            decisions.push(decided.map_err(|error| UsageError::Storage(error.into()))?);
+            policies.push(member.policy);
+        }
+        Ok(if policies.is_empty() { None } else { Some(Usage { policies, decisions }) })
     }
 }
 
-fn with_key(policy: Policy, key: Result<Option<Key>, KeyError>) -> Result<Option<Limited>, UsageError> {
-    Ok(key.map_err(UsageError::Key)?.map(|key| (policy, key)))
-}
-
-/// Returns the policy and the key of a request after its lookup.
-#[cfg(feature = "lookup")]
-async fn looked_up(
-    found: TenantLookup,
-    extractor: Arc<dyn KeyExtractor>,
-    mut request: Request<()>,
-) -> Result<Option<Limited>, UsageError> {
-    let found = match found {
-        TenantLookup::Ready(found) => found,
-        TenantLookup::Pending(lookup) => lookup.await,
-    };
-    let tenant = found.map_err(|error| UsageError::Storage(error.into()))?;
-    request.extensions_mut().extend(tenant.extensions.clone());
-    match &tenant.policy {
-        TenantPolicy::Limited(policy, Some(key)) => Ok(Some((policy.read().into_owned(), key.clone()))),
-        TenantPolicy::Limited(policy, None) => {
-            with_key(policy.read().into_owned(), extractor.extract(&Head::of(&request)))
+impl From<Undecided> for UsageError {
+    fn from(undecided: Undecided) -> Self {
+        match undecided {
+            Undecided::Key(error, _) => Self::Key(error),
+            #[cfg(feature = "lookup")]
+            Undecided::Rejected(error) => Self::Key(error),
+            #[cfg(feature = "lookup")]
+            Undecided::Lookup(error) => Self::Storage(error.into()),
         }
-        TenantPolicy::Unlimited => Ok(None),
-        TenantPolicy::Rejected(error) => Err(UsageError::Key(error.clone())),
     }
 }
 

@@ -11,7 +11,8 @@ use http::header::{HeaderMap, HeaderName, HeaderValue};
 use super::numbers::set;
 use crate::decision::Decision;
 use crate::key::Key;
-use crate::policy::{Limit, Policy};
+use crate::policy::Limit;
+use crate::storage::StorageRequest;
 use crate::strategy::Status;
 use crate::time::seconds_up;
 
@@ -25,32 +26,34 @@ pub(super) struct IetfFields {
 }
 
 impl IetfFields {
-    /// Creates the fields, with a member for each limit. Members have the parameter `pk` if a
-    /// secret is set.
-    pub(super) fn of(decision: &Decision, policy: &Policy, key: &Key, partition: Option<Secret>) -> Self {
-        let partition = partition.map_or_else(String::new, |secret| secret.parameter(key));
+    /// Creates the fields, with a member for each limit of each request. Members have the parameter
+    /// `pk` if a secret is set.
+    pub(super) fn of(decisions: &[Decision], requests: &[StorageRequest<'_>], partition: Option<Secret>) -> Self {
         let (mut policies, mut limits) = (String::new(), String::new());
-        for (position, (limit, status)) in policy.limits().iter().zip(decision.limits()).enumerate() {
-            if position > 0 {
-                policies.push_str(", ");
-                limits.push_str(", ");
+        for (decision, StorageRequest { policy, key, .. }) in decisions.iter().zip(requests) {
+            let partition = partition.map_or_else(String::new, |secret| secret.parameter(key));
+            for (position, (limit, status)) in policy.limits().iter().zip(decision.limits()).enumerate() {
+                if !policies.is_empty() {
+                    policies.push_str(", ");
+                    limits.push_str(", ");
+                }
+                let name = policy.quoted_name(position);
+                let (capacity, remaining, reset) =
+                    (status.capacity(), status.remaining(), seconds_up(status.reset_after()));
+                // A slot becomes free when a request ends, so neither a window nor a reset is known.
+                let is_in_flight = limit.counts_in_flight();
+                let written =
+                    write!(policies, "{name};q={capacity}").and_then(|()| match window(limit, status, decision) {
+                        _ if is_in_flight => policies.write_str(";qu=\"concurrent-requests\""),
+                        Some(window) => write!(policies, ";w={window}"),
+                        None => Ok(()),
+                    });
+                let written = written.and_then(|()| write!(limits, "{name};r={remaining}"));
+                let written = written.and_then(|()| if is_in_flight { Ok(()) } else { write!(limits, ";t={reset}") });
+                policies.push_str(&partition);
+                limits.push_str(&partition);
+                written.expect("writing to a string does not fail");
             }
-            let name = policy.quoted_name(position);
-            let (capacity, remaining, reset) =
-                (status.capacity(), status.remaining(), seconds_up(status.reset_after()));
-            // A slot becomes free when a request ends, so neither a window nor a reset is known.
-            let is_in_flight = limit.counts_in_flight();
-            let written =
-                write!(policies, "{name};q={capacity}").and_then(|()| match window(limit, status, decision) {
-                    _ if is_in_flight => policies.write_str(";qu=\"concurrent-requests\""),
-                    Some(window) => write!(policies, ";w={window}"),
-                    None => Ok(()),
-                });
-            let written = written.and_then(|()| write!(limits, "{name};r={remaining}"));
-            let written = written.and_then(|()| if is_in_flight { Ok(()) } else { write!(limits, ";t={reset}") });
-            policies.push_str(&partition);
-            limits.push_str(&partition);
-            written.expect("writing to a string does not fail");
         }
         let value = |text: String| HeaderValue::try_from(text).expect("names are validated when they are set");
         Self { policy: value(policies), limits: value(limits) }

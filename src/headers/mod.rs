@@ -12,11 +12,10 @@ use http::{HeaderMap, Response};
 use self::ietf::{IetfFields, Secret};
 pub(crate) use self::numbers::Numbers;
 use self::numbers::{DRAFT_6, X, repeated, set, wait};
-use crate::decision::Decision;
+use crate::decision::{Decision, shown_of};
 use crate::error::ConfigError;
-use crate::key::Key;
-use crate::policy::Policy;
 use crate::rejection::extend_grpc_wait;
+use crate::storage::StorageRequest;
 use crate::strategy::Status;
 use crate::time::{Timestamp, seconds_up};
 
@@ -70,7 +69,7 @@ impl Headers {
     /// Writes the fields `RateLimit-Policy` and `RateLimit` of the IETF draft, as Structured Fields
     /// (RFC 9651) with one member per limit.
     ///
-    /// Each member is named by [`Policy::limit_name`]. Clients see this name, so choose one that
+    /// Each member is named by [`Policy::limit_name`](crate::Policy::limit_name). Clients see this name, so choose one that
     /// may be public, and a different one for each policy. The guide explains [the
     /// parameters](crate::guide::headers_and_refusals#the-ietf-draft).
     ///
@@ -153,8 +152,10 @@ impl Headers {
         Some(Numbers::of(shown, reset, cost))
     }
 
+    /// Returns the values of `X-RateLimit-*` for decisions that were made together.
     #[inline]
-    pub(crate) fn numbers_of(self, decision: &Decision) -> Option<Numbers> {
+    pub(crate) fn numbers_of(self, decisions: &[Decision]) -> Option<Numbers> {
+        let decision = &decisions[shown_of(decisions)];
         self.numbers(decision.wall_at(), decision.shown(), decision.cost())
     }
 
@@ -165,17 +166,24 @@ impl Headers {
         self.x.then(|| Numbers::in_flight(limit, remaining))
     }
 
-    /// Returns the fields other than `X-RateLimit-*` for a decision, or `None` if there are none.
+    /// Returns the fields other than `X-RateLimit-*` for decisions that were made together, or `None`
+    /// if there are none.
     #[inline]
-    pub(crate) fn other_fields_of(self, decision: &Decision, policy: &Policy, key: &Key) -> Option<OtherFields> {
+    pub(crate) fn other_fields_of(
+        self,
+        decisions: &[Decision],
+        requests: &[StorageRequest<'_>],
+    ) -> Option<OtherFields> {
         self.writes_other_fields().then(|| {
-            let (shown, cost) = (decision.shown(), decision.cost());
+            let position = shown_of(decisions);
+            let (shown, cost) = (decisions[position].shown(), decisions[position].cost());
             let draft_6 = self.draft_6.then(|| Numbers::of(shown, seconds_up(shown.reset_after()), cost));
-            let draft_6 = if policy.counts_in_flight() { draft_6.map(Numbers::without_reset) } else { draft_6 };
+            let is_in_flight = requests[position].policy.counts_in_flight();
+            let draft_6 = if is_in_flight { draft_6.map(Numbers::without_reset) } else { draft_6 };
             OtherFields {
                 draft_6,
                 wait: wait(shown, cost),
-                lists: self.ietf.then(|| IetfFields::of(decision, policy, key, self.partition)),
+                lists: self.ietf.then(|| IetfFields::of(decisions, requests, self.partition)),
             }
         })
     }

@@ -3,6 +3,7 @@
 use std::convert::Infallible;
 use std::ops::Deref;
 use std::pin::Pin;
+use std::slice;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -119,8 +120,8 @@ impl State {
         if config.skips(&head) {
             return Step::Forward(ResponsePlan::NOTHING);
         }
-        let Some(policy) = config.policies.of(&head) else { return Step::Forward(ResponsePlan::NOTHING) };
-        let extracted = config.key.extract(&head);
+        let Some(policy) = config.first.policies.of(&head) else { return Step::Forward(ResponsePlan::NOTHING) };
+        let extracted = config.first.key.extract(&head);
         let Ok(Some(key)) = &extracted else { return config.forward_or_reject(extracted, &policy, exchange) };
         let cost = match config.cost_of(&head) {
             Ok(cost) => cost,
@@ -135,7 +136,7 @@ impl State {
         }
         let seats = self.seats.as_ref().filter(|_| !config.shadow);
         // A chosen number of slots is kept while the request waits, and that of live slots may change.
-        let shared = || config.policies.shared().cloned().unwrap_or_else(|| policy.clone().into_owned().into());
+        let shared = || config.first.policies.shared().cloned().unwrap_or_else(|| policy.clone().into_owned().into());
         match table.take(&policy, key, cost, seats, shared) {
             Take::Taken(taken) => Step::Forward(self.admitted(taken, (&policy, key, cost), exchange, permit)),
             Take::Full(remaining) => self.refuse(remaining, (&policy, key, cost), exchange),
@@ -164,7 +165,7 @@ impl State {
             Some(Err(NotTaken::Failed(error))) => {
                 drop(Permit::insert(None, exchange.extensions_mut()));
                 let storage_request = StorageRequest::new(policy, key, Op::Hit, *cost);
-                self.options.config.on_failure(&error, storage_request, exchange)
+                self.options.config.on_failure(&error, &[storage_request], exchange)
             }
         }
     }
@@ -197,7 +198,8 @@ impl State {
         }
         let decision = self.decision(policy, remaining, cost, true);
         config.report(EventKind::Decided(&decision), policy, Some(key));
-        let other_fields = headers.other_fields_of(&decision, policy, key).filter(|_| !config.shadow);
+        let request = StorageRequest::new(policy, key, Op::Hit, cost);
+        let other_fields = headers.other_fields_of(slice::from_ref(&decision), &[request]).filter(|_| !config.shadow);
         ResponsePlan { numbers, after: other_fields.map(|fields| Box::new(PostResponse::of_fields(headers, fields))) }
     }
 
@@ -209,7 +211,7 @@ impl State {
             drop(Permit::insert(None, exchange.extensions_mut()));
             return Step::Forward(ResponsePlan::NOTHING);
         }
-        config.refuse(&decision, policy, key, exchange);
+        config.refuse(&[decision], &[StorageRequest::new(policy, key, Op::Hit, cost)], exchange);
         Step::Respond
     }
 

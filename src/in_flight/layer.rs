@@ -14,7 +14,7 @@ use crate::error::{ConfigError, or_panic};
 use crate::extract::{AllowList, Head, KeyExtractor};
 use crate::headers::Headers;
 use crate::lint::Lint;
-use crate::middleware::config::LayerConfig;
+use crate::middleware::config::{LayerConfig, LayerMember};
 use crate::middleware::{IntoCost, OnError};
 use crate::observe::Event;
 use crate::rejection::{RejectReason, TextRejection};
@@ -74,7 +74,7 @@ impl InFlightLayer {
     /// | [`LiveSlots`](crate::LiveSlots) | the same for all requests, but the number can change later |
     /// | the result of [`slots_by`](crate::slots_by) | chosen by a closure for each request |
     pub fn new(slots: impl Into<SlotsSource>, key: impl KeyExtractor) -> Self {
-        let config = LayerConfig::new(slots.into().0, Arc::new(key));
+        let config = LayerConfig::new(LayerMember { policies: slots.into().0, key: Arc::new(key), cost: None });
         Self { shared: Shared::new(Options::new(config), Arc::new(TextRejection::new())) }
     }
 }
@@ -102,7 +102,7 @@ impl<R> InFlightLayer<R> {
         F: Fn(&Head<'_>) -> T + Send + Sync + 'static,
         T: IntoCost,
     {
-        self.with_config(|config| config.cost = Some(Arc::new(move |head: &Head<'_>| cost(head).into_cost())))
+        self.with_config(|config| config.first.cost = Some(Arc::new(move |head: &Head<'_>| cost(head).into_cost())))
     }
 
     /// Lets requests wait for up to `max_wait` instead of refusing them. At most `max_waiting` requests of
@@ -323,7 +323,7 @@ impl<R> Clone for InFlightLayer<R> {
 impl<R> fmt::Debug for InFlightLayer<R> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("InFlightLayer")
-            .field("slots", &self.shared.options.config.policies)
+            .field("slots", &self.shared.options.config.first.policies)
             .field("in_use", &self.in_use())
             .finish_non_exhaustive()
     }

@@ -1,3 +1,4 @@
+use std::iter::once;
 use std::sync::Arc;
 
 use super::RateLimitLayer;
@@ -24,13 +25,24 @@ impl<R> RateLimitLayer<R> {
     /// let layer = RateLimitLayer::new(Quota::per_minute(100), PeerIp::new())
     ///     .cost(|head| if head.uri().path().starts_with("/search") { 10 } else { 1 });
     /// ```
+    ///
+    /// With [several keys](Self::and), the closure applies to the policy that was added last, to all
+    /// before it that have no closure yet, and to those that are added later. So one call sets the same
+    /// cost for all. For costs that differ, call `cost` after each `and`.
     pub fn cost<F, T>(self, cost: F) -> Self
     where
         F: Fn(&Head<'_>) -> T + Send + Sync + 'static,
         T: IntoCost,
     {
         let cost: Arc<CostFn> = Arc::new(move |head: &Head<'_>| cost(head).into_cost());
-        self.with_config(|config| config.cost = Some(cost))
+        self.with_config(|config| {
+            let before = config.others.len();
+            for (position, member) in once(&mut config.first).chain(&mut config.others).enumerate() {
+                if position == before || member.cost.is_none() {
+                    member.cost = Some(Arc::clone(&cost));
+                }
+            }
+        })
     }
 
     /// Charges only the requests for whose response `charge` returns `true`, for example failed

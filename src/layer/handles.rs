@@ -24,10 +24,13 @@ impl<R> RateLimitLayer<R> {
     /// [`acquire`](RateLimiter::acquire) wait in the same queues as the [waiting](Self::wait)
     /// requests of this layer.
     ///
+    /// With [several keys](Self::and), this is the limiter of the first policy.
+    /// [`limiter_for`](Self::limiter_for) returns those of the others.
+    ///
     /// Returns `None` if [`policy_by`](crate::policy_by) or a `PolicyLookup` chooses the policy.
     /// Then use [`limiter_for`](Self::limiter_for).
     pub fn limiter(&self) -> Option<RateLimiter> {
-        let policy = self.shared.config.policies.shared()?;
+        let policy = self.shared.config.first.policies.shared()?;
         let limiter = RateLimiter::of(policy.clone(), self.storage_handle());
         Some(limiter.waiting_in(Arc::clone(&self.shared.queues)))
     }

@@ -15,13 +15,13 @@ use crate::extract::{AllowList, Head, KeyExtractor};
 use crate::headers::Headers;
 use crate::limiter::LocalLimiter;
 use crate::lint::Lint;
-use crate::middleware::config::{LayerConfig, OnError};
+use crate::middleware::config::{LayerConfig, LayerMember, OnError};
 use crate::middleware::options::{IntoPolicySource, PolicySource};
 use crate::middleware::state::SharedState;
 use crate::observe::Event;
 use crate::rejection::{RejectReason, TextRejection};
 use crate::service::RateLimit;
-use crate::storage::{AnyStorage, MemoryStorage, Storage};
+use crate::storage::{AnyStorage, MAX_MEMBERS, MemoryStorage, Storage};
 use crate::waiting::WaitBounds;
 
 /// Limits the requests to a service.
@@ -90,7 +90,7 @@ impl RateLimitLayer {
     pub fn new(policy: impl IntoPolicySource, key: impl KeyExtractor) -> Self {
         let storage = MemoryStorage::new().into();
         // A memory storage supports every policy.
-        Self::with(or_panic(policy.into_policy_source().bind(&storage)), key, storage)
+        Self::with(or_panic(policy.into_policy_source().bind(&storage, false)), key, storage)
     }
 
     /// Creates a layer that shares the policy, the storage and the counts of `limiter`. It follows
@@ -104,13 +104,85 @@ impl RateLimitLayer {
     }
 
     fn with(policies: PolicySource, key: impl KeyExtractor, storage: AnyStorage) -> Self {
-        Self {
-            shared: SharedState::new(
-                LayerConfig::new(policies, Arc::new(key)),
-                storage,
-                Arc::new(TextRejection::new()),
-            ),
-        }
+        let first = LayerMember { policies, key: Arc::new(key), cost: None };
+        Self { shared: SharedState::new(LayerConfig::new(first), storage, Arc::new(TextRejection::new())) }
+    }
+}
+
+/// Several keys.
+impl<R> RateLimitLayer<R> {
+    /// Adds a policy with a key of its own, for example for the tenant of a user, or for everybody. A
+    /// request is admitted if all policies admit it, and spends its cost from each. A refused request
+    /// spends nothing from any of them.
+    ///
+    /// ```
+    /// use tower_ratelimit::extract::Extension;
+    /// use tower_ratelimit::{Global, Key, Policy, RateLimitLayer};
+    ///
+    /// /// Inserted into the extensions by the authentication layer.
+    /// #[derive(Clone)]
+    /// struct User {
+    ///     id: u64,
+    ///     tenant: u64,
+    /// }
+    ///
+    /// let per_user = "100/minute".parse::<Policy>()?.with_name("user");
+    /// let per_tenant = "1000/minute".parse::<Policy>()?.with_name("tenant");
+    /// let for_all = "10000/minute".parse::<Policy>()?.with_name("all");
+    /// let layer = RateLimitLayer::new(per_user, Extension::new(|user: &User| Key::from(user.id)))
+    ///     .and(per_tenant, Extension::new(|user: &User| Key::from(user.tenant)))
+    ///     .and(for_all, Global::new());
+    /// # Ok::<(), tower_ratelimit::ConfigError>(())
+    /// ```
+    ///
+    /// | part | with several policies |
+    /// |---|---|
+    /// | key | an extractor that returns an error rejects the request; one that returns `None` leaves its policy out |
+    /// | refusal | [`LimitExceeded`](crate::LimitExceeded) and the header fields are about the refusing policy with the longest `Retry-After` |
+    /// | header fields of an admitted request | those of the policy with the fewest remaining units; the IETF fields list the limits of all |
+    /// | observer | a decision for each policy of an admitted request, and for each refusing policy otherwise |
+    /// | [`cost`](Self::cost) | may differ |
+    /// | [`settle`](Self::settle), a [`Reservation`](crate::Reservation), [`clear_when`](Self::clear_when) | correct or clear all keys, with the same actual cost |
+    /// | [shadow limits](crate::Policy#shadow-limits) | are checked if all policies admit the request |
+    /// | [`limiter`](Self::limiter) | has the first policy |
+    ///
+    /// A [`MemoryStorage`] decides on all keys in one step. Wrap another storage in
+    /// [`InOrder`](crate::storage::InOrder), which decides one after the other and refunds. The guide on
+    /// [plans and tenants](crate::guide::plans_and_tenants) has more examples.
+    ///
+    /// # Panics
+    ///
+    /// Panics in these cases. [`try_and`](Self::try_and) returns an error for the first two.
+    ///
+    /// - The storage does not support the policy, or does not decide on several keys together.
+    /// - Two policies have the same [identity](crate::Policy#identity). Give each its own name.
+    /// - The layer has more than eight policies, or one of the options [`wait`](Self::wait) and
+    ///   [`shadow`](Self::shadow), which do not support several keys.
+    #[track_caller]
+    pub fn and(self, policy: impl IntoPolicySource, key: impl KeyExtractor) -> Self {
+        or_panic(self.try_and(policy, key))
+    }
+
+    /// Like [`and`](Self::and), but returns an error instead of panicking.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if the storage does not support the policy or does not decide on several keys
+    /// together, or if two policies have the same identity.
+    ///
+    /// # Panics
+    ///
+    /// Panics if the layer has eight policies already, or one of the options that do not support
+    /// several keys.
+    #[track_caller]
+    pub fn try_and(self, policy: impl IntoPolicySource, key: impl KeyExtractor) -> Result<Self, ConfigError> {
+        let (mut config, storage, rejection) = self.into_parts();
+        let others = config.others.len() + 1;
+        assert!(others < MAX_MEMBERS, "a layer has at most {MAX_MEMBERS} policies with keys of their own");
+        let cost = config.others.last().unwrap_or(&config.first).cost.clone();
+        config.others.push(LayerMember { policies: policy.into_policy_source(), key: Arc::new(key), cost });
+        let config = config.bind(&storage)?.with(LayerConfig::assert_combines);
+        Ok(Self { shared: SharedState::new(config, storage, rejection) })
     }
 }
 
@@ -150,9 +222,8 @@ impl<R> RateLimitLayer<R> {
     ///
     /// Returns an error if the storage does not support the policy or one of its shadow limits.
     pub fn try_storage(self, storage: impl Storage, on_error: OnError) -> Result<Self, ConfigError> {
-        let (storage, (mut config, _, rejection)) = (AnyStorage::new(storage), self.into_parts());
-        config.policies = config.policies.bind(&storage)?;
-        let config = config.with(|config| config.on_error = on_error);
+        let (storage, (config, _, rejection)) = (AnyStorage::new(storage), self.into_parts());
+        let config = config.bind(&storage)?.with(|config| config.on_error = on_error);
         Ok(RateLimitLayer { shared: SharedState::new(config, storage, rejection) })
     }
 
@@ -304,10 +375,16 @@ impl<R> RateLimitLayer<R> {
     ///
     /// # Panics
     ///
+    /// Panics if the layer has [several keys](Self::and).
+    ///
     /// The response future panics if the request has to wait outside of a tokio runtime with time
     /// enabled.
+    #[track_caller]
     pub fn wait(self, max_wait: Duration, max_waiting: usize) -> Self {
-        self.with_config(|config| config.wait = Some(WaitBounds { max_wait, max_waiting }))
+        self.with_config(|config| {
+            config.wait = Some(WaitBounds { max_wait, max_waiting });
+            config.assert_combines();
+        })
     }
 }
 
@@ -329,8 +406,16 @@ impl<R> RateLimitLayer<R> {
     ///
     /// To run only one of several limits in shadow mode, use
     /// [`Policy::shadow`](crate::Policy::shadow).
+    ///
+    /// # Panics
+    ///
+    /// Panics if the layer has [several keys](Self::and).
+    #[track_caller]
     pub fn shadow(self) -> Self {
-        self.with_config(|config| config.shadow = true)
+        self.with_config(|config| {
+            config.shadow = true;
+            config.assert_combines();
+        })
     }
 
     /// Inserts the [`Decision`](crate::Decision) into the extensions of each admitted request, for
@@ -426,7 +511,7 @@ impl<R> Clone for RateLimitLayer<R> {
 impl<R> fmt::Debug for RateLimitLayer<R> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("RateLimitLayer")
-            .field("policies", &self.shared.config.policies)
+            .field("policies", &self.shared.config.members().map(|member| &member.policies).collect::<Vec<_>>())
             .field("storage", &self.shared.storage)
             .finish_non_exhaustive()
     }

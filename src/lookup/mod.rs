@@ -288,6 +288,9 @@ pub(crate) type LookupResult = Result<Arc<Tenant>, LookupError>;
 /// The future of a lookup in flight.
 pub(crate) type LookupFuture = Pin<Box<dyn Future<Output = LookupResult> + Send>>;
 
+/// The future of all lookups of a request.
+pub(crate) type AllLookups = Pin<Box<dyn Future<Output = Vec<LookupResult>> + Send>>;
+
 impl<I> Clone for PolicyLookup<I> {
     fn clone(&self) -> Self {
         let LookupConfig { id, look_up, anonymous, settings } = &self.config;

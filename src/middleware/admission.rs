@@ -1,5 +1,6 @@
 //! Admission of a request: its policy, key and cost, and the call of the storage.
 
+use std::slice;
 #[cfg(feature = "lookup")]
 use std::sync::LazyLock;
 
@@ -9,11 +10,14 @@ use super::config::OnError;
 use super::exchange::Wait;
 use super::exchange::{Exchange, HitWait, ResponsePlan, Step};
 #[cfg(feature = "lookup")]
+use super::members::{AllTenants, look_up};
+use super::members::{Applying, Undecided, applying};
+#[cfg(feature = "lookup")]
 use super::respond::unavailable;
 use super::state::LayerState;
 use crate::key::Key;
 #[cfg(feature = "lookup")]
-use crate::lookup::{LookupResult, Tenant, TenantLookup, TenantPolicy};
+use crate::lookup::{LookupError, LookupResult, Tenant, TenantLookup, TenantPolicy};
 use crate::observe::EventKind;
 use crate::policy::{Op, Policy, SharedPolicy};
 #[cfg(feature = "lookup")]
@@ -30,7 +34,7 @@ impl LayerState {
     pub(crate) fn admit(&self, exchange: &mut impl Exchange) -> Step {
         let plain = self.config.plain.as_ref().and_then(SharedPolicy::plain);
         let Some(policy) = plain else { return self.admit_by_options(exchange) };
-        let extracted = self.config.key.extract(&exchange.head());
+        let extracted = self.config.first.key.extract(&exchange.head());
         let Ok(Some(key)) = &extracted else { return self.config.forward_or_reject(extracted, policy, exchange) };
         if self.lints.is_inspecting() {
             self.lints.inspect(&self.config, Some(&self.storage), exchange, policy);
@@ -49,15 +53,19 @@ impl LayerState {
         if config.skips(&head) {
             return Step::Forward(ResponsePlan::NOTHING);
         }
+        if !config.others.is_empty() {
+            return self.admit_members(exchange);
+        }
+        let policies = &config.first.policies;
         #[cfg(feature = "lookup")]
-        if let Some(tenants) = config.policies.lookup() {
+        if let Some(tenants) = policies.lookup() {
             return match tenants.find(&head) {
-                TenantLookup::Ready(found) => self.admit_found(&found, exchange),
-                TenantLookup::Pending(lookup) => Step::Wait(Wait::Lookup(lookup)),
+                TenantLookup::Ready(found) => self.admit_found(slice::from_ref(&found), exchange),
+                TenantLookup::Pending(lookup) => Step::Wait(Wait::Lookup(Box::pin(async { vec![lookup.await] }))),
             };
         }
-        let Some(policy) = config.policies.of(&head) else { return Step::Forward(ResponsePlan::NOTHING) };
-        if config.policies.shared().is_some_and(SharedPolicy::take_changed) {
+        let Some(policy) = policies.of(&head) else { return Step::Forward(ResponsePlan::NOTHING) };
+        if policies.shared().is_some_and(SharedPolicy::take_changed) {
             self.lints.report_policy(&self.config, Some(&self.storage), &policy);
         }
         self.admit_by_policy(&policy, None, exchange)
@@ -71,7 +79,7 @@ impl LayerState {
         let key = if let Some(key) = key {
             key
         } else {
-            extracted = config.key.extract(&head);
+            extracted = config.first.key.extract(&head);
             let Ok(Some(key)) = &extracted else { return self.config.forward_or_reject(extracted, policy, exchange) };
             key
         };
@@ -91,7 +99,7 @@ impl LayerState {
         }
         let room = self.room.as_ref();
         if let Some(turn) = room.and_then(|room| room.wait_behind(storage_request, || self.waiter(storage_request))) {
-            return self.wait(storage_request, HitWait::Turn(turn));
+            return self.wait(slice::from_ref(&storage_request), HitWait::Turn(turn));
         }
         if op == Op::Peek || config.wants_decisions || policy.wants_decisions() {
             return self.decide(storage_request, exchange);
@@ -117,7 +125,9 @@ impl LayerState {
             return Step::Forward(ResponsePlan::only(numbers));
         }
         match summary.refusal(&storage_request) {
-            Some(refusal) => self.refuse_or_wait(&refusal, storage_request, exchange),
+            Some(refusal) => {
+                self.refuse_or_wait(slice::from_ref(&refusal), slice::from_ref(&storage_request), exchange)
+            }
             None => self.decide(storage_request, exchange),
         }
     }
@@ -126,10 +136,55 @@ impl LayerState {
     fn decide(&self, storage_request: StorageRequest<'_>, exchange: &mut dyn Exchange) -> Step {
         // Polls once here, because many storages need no round trip for a decision.
         let deciding = self.storage.decide(storage_request).polled_once();
+        let requests = slice::from_ref(&storage_request);
         let Some(decided) = deciding.as_ready() else {
-            return self.wait(storage_request, HitWait::Decision(deciding));
+            return self.wait(requests, HitWait::Decision(deciding));
         };
-        self.apply(decided, storage_request, exchange)
+        self.apply(decided.map(slice::from_ref), requests, exchange)
+    }
+
+    /// Decides a request of a layer with several keys.
+    #[inline(never)]
+    fn admit_members(&self, exchange: &mut dyn Exchange) -> Step {
+        for policy in self.config.members().filter_map(|member| member.policies.shared()) {
+            if policy.take_changed() {
+                self.lints.report_policy(&self.config, Some(&self.storage), &policy.read());
+            }
+        }
+        #[cfg(feature = "lookup")]
+        return match look_up(&self.config, &exchange.head()) {
+            AllTenants::Ready(found) => self.admit_found(&found, exchange),
+            AllTenants::Pending(lookups) => Step::Wait(Wait::Lookup(lookups)),
+        };
+        #[cfg(not(feature = "lookup"))]
+        self.admit_applying(applying(&self.config, exchange), exchange)
+    }
+
+    fn admit_applying(&self, applying: Result<Vec<Applying<'_>>, Undecided>, exchange: &mut dyn Exchange) -> Step {
+        let applying = match applying {
+            Ok(applying) => applying,
+            Err(Undecided::Key(missing, policy)) => return self.config.reject_without_key(&missing, &policy, exchange),
+            #[cfg(feature = "lookup")]
+            Err(Undecided::Rejected(error)) => return self.config.reject_without_key(&error, &UNKNOWN, exchange),
+            #[cfg(feature = "lookup")]
+            Err(Undecided::Lookup(error)) => return self.on_lookup_error(&error, exchange),
+        };
+        let Some(first) = applying.first() else { return Step::Forward(ResponsePlan::NOTHING) };
+        if self.lints.is_inspecting() {
+            self.lints.inspect(&self.config, Some(&self.storage), exchange, &first.policy);
+        }
+        let mut requests = Vec::with_capacity(applying.len());
+        for member in &applying {
+            match member.cost(&exchange.head()) {
+                Ok(cost) => requests.push(member.request(cost)),
+                Err(missing) => return self.config.reject_without_key(&missing, &member.policy, exchange),
+            }
+        }
+        let deciding = self.storage.decide_all(&requests).polled_once();
+        let Some(decided) = deciding.as_ready() else {
+            return self.wait(&requests, HitWait::Decisions(deciding));
+        };
+        self.apply(decided.map(Vec::as_slice), &requests, exchange)
     }
 }
 
@@ -140,19 +195,25 @@ static UNKNOWN: LazyLock<Policy> = LazyLock::new(|| Policy::from(Quota::per_seco
 /// Requests whose policy is looked up.
 #[cfg(feature = "lookup")]
 impl LayerState {
-    /// Decides a request after its lookup.
-    pub(crate) fn admit_found(&self, found: &LookupResult, exchange: &mut dyn Exchange) -> Step {
-        match found {
-            Ok(tenant) => self.admit_tenant(tenant, exchange),
-            Err(error) => {
-                let admitted = self.config.on_error == OnError::Admit || self.config.shadow;
-                self.report(EventKind::Failed { error, admitted }, &UNKNOWN, None);
-                if admitted {
-                    return Step::Forward(ResponsePlan::NOTHING);
-                }
-                unavailable(exchange)
-            }
+    /// Decides a request after its lookups.
+    pub(crate) fn admit_found(&self, found: &[LookupResult], exchange: &mut dyn Exchange) -> Step {
+        if !self.config.others.is_empty() {
+            return self.admit_applying(applying(&self.config, found, exchange), exchange);
         }
+        match &found[0] {
+            Ok(tenant) => self.admit_tenant(tenant, exchange),
+            Err(error) => self.on_lookup_error(error, exchange),
+        }
+    }
+
+    #[cold]
+    fn on_lookup_error(&self, error: &LookupError, exchange: &mut dyn Exchange) -> Step {
+        let admitted = self.config.on_error == OnError::Admit || self.config.shadow;
+        self.report(EventKind::Failed { error, admitted }, &UNKNOWN, None);
+        if admitted {
+            return Step::Forward(ResponsePlan::NOTHING);
+        }
+        unavailable(exchange)
     }
 
     fn admit_tenant(&self, tenant: &Tenant, exchange: &mut dyn Exchange) -> Step {

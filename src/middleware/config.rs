@@ -1,6 +1,7 @@
 //! The layer's configuration, except for its storage and its rejection.
 
 use std::fmt;
+use std::iter::once;
 use std::str::FromStr;
 use std::sync::Arc;
 
@@ -12,6 +13,7 @@ use crate::lint::Lint;
 use crate::middleware::options::{CostFn, PolicySource, SettleOptions, SkipFn};
 use crate::observe::{Event, EventKind, Reporter};
 use crate::policy::{Policy, SharedPolicy};
+use crate::storage::{AnyStorage, Storage};
 use crate::waiting::WaitBounds;
 
 /// The action of a layer if the storage, or the lookup of the policy, fails for a request. The
@@ -62,13 +64,21 @@ impl OnError {
     }
 }
 
+/// A policy of a layer, with its key and its cost.
+#[derive(Clone)]
+pub(crate) struct LayerMember {
+    pub(crate) policies: PolicySource,
+    pub(crate) key: Arc<dyn KeyExtractor>,
+    pub(crate) cost: Option<Arc<CostFn>>,
+}
+
 #[derive(Clone)]
 pub(crate) struct LayerConfig {
     pub(crate) skip: Vec<Arc<SkipFn>>,
     pub(crate) allow_lists: Vec<AllowList>,
-    pub(crate) policies: PolicySource,
-    pub(crate) key: Arc<dyn KeyExtractor>,
-    pub(crate) cost: Option<Arc<CostFn>>,
+    pub(crate) first: LayerMember,
+    /// The members that are decided together with the first one.
+    pub(crate) others: Vec<LayerMember>,
     pub(crate) settling: Option<Arc<SettleOptions>>,
     pub(crate) on_error: OnError,
     pub(crate) wait: Option<WaitBounds>,
@@ -85,13 +95,12 @@ pub(crate) struct LayerConfig {
 }
 
 impl LayerConfig {
-    pub(crate) fn new(policies: PolicySource, key: Arc<dyn KeyExtractor>) -> Self {
+    pub(crate) fn new(first: LayerMember) -> Self {
         Self {
             skip: Vec::new(),
-            policies,
-            key,
             allow_lists: Vec::new(),
-            cost: None,
+            first,
+            others: Vec::new(),
             settling: None,
             on_error: OnError::Refuse,
             wait: None,
@@ -114,9 +123,50 @@ impl LayerConfig {
             || self.shares_decision
             || self.reporter.observer.is_some();
         let can_skip = !self.skip.is_empty() || !self.allow_lists.is_empty();
-        let has_options = self.wants_decisions || self.shadow || self.wait.is_some() || can_skip || self.cost.is_some();
-        self.plain = self.policies.shared().filter(|policy| !has_options && policy.can_be_plain()).cloned();
+        let has_options = self.wants_decisions
+            || self.shadow
+            || self.wait.is_some()
+            || can_skip
+            || self.first.cost.is_some()
+            || !self.others.is_empty();
+        self.plain = self.first.policies.shared().filter(|policy| !has_options && policy.can_be_plain()).cloned();
         self
+    }
+
+    /// Checks that the storage supports the policies, and all later policies of live ones. With several
+    /// members, also checks that it decides on them together.
+    pub(crate) fn bind(mut self, storage: &AnyStorage) -> Result<Self, ConfigError> {
+        let is_member = !self.others.is_empty();
+        let current = |member: &LayerMember| member.policies.shared().map(|policy| policy.read().into_owned());
+        let current: Vec<Policy> = self.members().filter_map(current).collect();
+        if is_member {
+            storage.validate_members(&current)?;
+            check_distinct(&current)?;
+        }
+        for member in once(&mut self.first).chain(&mut self.others) {
+            member.policies = member.policies.clone().bind(storage, is_member)?;
+        }
+        Ok(self)
+    }
+
+    /// Panics if the layer has several keys and an option that does not support them.
+    #[track_caller]
+    pub(crate) fn assert_combines(&mut self) {
+        let has_several = !self.others.is_empty();
+        assert!(
+            !(has_several && self.wait.is_some()),
+            "a layer with several keys cannot wait: remove `wait`, or use a layer for each key"
+        );
+        assert!(
+            !(has_several && self.shadow),
+            "a layer with several keys cannot be a shadow layer: add shadow limits to its policies, as in \
+             \"10/second; shadow 5/second\""
+        );
+    }
+
+    /// Returns the policies that are decided together, with their keys and costs.
+    pub(crate) fn members(&self) -> impl Iterator<Item = &LayerMember> {
+        once(&self.first).chain(&self.others)
     }
 
     /// Returns `true` if a `skip` or an allow list selects the request.
@@ -128,7 +178,7 @@ impl LayerConfig {
     /// Returns the cost of the request. Defaults to 1.
     #[inline]
     pub(crate) fn cost_of(&self, head: &Head<'_>) -> Result<u32, KeyError> {
-        self.cost.as_ref().map_or(Ok(1), |cost| cost(head))
+        self.first.cost.as_ref().map_or(Ok(1), |cost| cost(head))
     }
 
     #[inline]
@@ -141,11 +191,25 @@ impl LayerConfig {
     /// [`Lint::LockoutByHeader`], which depends on the policy.
     pub(crate) fn lints(&self, head: Option<&Head<'_>>) -> impl Iterator<Item = Lint> {
         let is_omitted = |lint: &Lint| match lint {
-            Lint::ForwardedPeer => self.key.reads_forwarding(),
+            Lint::ForwardedPeer => self.members().any(|member| member.key.reads_forwarding()),
             Lint::LockoutByHeader => true,
             _ => false,
         };
         let lists = self.allow_lists.iter().flat_map(move |list| list.lints(head));
-        lists.chain(self.key.lints(head)).filter(move |lint| !is_omitted(lint))
+        let keys = self.members().flat_map(move |member| member.key.lints(head));
+        lists.chain(keys).filter(move |lint| !is_omitted(lint))
+    }
+}
+
+/// Returns an error if two policies have the same identity. If their keys were equal for a request, they
+/// would share their states.
+fn check_distinct(policies: &[Policy]) -> Result<(), ConfigError> {
+    let is_twice = |at: &usize| policies[..*at].iter().any(|before| before.identity() == policies[*at].identity());
+    match (1..policies.len()).find(is_twice) {
+        None => Ok(()),
+        Some(at) => Err(ConfigError::new(format!(
+            "two policies of the layer are {:?}: give each of them its own name, for example \"tenant\"",
+            policies[at].identity()
+        ))),
     }
 }

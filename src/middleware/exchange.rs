@@ -1,16 +1,18 @@
 //! A request, and its next step.
 
+use std::iter::once;
 use std::mem;
 use std::time::Duration;
 
 use http::{Extensions, HeaderMap, Request, Response};
+use tokio::time::Instant;
 
 use super::post_response::PostResponse;
 use crate::decision::Decision;
 use crate::extract::Head;
 use crate::headers::Numbers;
 #[cfg(feature = "lookup")]
-use crate::lookup::{LookupFuture, LookupResult};
+use crate::lookup::{AllLookups, LookupResult};
 use crate::observe::EventKind;
 use crate::policy::{Op, Policy};
 use crate::rejection::{RejectReason, Rejection};
@@ -18,15 +20,29 @@ use crate::reservation::{Correction, ObservedKey};
 use crate::storage::{StorageFuture, StorageRequest};
 use crate::waiting::QueueFuture;
 
+/// The head of a request, and its extensions.
+pub(crate) trait RequestHead {
+    fn head(&self) -> Head<'_>;
+
+    fn extensions_mut(&mut self) -> &mut Extensions;
+}
+
+impl<B> RequestHead for Request<B> {
+    #[inline]
+    fn head(&self) -> Head<'_> {
+        Head::of(self)
+    }
+
+    fn extensions_mut(&mut self) -> &mut Extensions {
+        Request::extensions_mut(self)
+    }
+}
+
 /// A request, and the response to it if it is not forwarded.
 ///
 /// The trait hides the types of the bodies and of the rejection, so that the middleware is compiled
 /// once instead of for each service.
-pub(crate) trait Exchange {
-    fn head(&self) -> Head<'_>;
-
-    fn extensions_mut(&mut self) -> &mut Extensions;
-
+pub(crate) trait Exchange: RequestHead {
     /// Builds the response with the rejection of the layer, and returns its header fields.
     fn reject(&mut self, reason: RejectReason<'_>) -> &mut HeaderMap;
 
@@ -42,7 +58,7 @@ pub(crate) struct HttpExchange<'a, R, B, ResBody> {
     pub(crate) response: &'a mut Option<Response<ResBody>>,
 }
 
-impl<R: Rejection<ResBody>, B, ResBody> Exchange for HttpExchange<'_, R, B, ResBody> {
+impl<R, B, ResBody> RequestHead for HttpExchange<'_, R, B, ResBody> {
     #[inline]
     fn head(&self) -> Head<'_> {
         Head::of(self.request)
@@ -51,7 +67,9 @@ impl<R: Rejection<ResBody>, B, ResBody> Exchange for HttpExchange<'_, R, B, ResB
     fn extensions_mut(&mut self) -> &mut Extensions {
         self.request.extensions_mut()
     }
+}
 
+impl<R: Rejection<ResBody>, B, ResBody> Exchange for HttpExchange<'_, R, B, ResBody> {
     fn reject(&mut self, reason: RejectReason<'_>) -> &mut HeaderMap {
         self.response.insert(self.rejection.reject(reason, &Head::of(self.request))).headers_mut()
     }
@@ -78,49 +96,65 @@ pub(crate) enum Step<W = Wait> {
 /// The reason for which a request waits.
 #[expect(clippy::large_enum_variant, reason = "boxing it would cost an allocation per waiting request")]
 pub(crate) enum Wait {
-    /// The policy is looked up.
+    /// The policies are looked up.
     #[cfg(feature = "lookup")]
-    Lookup(LookupFuture),
-    /// The policy was looked up. The request is decided when the inner service is ready.
+    Lookup(AllLookups),
+    /// The policies were looked up. The request is decided when the inner service is ready.
     #[cfg(feature = "lookup")]
-    LookedUp(LookupResult),
+    LookedUp(Vec<LookupResult>),
     /// The hit of the request waits.
     Hit(WaitingHit),
     /// The request is forwarded when the inner service is ready, because the storage has failed.
     Service(ResponsePlan),
 }
 
-/// A hit that waits. Dropping this during its delay refunds the hit, which frees the hit's slot in
-/// the queue of a leaky bucket if no later hit is in the queue.
+/// A hit that waits, or the hits of a request with several keys. Dropping this during its delay
+/// refunds the hits, which frees their slots in the queues of leaky buckets if no later hits are in the
+/// queues.
 pub(crate) struct WaitingHit {
-    pub(crate) observed: ObservedKey,
-    pub(crate) cost: u32,
+    first: WaitingMember,
+    others: Vec<WaitingMember>,
     pub(crate) waits_for: HitWait,
+}
+
+/// A hit on one key.
+struct WaitingMember {
+    observed: ObservedKey,
+    cost: u32,
+}
+
+impl WaitingMember {
+    fn request(&self) -> StorageRequest<'_> {
+        let op = if self.cost == 0 { Op::Peek } else { Op::Hit };
+        self.observed.limited.request(op, self.cost)
+    }
 }
 
 /// The reason for which a hit waits.
 pub(crate) enum HitWait {
     /// The storage decides.
     Decision(StorageFuture<Decision>),
+    /// The storage decides on several keys.
+    Decisions(StorageFuture<Vec<Decision>>),
     /// Other hits in its queue have their turns first.
     Turn(QueueFuture),
-    /// The hit is admitted after the delay of the decision, which may be zero, and when the inner
-    /// service is ready. `None` after the request was forwarded.
-    Delay(Option<Box<Decision>>),
+    /// The hits are admitted after the longest delay of the decisions, which may be zero, and when the
+    /// inner service is ready. Empty after the request was forwarded.
+    Delay(Vec<Decision>),
 }
 
 impl Wait {
     /// Returns `true` if the request keeps a ready inner service, because the storage decides
     /// first.
     pub(crate) fn keeps_service_ready(&self) -> bool {
-        matches!(self, Self::Hit(WaitingHit { waits_for: HitWait::Decision(_), .. }))
+        matches!(self, Self::Hit(WaitingHit { waits_for: HitWait::Decision(_) | HitWait::Decisions(_), .. }))
     }
 
     /// Returns the delay of an admitted hit, unless it is zero.
     pub(crate) fn delay(&self) -> Option<Duration> {
         match self {
-            Self::Hit(WaitingHit { waits_for: HitWait::Delay(Some(decision)), .. }) => {
-                Some(decision.delay()).filter(|delay| !delay.is_zero())
+            Self::Hit(WaitingHit { waits_for: HitWait::Delay(decisions), .. }) => {
+                decisions.iter().map(Decision::delay).max().filter(|delay| !delay.is_zero())
             }
             _ => None,
         }
@@ -128,39 +162,66 @@ impl Wait {
 }
 
 impl WaitingHit {
-    /// Creates a hit that waits for its delay. Reports its decision when this has it, so that the
-    /// drop of this refunds the hit if the observer panics.
-    pub(super) fn delayed(observed: ObservedKey, cost: u32, decision: Decision) -> Self {
-        let hit = Self { observed, cost, waits_for: HitWait::Delay(Some(Box::new(decision))) };
-        if let HitWait::Delay(Some(decision)) = &hit.waits_for {
-            hit.observed.report(EventKind::Decided(decision));
+    /// Creates the hits of the requests, of which there is at least one. `observed` returns what
+    /// belongs to a request. Reports decisions that wait for their delay when this has them, so that
+    /// the drop of this refunds the hits if the observer panics.
+    pub(super) fn new(
+        requests: &[StorageRequest<'_>],
+        observed: impl Fn(&StorageRequest<'_>) -> ObservedKey,
+        waits_for: HitWait,
+    ) -> Self {
+        let member = |request: &StorageRequest<'_>| WaitingMember { observed: observed(request), cost: request.cost };
+        let hit = Self { first: member(&requests[0]), others: requests[1..].iter().map(member).collect(), waits_for };
+        if let HitWait::Delay(decisions) = &hit.waits_for {
+            for (member, decision) in hit.members().zip(decisions) {
+                member.observed.report(EventKind::Decided(decision));
+            }
         }
         hit
     }
 
-    /// Sets the policy, which may have changed while the request waited.
+    fn members(&self) -> impl Iterator<Item = &WaitingMember> {
+        once(&self.first).chain(&self.others)
+    }
+
+    /// Sets the policy, which may have changed while the request waited in a queue. A request with
+    /// several keys does not.
     pub(crate) fn set_policy(&mut self, policy: Policy) {
-        self.observed.limited.policy = policy;
+        self.first.observed.limited.policy = policy;
     }
 
-    pub(crate) fn storage_request(&self) -> StorageRequest<'_> {
-        let op = if self.cost == 0 { Op::Peek } else { Op::Hit };
-        self.observed.limited.request(op, self.cost)
+    /// Returns the time of the decision, or a little later.
+    pub(super) fn since(&self) -> Instant {
+        self.first.observed.since
     }
 
-    /// Takes the decision of an admitted hit, which is not refunded after that.
-    pub(crate) fn take_decision(&mut self) -> Option<Box<Decision>> {
+    /// Calls `f` with a request for each key.
+    pub(crate) fn with_requests<T>(&self, f: impl FnOnce(&[StorageRequest<'_>]) -> T) -> T {
+        if self.others.is_empty() {
+            return f(&[self.first.request()]);
+        }
+        f(&self.members().map(WaitingMember::request).collect::<Vec<_>>())
+    }
+
+    /// Peeks at the keys. Returns `None` if the storage fails or is not immediately ready.
+    pub(super) fn peek_now(&self) -> Option<Vec<Decision>> {
+        self.members().map(|member| member.observed.peek_now(member.cost)).collect()
+    }
+
+    /// Takes the decisions of admitted hits, which are not refunded after that.
+    pub(super) fn take_decisions(&mut self) -> Vec<Decision> {
         match &mut self.waits_for {
-            HitWait::Delay(decision) => decision.take(),
-            HitWait::Decision(_) | HitWait::Turn(_) => None,
+            HitWait::Delay(decisions) => mem::take(decisions),
+            HitWait::Decision(_) | HitWait::Decisions(_) | HitWait::Turn(_) => Vec::new(),
         }
     }
 }
 
 impl Drop for WaitingHit {
     fn drop(&mut self) {
-        if let Some(decision) = self.take_decision() {
-            drop(self.observed.settle(&decision, Correction::Cost(0)));
+        let decisions = self.take_decisions();
+        for (member, decision) in self.members().zip(&decisions) {
+            drop(member.observed.settle(decision, Correction::Cost(0)));
         }
     }
 }

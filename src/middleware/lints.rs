@@ -6,7 +6,7 @@
 use std::any::Any;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
-use super::config::LayerConfig;
+use super::config::{LayerConfig, LayerMember};
 use super::exchange::Exchange;
 use crate::lint::Lint;
 use crate::policy::{Limit, Policy};
@@ -50,7 +50,7 @@ impl Lints {
             return;
         }
         self.warn(config, config.lints(None));
-        if let Some(policy) = config.policies.shared() {
+        for policy in config.members().filter_map(|member| member.policies.shared()) {
             self.report_policy(config, storage, &policy.read());
         }
     }
@@ -66,7 +66,7 @@ impl Lints {
     ) {
         let left = self.count_inspected();
         self.warn(config, config.lints(Some(&exchange.head())));
-        if config.policies.shared().is_none() {
+        if config.first.policies.shared().is_none() {
             self.report_policy(config, storage, policy);
         }
         let (this_layer, extensions) = (std::ptr::from_ref(self).addr(), exchange.extensions_mut());
@@ -84,8 +84,8 @@ impl Lints {
         let clients =
             storage.and_then(|storage| clients_to_fill(storage, policy)).filter(|clients| *clients < FEW_CLIENTS);
         let is_aligned = policy.limits().iter().any(is_aligned_to_weeks_or_more);
-        let is_chosen =
-            policy.limits().iter().any(Limit::locks) && config.key.lints(None).contains(&Lint::LockoutByHeader);
+        let by_header = |member: &LayerMember| member.key.lints(None).contains(&Lint::LockoutByHeader);
+        let is_chosen = policy.limits().iter().any(Limit::locks) && config.members().any(by_header);
         let lints = [
             is_refunded.then_some(Lint::ElasticWindowRefunded),
             clients.map(|clients| Lint::SmallStorage { clients }),

@@ -6,6 +6,7 @@ mod apply;
 pub(crate) mod config;
 pub(crate) mod exchange;
 pub(crate) mod lints;
+pub(crate) mod members;
 pub(crate) mod options;
 pub(crate) mod post_response;
 mod respond;

@@ -3,18 +3,19 @@
 
 use std::borrow::Cow;
 use std::fmt;
+use std::slice;
 use std::sync::Arc;
 
 use http::{Extensions, HeaderMap, Response, StatusCode, Version};
 
 use crate::error::ConfigError;
 use crate::extract::{Head, KeyError};
-use crate::limiter::bound;
+use crate::limiter::validate;
 #[cfg(feature = "lookup")]
 use crate::lookup::{FindTenant, PolicyLookup};
 use crate::policy::{IntoPolicy, Policy, SharedPolicy};
 use crate::reservation::Correction;
-use crate::storage::AnyStorage;
+use crate::storage::{AnyStorage, Storage};
 
 type PolicyFn = dyn Fn(&Head<'_>) -> Option<Policy> + Send + Sync;
 pub(crate) type CostFn = dyn Fn(&Head<'_>) -> Result<u32, KeyError> + Send + Sync;
@@ -91,11 +92,16 @@ impl PolicySource {
 
     /// Checks that the storage supports the policy and its shadow limits, and all later policies of
     /// a live one. A policy that depends on the request is not checked.
-    pub(crate) fn bind(self, storage: &AnyStorage) -> Result<Self, ConfigError> {
-        if let Choice::Always(policy) = self.0 {
-            return Ok(Self(Choice::Always(bound(policy, storage)?)));
-        }
-        Ok(self)
+    /// If `is_member` is `true`, also checks that the storage decides on the policy together with
+    /// others.
+    pub(crate) fn bind(self, storage: &AnyStorage, is_member: bool) -> Result<Self, ConfigError> {
+        let Choice::Always(policy) = self.0 else { return Ok(self) };
+        let storage = storage.clone();
+        let bound = policy.bind(move |policy| {
+            validate(policy, &storage)?;
+            if is_member { storage.validate_members(slice::from_ref(policy)) } else { Ok(()) }
+        });
+        Ok(Self(Choice::Always(bound?)))
     }
 }
 

@@ -9,8 +9,8 @@ use super::options::{ResponseHead, SettleOptions};
 use crate::decision::Decision;
 use crate::headers;
 use crate::headers::{Headers, Numbers, OtherFields};
+use crate::policy::{Op, Policy};
 use crate::reservation::{HitsOfResponse, RequestHits, Reservation, Reservations, ReservedHits};
-use crate::storage::StorageRequest;
 
 /// The work that is left when the response of an admitted request is ready.
 pub(crate) struct PostResponse {
@@ -20,7 +20,6 @@ pub(crate) struct PostResponse {
 }
 
 /// The settlement of a request.
-#[expect(clippy::large_enum_variant, reason = "a `PostResponse` is on the heap already")]
 pub(crate) enum Settlement {
     /// The head of the response settles the request. Without `SettleOptions`, the request keeps its
     /// estimated cost.
@@ -31,18 +30,19 @@ pub(crate) enum Settlement {
 
 impl Settlement {
     /// Returns the settlement of a request. If a handler settles the request, inserts a
-    /// [`Reservation`] into `extensions`, with the decision that `decide` returns.
+    /// [`Reservation`] into `extensions`, with the decision and the policies that `decide` returns. The
+    /// first policy has made the decision.
     pub(super) fn begin(
         settling: Option<&Arc<SettleOptions>>,
         hits: RequestHits,
-        storage_request: StorageRequest<'_>,
-        decide: impl FnOnce() -> Decision,
+        decide: impl FnOnce() -> (Decision, Vec<Policy>),
         extensions: &mut Extensions,
     ) -> Self {
         match settling {
             Some(settling) if settling.is_later => {
-                let hits = ReservedHits::new(storage_request.policy.clone(), storage_request.cost, hits);
-                let reservation = Reservation::of_layer(decide(), Arc::clone(&hits));
+                let (decision, policies) = decide();
+                let hits = ReservedHits::new(policies, hits);
+                let reservation = Reservation::of_layer(decision, Arc::clone(&hits));
                 Reservations::insert(reservation, extensions);
                 Self::Later(HitsOfResponse(hits), Arc::clone(settling))
             }
@@ -68,12 +68,12 @@ impl PostResponse {
     /// Settles the hits of the request and writes the header fields of its response.
     pub(crate) fn settle<B>(self, response: &mut Response<B>, mut numbers: Option<Numbers>) {
         let Self { headers, mut other_fields, settlement } = self;
-        let settled = match settlement {
+        let settled: Vec<_> = match settlement {
             Settlement::ByResponse(hits, settling) => {
                 let settled =
                     hits.settle(settling.and_then(|settling| settling.correction(&ResponseHead::of(response))));
                 // A task continues a settlement that is dropped before its end.
-                settled.map(|(hit, _)| hit)
+                settled.into_iter().map(|(hit, _)| hit).collect()
             }
             Settlement::Later(hits, settling) => {
                 if settling.is_by_response() {
@@ -82,19 +82,18 @@ impl PostResponse {
                 hits.settled()
             }
         };
-        if let Some(settled) = settled {
-            if settled.is_refunded {
-                numbers = numbers.map(Numbers::without_wait);
-                other_fields = other_fields.map(OtherFields::without_wait);
-            }
-            if settled.is_complete
-                && (headers.writes_x_rate_limit() || headers.writes_other_fields())
-                && let Some(now) = settled.observed.peek_now(settled.cost)
-            {
-                numbers = headers.numbers_of(&now);
-                other_fields =
-                    headers.other_fields_of(&now, &settled.observed.limited.policy, &settled.observed.limited.key);
-            }
+        if settled.iter().any(|hit| hit.is_refunded) {
+            numbers = numbers.map(Numbers::without_wait);
+            other_fields = other_fields.map(OtherFields::without_wait);
+        }
+        if !settled.is_empty()
+            && settled.iter().all(|hit| hit.is_complete)
+            && (headers.writes_x_rate_limit() || headers.writes_other_fields())
+            && let Some(now) = settled.iter().map(|hit| hit.observed.peek_now(hit.cost)).collect::<Option<Vec<_>>>()
+        {
+            let requests: Vec<_> = settled.iter().map(|hit| hit.observed.limited.request(Op::Peek, hit.cost)).collect();
+            numbers = headers.numbers_of(&now);
+            other_fields = headers.other_fields_of(&now, &requests);
         }
         headers::write_admitted(response, numbers, other_fields);
     }

@@ -4,7 +4,7 @@ use http::header::{HeaderValue, RETRY_AFTER, WWW_AUTHENTICATE};
 
 use super::config::{LayerConfig, OnError};
 use super::exchange::{Exchange, ResponsePlan, Step};
-use crate::decision::Decision;
+use crate::decision::{Decision, shown_of};
 use crate::extract::KeyError;
 use crate::headers::{self, Numbers};
 use crate::key::Key;
@@ -14,17 +14,22 @@ use crate::rejection::{LimitExceeded, RejectReason};
 use crate::storage::{StorageError, StorageRequest};
 
 impl LayerConfig {
-    /// Reports a refusal and builds its response, which has the decision in its extensions.
-    pub(crate) fn refuse(&self, decision: &Decision, policy: &Policy, key: &Key, exchange: &mut dyn Exchange) {
-        self.report(EventKind::Decided(decision), policy, Some(key));
-        if let Some(lock) = decision.new_lock() {
-            self.report(EventKind::Locked(lock), policy, Some(key));
+    /// Reports the decisions that refuse, and builds the response. It has the one of them in its
+    /// extensions that header fields report.
+    pub(crate) fn refuse(&self, decisions: &[Decision], requests: &[StorageRequest<'_>], exchange: &mut dyn Exchange) {
+        for (decision, request) in decisions.iter().zip(requests).filter(|(decision, _)| decision.is_refused()) {
+            self.report(EventKind::Decided(decision), request.policy, Some(request.key));
+            if let Some(lock) = decision.new_lock() {
+                self.report(EventKind::Locked(lock), request.policy, Some(request.key));
+            }
         }
+        let shown = shown_of(decisions);
+        let (decision, StorageRequest { policy, key, .. }) = (&decisions[shown], requests[shown]);
         let written = exchange.reject(RejectReason::Limit(LimitExceeded::new(decision, policy, key)));
         let fields = self.headers;
-        let numbers = fields.numbers_of(decision);
+        let numbers = fields.numbers_of(decisions);
         let numbers = if policy.counts_in_flight() { numbers.map(Numbers::without_reset) } else { numbers };
-        let other_fields = fields.other_fields_of(decision, policy, key);
+        let other_fields = fields.other_fields_of(decisions, requests);
         headers::write_refused(written, decision, numbers, other_fields);
         // Outer layers recognize the refusal by its decision.
         exchange.response_extensions().insert(decision.clone());
@@ -35,12 +40,13 @@ impl LayerConfig {
     pub(crate) fn on_failure<W>(
         &self,
         error: &StorageError,
-        storage_request: StorageRequest<'_>,
+        requests: &[StorageRequest<'_>],
         exchange: &mut dyn Exchange,
     ) -> Step<W> {
         // A request that costs nothing always passes.
-        let admitted = storage_request.cost == 0 || self.shadow || self.on_error == OnError::Admit;
-        self.report(EventKind::Failed { error, admitted }, storage_request.policy, Some(storage_request.key));
+        let is_free = requests.iter().all(|request| request.cost == 0);
+        let admitted = is_free || self.shadow || self.on_error == OnError::Admit;
+        self.report(EventKind::Failed { error, admitted }, requests[0].policy, Some(requests[0].key));
         if admitted { Step::Forward(ResponsePlan::NOTHING) } else { unavailable(exchange) }
     }
 

@@ -54,17 +54,17 @@ impl LayerState {
         ObservedKey { limited, reporter: self.config.reporter.clone(), shadow, since: Instant::now() }
     }
 
-    /// Returns the step of a request whose hit waits. The hit keeps a clone of the policy and key.
-    pub(super) fn wait(&self, storage_request: StorageRequest<'_>, waits_for: HitWait) -> Step {
-        let StorageRequest { policy, key, cost, .. } = storage_request;
-        Step::Wait(Wait::Hit(WaitingHit { observed: self.observed(policy, key, false), cost, waits_for }))
+    /// Returns the step of a request whose hit waits. The hit keeps clones of the policies and keys.
+    pub(super) fn wait(&self, requests: &[StorageRequest<'_>], waits_for: HitWait) -> Step {
+        let observed = |request: &StorageRequest<'_>| self.observed(request.policy, request.key, false);
+        Step::Wait(Wait::Hit(WaitingHit::new(requests, observed, waits_for)))
     }
 
     pub(super) fn waiter(&self, storage_request: StorageRequest<'_>) -> Waiter {
         let StorageRequest { policy, key, cost, .. } = storage_request;
         // A live policy may change while the request waits, so the waiter reads it at each attempt.
         // A policy that was chosen for this request is kept.
-        let policy = self.config.policies.shared().cloned().unwrap_or_else(|| policy.clone().into());
+        let policy = self.config.first.policies.shared().cloned().unwrap_or_else(|| policy.clone().into());
         let (storage, reporter) = (self.storage.clone(), Some(self.config.reporter.clone()));
         Waiter { storage, policy, key: key.clone(), cost, delayed_until: None, reporter }
     }

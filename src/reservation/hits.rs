@@ -15,16 +15,22 @@ use crate::policy::{Op, Policy};
 use crate::storage::{StorageError, StorageFuture};
 use crate::sync::unpoisoned;
 
-/// The hit of a request on the policy, and its hits on shadow limits.
+/// The hits of a request on its policies, and its hits on shadow limits.
 pub(crate) struct RequestHits {
-    /// The hit on the policy. `None` if it is never settled, or in shadow mode.
-    pub(crate) spent: Option<(ObservedKey, Decision)>,
+    /// The hits on the policies. Empty if they are never settled, or in shadow mode.
+    pub(crate) spent: Vec<SpentHit>,
     pub(crate) shadow_checks: Vec<ShadowCheck>,
-    /// The lock that the hit on the policy has started.
-    pub(crate) started_lock: Option<Box<StartedLock>>,
 }
 
-/// A hit on the policy whose cost was corrected.
+/// A hit on a policy.
+pub(crate) struct SpentHit {
+    pub(crate) observed: ObservedKey,
+    pub(crate) decision: Decision,
+    /// The lock that the hit has started.
+    pub(crate) started_lock: Option<StartedLock>,
+}
+
+/// A hit on a policy whose request was settled.
 pub(crate) struct SettledHit {
     pub(crate) observed: ObservedKey,
     /// The estimated cost, which is that of the next request like this one.
@@ -37,7 +43,7 @@ pub(crate) struct SettledHit {
 
 impl RequestHits {
     /// The hits of a request for which the storage has failed. A settlement does nothing.
-    pub(crate) const NONE: Self = Self { spent: None, shadow_checks: Vec::new(), started_lock: None };
+    pub(crate) const NONE: Self = Self { spent: Vec::new(), shadow_checks: Vec::new() };
 
     pub(crate) fn poll(&mut self, cx: &mut Context<'_>) {
         for shadow_check in &mut self.shadow_checks {
@@ -45,25 +51,30 @@ impl RequestHits {
         }
     }
 
-    /// Corrects all hits. `None` keeps their cost. Returns the hit on the policy, if it was
+    /// Corrects all hits. `None` keeps their cost. Returns the hits on the policies, if one of them was
     /// corrected.
-    pub(crate) fn settle(self, correction: Option<Correction>) -> Option<(SettledHit, SettleFuture)> {
+    pub(crate) fn settle(self, correction: Option<Correction>) -> Vec<(SettledHit, SettleFuture)> {
         for shadow_check in self.shadow_checks {
             shadow_check.settle(correction);
         }
-        if let (Some(lock), Some((_, hit))) = (self.started_lock, &self.spent) {
-            lock.correct(correction, hit.cost());
-        }
-        let ((observed, decision), correction) =
-            self.spent.zip(correction).filter(|((_, hit), correction)| *correction != Correction::Cost(hit.cost()))?;
-        let (cost, settling) = (decision.cost(), observed.settle(&decision, correction));
-        let is_complete = settling.is_done();
-        Some((SettledHit { observed, cost, is_refunded: correction.refunds(cost), is_complete }, settling))
+        let corrects = |hit: &SpentHit| correction.is_some_and(|by| by != Correction::Cost(hit.decision.cost()));
+        let corrects_any = self.spent.iter().any(corrects);
+        let settle = |SpentHit { observed, decision, started_lock }| {
+            let cost = decision.cost();
+            if let Some(lock) = started_lock {
+                lock.correct(correction, cost);
+            }
+            let correction = correction.filter(|_| corrects_any)?;
+            let settling = observed.settle(&decision, correction);
+            let (is_refunded, is_complete) = (correction.refunds(cost), settling.is_done());
+            Some((SettledHit { observed, cost, is_refunded, is_complete }, settling))
+        };
+        self.spent.into_iter().filter_map(settle).collect()
     }
 
     /// Keeps the cost of all hits, and reports that nothing has settled them.
     fn keep(self) {
-        if let Some((observed, decision)) = self.spent {
+        for SpentHit { observed, decision, .. } in self.spent {
             observed.report(EventKind::Unsettled(&decision));
         }
         self.shadow_checks.into_iter().for_each(ShadowCheck::keep);
@@ -73,47 +84,45 @@ impl RequestHits {
 /// The hits of a request that a [`Reservation`](crate::Reservation) settles. The reservation and
 /// the response share them.
 pub(crate) struct ReservedHits {
-    policy: Policy,
-    cost: u32,
+    /// The policies of the request. The first one has made the decision.
+    policies: Vec<Policy>,
     /// The runtime of the request. The reservation may be settled in a thread outside of it.
     runtime: Option<Handle>,
     state: Mutex<ReservedState>,
 }
 
-#[expect(clippy::large_enum_variant, reason = "a `ReservedHits` is on the heap already")]
 enum ReservedState {
     Open(RequestHits),
     Settled {
-        correction: Correction,
-        /// The settled hit, until the response has reported it.
-        hit: Option<SettledHit>,
+        /// `None` if the hits keep their cost.
+        correction: Option<Correction>,
+        /// The settled hits, until the response has reported them.
+        hits: Vec<SettledHit>,
     },
 }
 
 impl ReservedHits {
-    pub(crate) fn new(policy: Policy, cost: u32, hits: RequestHits) -> Arc<Self> {
+    pub(crate) fn new(policies: Vec<Policy>, hits: RequestHits) -> Arc<Self> {
         let runtime = Handle::try_current().ok();
-        Arc::new(Self { policy, cost, runtime, state: Mutex::new(ReservedState::Open(hits)) })
+        Arc::new(Self { policies, runtime, state: Mutex::new(ReservedState::Open(hits)) })
     }
 
-    pub(super) fn policy(&self) -> &Policy {
-        &self.policy
+    pub(super) fn policies(&self) -> &[Policy] {
+        &self.policies
     }
 
-    /// Corrects the hits. The reservation calls it at most once. A request that costs nothing has
-    /// nothing to settle.
-    pub(super) fn settle(&self, correction: Correction) -> SettleFuture {
-        let correction = if self.cost == 0 { Correction::Cost(0) } else { correction };
-        let settled = ReservedState::Settled { correction, hit: None };
+    /// Corrects the hits. `None` keeps their cost. The reservation calls it at most once.
+    pub(super) fn settle(&self, correction: Option<Correction>) -> SettleFuture {
+        let settled = ReservedState::Settled { correction, hits: Vec::new() };
         let ReservedState::Open(hits) = mem::replace(&mut *self.state(), settled) else {
             unreachable!("settled by value")
         };
         // The lock is not held, because the storage may take long, and the observer may use the
         // response.
-        let settled = in_runtime(self.runtime.as_ref(), || hits.settle(Some(correction)));
-        let Some((hit, settling)) = settled else { return SettleFuture::done(StorageFuture::ok(())) };
-        *self.state() = ReservedState::Settled { correction, hit: Some(hit) };
-        settling.in_runtime(self.runtime.as_ref())
+        let settled = in_runtime(self.runtime.as_ref(), || hits.settle(correction));
+        let (hits, settling): (Vec<_>, Vec<_>) = settled.into_iter().unzip();
+        *self.state() = ReservedState::Settled { correction, hits };
+        SettleFuture::all(settling, self.runtime.as_ref())
     }
 
     fn state(&self) -> MutexGuard<'_, ReservedState> {
@@ -128,7 +137,7 @@ impl ReservedHits {
             ReservedState::Open(hits) => hits.shadow_checks.push(shadow_check),
             &mut ReservedState::Settled { correction, .. } => {
                 drop(state);
-                shadow_check.settle(Some(correction));
+                shadow_check.settle(correction);
             }
         }
     }
@@ -137,7 +146,7 @@ impl ReservedHits {
 /// Hits that nothing has settled keep their estimated cost.
 impl Drop for ReservedHits {
     fn drop(&mut self) {
-        let closed = ReservedState::Settled { correction: Correction::Cost(self.cost), hit: None };
+        let closed = ReservedState::Settled { correction: None, hits: Vec::new() };
         let state = mem::replace(unpoisoned(self.state.get_mut()), closed);
         if let ReservedState::Open(hits) = state {
             in_runtime(self.runtime.as_ref(), || hits.keep());
@@ -171,17 +180,16 @@ impl HitsOfResponse {
     pub(crate) fn settle_abandoned(&self, correction: impl FnOnce() -> Option<Correction>) {
         let is_abandoned = Arc::strong_count(&self.0) == 1 && matches!(*self.0.state(), ReservedState::Open(_));
         if is_abandoned {
-            drop(self.0.settle(correction().unwrap_or(Correction::Cost(self.0.cost))));
+            drop(self.0.settle(correction()));
         }
     }
 
-    /// Takes the settled hit, for the response to report it. Returns `None` if the reservation is
-    /// not settled yet, if it has no hit on the policy (cost 0 or shadow mode), or at a second
-    /// call.
-    pub(crate) fn settled(&self) -> Option<SettledHit> {
+    /// Takes the settled hits, for the response to report them. Returns none if the reservation is
+    /// not settled yet, if it has no hit on a policy (cost 0 or shadow mode), or at a second call.
+    pub(crate) fn settled(&self) -> Vec<SettledHit> {
         match &mut *self.0.state() {
-            ReservedState::Open(_) => None,
-            ReservedState::Settled { hit, .. } => hit.take(),
+            ReservedState::Open(_) => Vec::new(),
+            ReservedState::Settled { hits, .. } => mem::take(hits),
         }
     }
 }

@@ -4,18 +4,18 @@ mod hits;
 mod settle;
 
 use std::fmt;
-use std::iter::successors;
+use std::iter::{once, successors};
 use std::ops::Deref;
 use std::sync::{Arc, Mutex};
 
 use http::Extensions;
 use tokio::runtime::Handle;
 
-pub(crate) use self::hits::{HitsOfResponse, RequestHits, ReservedHits, ShadowCheck};
+pub(crate) use self::hits::{HitsOfResponse, RequestHits, ReservedHits, ShadowCheck, SpentHit};
 pub use self::settle::SettleFuture;
 use self::settle::in_runtime;
 pub(crate) use self::settle::{Correction, LimitedKey, ObservedKey, StartedLock, run_or_spawn};
-use crate::decision::Decision;
+use crate::decision::{Decision, shown_of};
 use crate::policy::Policy;
 use crate::storage::StorageFuture;
 use crate::sync::unpoisoned;
@@ -78,25 +78,35 @@ enum ReservedBy {
 
 struct LimiterHit {
     limited: LimitedKey,
+    /// The hits on the other keys that were decided together.
+    others: Vec<(LimitedKey, Decision)>,
     /// The runtime of the hit. The reservation may be settled in a thread outside of it.
     runtime: Option<Handle>,
 }
 
 impl Reservation {
     pub(crate) fn of_limiter(decision: Decision, limited: LimitedKey) -> Self {
-        let runtime = Handle::try_current().ok();
-        Self { decision, reserved_by: ReservedBy::Limiter(Box::new(LimiterHit { limited, runtime })) }
+        Self::of_limiters(vec![limited], vec![decision])
+    }
+
+    /// Creates the reservation of hits on several keys, of which there is at least one.
+    pub(crate) fn of_limiters(mut limited: Vec<LimitedKey>, mut decisions: Vec<Decision>) -> Self {
+        let (shown, runtime) = (shown_of(&decisions), Handle::try_current().ok());
+        let (own, decision) = (limited.remove(shown), decisions.remove(shown));
+        let others = limited.into_iter().zip(decisions).collect();
+        Self { decision, reserved_by: ReservedBy::Limiter(Box::new(LimiterHit { limited: own, others, runtime })) }
     }
 
     pub(crate) fn of_layer(decision: Decision, hits: Arc<ReservedHits>) -> Self {
         Self { decision, reserved_by: ReservedBy::Layer(hits) }
     }
 
-    /// Returns the policy that decided the hit.
+    /// Returns the policy that decided the hit. Of several, this is the one that refuses, or else the
+    /// one with the fewest remaining units.
     pub fn policy(&self) -> &Policy {
         match &self.reserved_by {
             ReservedBy::Limiter(hit) => &hit.limited.policy,
-            ReservedBy::Layer(hits) => hits.policy(),
+            ReservedBy::Layer(hits) => &hits.policies()[0],
         }
     }
 
@@ -148,10 +158,13 @@ impl Reservation {
     fn correct(self, correction: Correction) -> SettleFuture {
         match self.reserved_by {
             ReservedBy::Limiter(hit) => {
-                let LimiterHit { limited, runtime } = *hit;
-                in_runtime(runtime.as_ref(), || limited.settle(self.decision, correction)).in_runtime(runtime.as_ref())
+                let LimiterHit { limited, others, runtime } = *hit;
+                let all = once((limited, self.decision)).chain(others);
+                let settle = |(limited, decision): (LimitedKey, Decision)| limited.settle(decision, correction);
+                let settlements = in_runtime(runtime.as_ref(), || all.map(settle).collect());
+                SettleFuture::all(settlements, runtime.as_ref())
             }
-            ReservedBy::Layer(hits) => hits.settle(correction),
+            ReservedBy::Layer(hits) => hits.settle(Some(correction)),
         }
     }
 
@@ -192,7 +205,7 @@ impl Reservation {
     /// [`EventKind::Unsettled`](crate::EventKind::Unsettled).
     pub fn keep(self) -> Decision {
         if let ReservedBy::Layer(hits) = self.reserved_by {
-            drop(hits.settle(Correction::Cost(self.decision.cost())));
+            drop(hits.settle(None));
         }
         self.decision
     }
@@ -311,8 +324,8 @@ impl Drop for Counter {
 /// ```
 #[derive(Clone, Debug)]
 pub struct Reservations {
-    /// The policy of the layer. `None` if the layer has made no reservation.
-    policy: Option<Policy>,
+    /// The policies of the layer. Empty if the layer has made no reservation.
+    policies: Vec<Policy>,
     /// `None` after it was taken.
     own: Arc<Mutex<Option<Reservation>>>,
     /// Those of the outer layers.
@@ -324,15 +337,18 @@ impl Reservations {
     /// instead.
     pub(crate) fn begin(extensions: &mut Extensions) {
         if let Some(outer) = extensions.remove().map(Arc::new) {
-            extensions.insert(Self { policy: None, own: Arc::default(), outer: Some(outer) });
+            extensions.insert(Self { policies: Vec::new(), own: Arc::default(), outer: Some(outer) });
         }
     }
 
     /// Sets the reservation of the layer that has [begun](Self::begin).
     pub(crate) fn insert(reservation: Reservation, extensions: &mut Extensions) {
         let outer = extensions.remove().and_then(|begun: Self| begun.outer);
-        let policy = Some(reservation.policy().clone());
-        extensions.insert(Self { policy, own: Arc::new(Mutex::new(Some(reservation))), outer });
+        let policies = match &reservation.reserved_by {
+            ReservedBy::Layer(hits) => hits.policies().to_vec(),
+            ReservedBy::Limiter(hit) => vec![hit.limited.policy.clone()],
+        };
+        extensions.insert(Self { policies, own: Arc::new(Mutex::new(Some(reservation))), outer });
     }
 
     /// Takes the reservation of the innermost layer. Returns `None` if this layer has made none,
@@ -342,10 +358,11 @@ impl Reservations {
     }
 
     /// Takes the reservation of the policy with this [identity](crate::Policy::identity): its name,
-    /// or its text if it has no name. Returns `None` if there is none, or if it was taken before.
-    /// Of several layers whose policies have the same identity, the innermost one counts.
+    /// or its text if it has no name. A layer with [several keys](crate::RateLimitLayer::and) has one
+    /// reservation for all of its policies. Returns `None` if there is none, or if it was taken before. Of
+    /// several layers whose policies have the same identity, the innermost one counts.
     pub fn take_policy(&self, identity: &str) -> Option<Reservation> {
-        let has_identity = |layer: &&Self| layer.policy.as_ref().is_some_and(|own| own.identity() == identity);
+        let has_identity = |layer: &&Self| layer.policies.iter().any(|own| own.identity() == identity);
         successors(Some(self), |layer| layer.outer.as_deref()).find(has_identity)?.take()
     }
 }

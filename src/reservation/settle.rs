@@ -258,6 +258,24 @@ impl SettleFuture {
         Self { call, rest: Some(Rest { when, report: Box::new(report), runtime: None }) }
     }
 
+    /// Combines the settlements of several hits. They continue in this runtime if they are dropped
+    /// outside of any. Returns the first error.
+    pub(super) fn all(settlements: Vec<Self>, runtime: Option<&Handle>) -> Self {
+        let mut settlements: Vec<_> = settlements.into_iter().map(|settling| settling.in_runtime(runtime)).collect();
+        if settlements.len() == 1 {
+            return settlements.remove(0);
+        }
+        // Each of them continues in a task of its own if this one is dropped.
+        let all = async move {
+            let mut done = Ok(());
+            for settling in settlements {
+                done = done.and(settling.await);
+            }
+            done
+        };
+        Self::done(StorageFuture::new(all).polled_once())
+    }
+
     /// Sets the runtime in which the call continues if the settlement is dropped outside of any.
     pub(super) fn in_runtime(mut self, runtime: Option<&Handle>) -> Self {
         if let Some(rest) = &mut self.rest {

@@ -31,6 +31,7 @@ mod probe;
 mod readiness;
 mod rejections;
 mod settle;
+mod several_keys;
 mod shadow;
 mod stacked_refusals;
 mod stacking;

@@ -1,0 +1,150 @@
+//! The policies that apply to a request, each with the key of its member.
+
+#[cfg(feature = "lookup")]
+use std::future::poll_fn;
+use std::sync::Arc;
+#[cfg(feature = "lookup")]
+use std::task::Poll;
+
+use super::config::{LayerConfig, LayerMember};
+use super::exchange::RequestHead;
+use super::options::CostFn;
+use crate::extract::{Head, KeyError};
+use crate::key::Key;
+#[cfg(feature = "lookup")]
+use crate::lookup::{AllLookups, LookupError, LookupResult, TenantLookup, TenantPolicy};
+use crate::policy::{Op, Policy};
+use crate::storage::StorageRequest;
+
+/// A policy that applies to the request, and its key.
+pub(crate) struct Applying<'a> {
+    pub(crate) policy: Policy,
+    key: Key,
+    cost: Option<&'a Arc<CostFn>>,
+}
+
+impl Applying<'_> {
+    pub(super) fn cost(&self, head: &Head<'_>) -> Result<u32, KeyError> {
+        self.cost.map_or(Ok(1), |cost| cost(head))
+    }
+
+    /// Returns a hit of this cost. A request that costs nothing peeks, so that its header fields report
+    /// the state of the limits.
+    pub(super) fn request(&self, cost: u32) -> StorageRequest<'_> {
+        StorageRequest::new(&self.policy, &self.key, if cost == 0 { Op::Peek } else { Op::Hit }, cost)
+    }
+
+    /// Returns a peek at one unit.
+    pub(crate) fn peek(&self) -> StorageRequest<'_> {
+        StorageRequest::new(&self.policy, &self.key, Op::Peek, 1)
+    }
+}
+
+/// The reason for which a request cannot be decided.
+pub(crate) enum Undecided {
+    /// The request has no key for this policy.
+    Key(KeyError, Policy),
+    /// The lookup has returned this error for the request.
+    #[cfg(feature = "lookup")]
+    Rejected(KeyError),
+    #[cfg(feature = "lookup")]
+    Lookup(LookupError),
+}
+
+/// The policy of a member, and its key if the lookup has returned one. `None` if the member does not
+/// apply.
+type Chosen = Option<(Policy, Option<Key>)>;
+
+/// Returns the policies that apply to the request.
+#[cfg(not(feature = "lookup"))]
+pub(crate) fn applying<'a>(
+    config: &'a LayerConfig,
+    request: &mut (impl RequestHead + ?Sized),
+) -> Result<Vec<Applying<'a>>, Undecided> {
+    collect(config, request, |member, request| Ok(chosen(member, &request.head())))
+}
+
+/// Returns the policies that apply to the request. `found` has a result for each lookup.
+#[cfg(feature = "lookup")]
+pub(crate) fn applying<'a>(
+    config: &'a LayerConfig,
+    found: &[LookupResult],
+    request: &mut (impl RequestHead + ?Sized),
+) -> Result<Vec<Applying<'a>>, Undecided> {
+    let mut found = found.iter();
+    collect(config, request, |member, request| {
+        if member.policies.lookup().is_none() {
+            return Ok(chosen(member, &request.head()));
+        }
+        let tenant = match found.next().expect("a result for each lookup") {
+            Ok(tenant) => tenant,
+            Err(error) => return Err(Undecided::Lookup(error.clone())),
+        };
+        // The extractors may read them.
+        request.extensions_mut().extend(tenant.extensions.clone());
+        match &tenant.policy {
+            TenantPolicy::Limited(policy, key) => Ok(Some((policy.read().into_owned(), key.clone()))),
+            TenantPolicy::Unlimited => Ok(None),
+            TenantPolicy::Rejected(error) => Err(Undecided::Rejected(error.clone())),
+        }
+    })
+}
+
+fn chosen(member: &LayerMember, head: &Head<'_>) -> Chosen {
+    Some((member.policies.of(head)?.into_owned(), None))
+}
+
+fn collect<'a, Q: RequestHead + ?Sized>(
+    config: &'a LayerConfig,
+    request: &mut Q,
+    mut choose: impl FnMut(&LayerMember, &mut Q) -> Result<Chosen, Undecided>,
+) -> Result<Vec<Applying<'a>>, Undecided> {
+    let mut applying = Vec::with_capacity(1 + config.others.len());
+    for member in config.members() {
+        let Some((policy, key)) = choose(member, request)? else { continue };
+        match key.map_or_else(|| member.key.extract(&request.head()), |key| Ok(Some(key))) {
+            Ok(Some(key)) => applying.push(Applying { policy, key, cost: member.cost.as_ref() }),
+            Ok(None) => {}
+            Err(missing) => return Err(Undecided::Key(missing, policy)),
+        }
+    }
+    Ok(applying)
+}
+
+/// The lookups of all policies of a request.
+#[cfg(feature = "lookup")]
+pub(crate) enum AllTenants {
+    Ready(Vec<LookupResult>),
+    Pending(AllLookups),
+}
+
+/// Begins the lookups of all policies at once.
+#[cfg(feature = "lookup")]
+pub(crate) fn look_up(config: &LayerConfig, head: &Head<'_>) -> AllTenants {
+    let lookups = config.members().filter_map(|member| member.policies.lookup());
+    let mut lookups: Vec<_> = lookups.map(|tenants| tenants.find(head)).collect();
+    if lookups.iter().any(|lookup| matches!(lookup, TenantLookup::Pending(_))) {
+        return AllTenants::Pending(Box::pin(async move {
+            poll_fn(|cx| {
+                let mut is_pending = false;
+                for lookup in &mut lookups {
+                    if let TenantLookup::Pending(pending) = lookup {
+                        match pending.as_mut().poll(cx) {
+                            Poll::Ready(found) => *lookup = TenantLookup::Ready(found),
+                            Poll::Pending => is_pending = true,
+                        }
+                    }
+                }
+                if is_pending { Poll::Pending } else { Poll::Ready(()) }
+            })
+            .await;
+            lookups.into_iter().filter_map(ready).collect()
+        }));
+    }
+    AllTenants::Ready(lookups.into_iter().filter_map(ready).collect())
+}
+
+#[cfg(feature = "lookup")]
+fn ready(lookup: TenantLookup) -> Option<LookupResult> {
+    if let TenantLookup::Ready(found) = lookup { Some(found) } else { None }
+}
