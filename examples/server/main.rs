@@ -25,8 +25,10 @@ use options::{Options, USAGE};
 use policies::{Current, Policies, PoliciesFile};
 use tokio::time::sleep;
 use tower_ratelimit::extract::{Head, KeyError};
-use tower_ratelimit::storage::{AnyStorage, Breaker, Leases, RefusalCache};
-use tower_ratelimit::{InFlightLayer, IntoPolicySource, MemoryStorage, RateLimitLayer, Rejection, Storage, policy_by};
+use tower_ratelimit::storage::{AnyStorage, Breaker, InOrder, Leases, RefusalCache};
+use tower_ratelimit::{
+    InFlightLayer, IntoPolicySource, MemoryStorage, Policy, RateLimitLayer, Rejection, Storage, policy_by,
+};
 use tracing_subscriber::filter::{LevelFilter, Targets};
 use tracing_subscriber::layer::SubscriberExt;
 use tracing_subscriber::util::SubscriberInitExt;
@@ -45,13 +47,13 @@ fn app(options: &Options, storage: &AnyStorage) -> Result<Router, String> {
 /// Returns the app with the limits of a policies file. Each request takes the current policies once,
 /// and both layers choose from them.
 fn app_of_file(options: &Options, storage: &AnyStorage, current: Current) -> Result<Router, String> {
+    let mut by_client = by_client(options, storage)?;
+    for (position, key) in current.get().keys().iter().enumerate() {
+        let also = policy_by(move |head| policies_of(head).also.get(position).map(|also| also.policy.clone()));
+        let key = options.key_of(key).map_err(|error| format!("--policies: [[also]]: {error}"))?;
+        by_client = by_client.try_and(also, key).map_err(|error| format!("--policies: [[also]]: {error}"))?;
+    }
     let by_route = policy_by(|head| policies_of(head).routes.get(head.uri().path()).cloned());
-    let header = options.tier_header.clone();
-    let by_tier = policy_by(move |head| {
-        let policies = policies_of(head);
-        let tier = head.headers.get(&header).and_then(|tier| policies.tiers.get(tier.to_str().ok()?));
-        tier.unwrap_or(&policies.default).clone()
-    });
     let take_policies = map_request(move |mut request: Request| {
         request.extensions_mut().insert(current.get());
         ready(request)
@@ -59,7 +61,7 @@ fn app_of_file(options: &Options, storage: &AnyStorage, current: Current) -> Res
     let settle_header = options.settle_header.clone();
     let answer = move |uri: Uri| ready(answer(&uri, settle_header));
     let app = Router::new().fallback(answer).layer(layer(options, storage, by_route)?);
-    in_flight(options, app.layer(layer(options, storage, by_tier)?).layer(take_policies))
+    in_flight(options, app.layer(by_client).layer(take_policies))
 }
 
 /// Adds the limit on requests in flight around the rate limits, so that its refusals spend nothing.
@@ -76,16 +78,45 @@ fn in_flight(options: &Options, app: Router) -> Result<Router, String> {
     Ok(app.layer(if options.shadow { layer.shadow() } else { layer }))
 }
 
+/// A layer with the policies of the tiers of a policies file.
+fn by_client(options: &Options, storage: &AnyStorage) -> Result<RateLimitLayer<Box<dyn Rejection<Body>>>, String> {
+    let header = options.tier_header.clone();
+    let by_tier = policy_by(move |head| {
+        let policies = policies_of(head);
+        let tier = head.headers.get(&header).and_then(|tier| policies.tiers.get(tier.to_str().ok()?));
+        tier.unwrap_or(&policies.default).clone()
+    });
+    layer(options, storage, by_tier)
+}
+
 fn policies_of<'a>(head: &Head<'a>) -> &'a Policies {
     head.extensions.get::<Arc<Policies>>().expect("the outermost layer inserts the policies")
 }
 
-/// Checks that the storage supports the policies.
+/// Checks that the storage supports the policies, and that the names of those that are decided together
+/// differ.
 fn check(policies: &Policies, storage: &AnyStorage) -> Result<(), String> {
     policies.all().try_for_each(|(place, policy)| {
         let checked = [policy].into_iter().chain(policy.shadows()).try_for_each(|policy| storage.validate(policy));
         checked.map_err(|error| format!("{place}: {error}"))
-    })
+    })?;
+    let of_client = [&policies.default].into_iter().chain(policies.tiers.values());
+    let mut together: Vec<_> = of_client.map(Policy::identity).collect();
+    for also in policies.also.iter().map(|also| also.policy.identity()) {
+        if together.contains(&also) {
+            return Err(format!("[[also]]: another policy is named {also:?} already: use another name"));
+        }
+        together.push(also);
+    }
+    Ok(())
+}
+
+/// Checks a policies file that was changed. The keys stay those of the start.
+fn check_change(policies: &Policies, keys: &[String], storage: &AnyStorage) -> Result<(), String> {
+    if policies.keys() != keys {
+        return Err("the keys of [[also]] have changed: restart the server to use them".to_owned());
+    }
+    check(policies, storage)
 }
 
 /// Returns the storage with its wrappers, and the leases to close at shutdown. The breaker is
@@ -97,6 +128,9 @@ fn storage(options: &Options) -> (AnyStorage, Option<Leases>) {
     }
     if options.deny_cache {
         storage = AnyStorage::new(RefusalCache::new(storage));
+    }
+    if options.in_order {
+        storage = AnyStorage::new(InOrder::new(storage));
     }
     let Some(slice) = options.lease else { return (storage, None) };
     let leases = Leases::new(storage, slice);
@@ -205,10 +239,14 @@ async fn start(options: Options) -> Result<(), String> {
         None => app(&options, &storage)?,
         Some((file, policies)) => {
             check(&policies, &storage).map_err(|error| format!("--policies: {error}"))?;
+            let keys = policies.keys();
+            if options.shadow && !keys.is_empty() {
+                return Err("--shadow does not support [[also]]: write shadow limits into the file".to_owned());
+            }
             let current = Current::new(policies);
             let app = app_of_file(&options, &storage, current.clone())?;
             let storage = storage.clone();
-            tokio::spawn(file.follow(current, move |policies| check(policies, &storage)));
+            tokio::spawn(file.follow(current, move |policies| check_change(policies, &keys, &storage)));
             app
         }
     };

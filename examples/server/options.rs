@@ -20,7 +20,8 @@ An axum server with rate limits. /status/CODE responds with that status, every o
                          \"token-bucket 10/second burst 20; 1000/day\"; repeat it to add limits to the policy
 --route PATH=POLICY      adds a layer with this policy to one route; repeat it for more routes
 --policies FILE          reads the limits from a TOML file and reloads it when it changes, and at SIGHUP:
-                         default = \"10/minute\", [routes] \"/login\" = \"5/minute\", [tiers] paid = \"100/second\"
+                         default = \"10/minute\", [routes] \"/login\" = \"5/minute\", [tiers] paid = \"100/second\",
+                         [[also]] policy = \"1000/second\", key = \"global\" (a key as in --key): spends from all or none
 --tier-header NAME       header field with the client's tier in that file (default x-tier). Only a proxy in front
                          of the server may set it
 --in-flight N            refuses requests of a client that has N in flight, until a response has ended;
@@ -33,6 +34,8 @@ An axum server with rate limits. /status/CODE responds with that status, every o
 --fallback memory        decides in memory with a part of each quota while the storage fails; needs --replicas
 --replicas N             number of servers that share the storage; the fallback admits 1/N of each quota
 --deny-cache             caches refusals locally for up to one second
+--in-order               decides on the keys of [[also]] one after the other, and refunds, if the storage cannot decide
+                         on several keys together
 --lease UNITS            takes UNITS of a fixed window from the storage at once and spends them locally;
                          each --policy and --route must be one fixed window
 --key KEY                the client's identity: peer-ip (the default), global, path, method or header:NAME;
@@ -63,6 +66,7 @@ pub(crate) struct Options {
     pub(crate) in_flight: Option<u32>,
     pub(crate) storage: AnyStorage,
     pub(crate) deny_cache: bool,
+    pub(crate) in_order: bool,
     pub(crate) lease: Option<u32>,
     pub(crate) on_error: OnError,
     /// The number of servers that divide the quotas, if there is a fallback.
@@ -80,7 +84,7 @@ pub(crate) struct Options {
     pub(crate) shadow: bool,
 }
 
-const FLAGS: &str = "--listen, --policy, --route, --policies, --tier-header, --in-flight, --storage, --on-error, --timeout, --fallback, --replicas, --deny-cache, --lease, --key, --trust, --client-ip-header, --allow, --cost-header, \
+const FLAGS: &str = "--listen, --policy, --route, --policies, --tier-header, --in-flight, --storage, --on-error, --timeout, --fallback, --replicas, --deny-cache, --in-order, --lease, --key, --trust, --client-ip-header, --allow, --cost-header, \
                      --charge-status, --clear-status, --settle-header, --headers, --rejection, --shadow";
 
 impl Options {
@@ -99,6 +103,7 @@ impl Options {
             in_flight: None,
             storage: MemoryStorage::new().into(),
             deny_cache: false,
+            in_order: false,
             lease: None,
             on_error: OnError::Admit,
             replicas: None,
@@ -123,9 +128,10 @@ impl Options {
             match &*flag {
                 "--shadow" => options.shadow = true,
                 "--deny-cache" => options.deny_cache = true,
+                "--in-order" => options.in_order = true,
                 _ => {}
             }
-            if matches!(&*flag, "--shadow" | "--deny-cache") {
+            if matches!(&*flag, "--shadow" | "--deny-cache" | "--in-order") {
                 continue;
             }
             let value = parser.value().and_then(ValueExt::string).map_err(|error| error.to_string())?;
@@ -264,7 +270,12 @@ impl Options {
 
     /// Returns the extractor of the client's key.
     pub(crate) fn key(&self) -> Result<Box<dyn KeyExtractor>, String> {
-        let parts = self.key.split('+').map(|part| self.key_part(part));
+        self.key_of(&self.key)
+    }
+
+    /// Returns the extractor of a key as in `--key`.
+    pub(crate) fn key_of(&self, key: &str) -> Result<Box<dyn KeyExtractor>, String> {
+        let parts = key.split('+').map(|part| self.key_part(part));
         parts
             .reduce(|joined, part| Ok(Box::new(joined?.and(part?))))
             .unwrap_or_else(|| Err("it is empty: write for example peer-ip".to_owned()))

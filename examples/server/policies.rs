@@ -28,6 +28,18 @@ pub(crate) struct Policies {
     /// Limits by the value of the tier header.
     #[serde(default, deserialize_with = "named_tiers")]
     pub(crate) tiers: BTreeMap<String, Policy>,
+    /// Limits with a key of their own, in addition to those of the client.
+    #[serde(default)]
+    pub(crate) also: Vec<Also>,
+}
+
+/// A policy with a key of its own. A request spends from all policies or from none.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct Also {
+    pub(crate) policy: Policy,
+    /// A key as in `--key`.
+    pub(crate) key: String,
 }
 
 impl Policies {
@@ -35,7 +47,13 @@ impl Policies {
     pub(crate) fn all(&self) -> impl Iterator<Item = (String, &Policy)> {
         let routes = self.routes.iter().map(|(path, policy)| (format!("route {path}"), policy));
         let tiers = self.tiers.iter().map(|(tier, policy)| (format!("tier {tier}"), policy));
-        [("default".to_owned(), &self.default)].into_iter().chain(routes).chain(tiers)
+        let also = self.also.iter().map(|also| (format!("[[also]] with the key {:?}", also.key), &also.policy));
+        [("default".to_owned(), &self.default)].into_iter().chain(routes).chain(tiers).chain(also)
+    }
+
+    /// Returns the keys of the policies that have their own.
+    pub(crate) fn keys(&self) -> Vec<String> {
+        self.also.iter().map(|also| also.key.clone()).collect()
     }
 }
 
@@ -153,12 +171,16 @@ fn read_now(path: &Path) -> Result<String, String> {
 
 /// Parses the file. An error has the line and the column.
 fn parse(path: &Path, content: &str) -> Result<Policies, String> {
-    toml::from_str(content).map_err(|error| {
+    let mut policies: Policies = toml::from_str(content).map_err(|error| {
         let before = &content[..error.span().map_or(0, |span| span.start)];
         let line = before.matches('\n').count() + 1;
         let column = before.chars().rev().take_while(|c| *c != '\n').count() + 1;
         format!("{}: line {line}, column {column}: {}", path.display(), error.message())
-    })
+    })?;
+    for also in &mut policies.also {
+        also.policy = named(also.policy.clone(), &also.key).map_err(|error| format!("{}: {error}", path.display()))?;
+    }
+    Ok(policies)
 }
 
 /// The signal SIGHUP, which exists on Unix only.

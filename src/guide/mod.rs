@@ -6,6 +6,7 @@
 //! | Sell requests per day or month, in the time zone of each tenant | [Quotas by day and month](quotas_by_day_and_month) |
 //! | Find the client, also behind a proxy | [Keys and proxies](keys_and_proxies) |
 //! | Set the cost of a request, before or after its response | [Costs](costs) |
+//! | Limit users, tenants and everybody together | [Plans, tenants and everybody](plans_and_tenants) |
 //! | Lock out who guesses passwords | [Protecting a login](protecting_a_login) |
 //! | Refuse requests, let them wait, choose header fields | [Headers and refusals](headers_and_refusals) |
 //! | Limit how many requests are in flight at once: streams, uploads, web sockets | [Requests in flight](requests_in_flight) |
@@ -65,17 +66,9 @@
 //!   numbers of the layer that refuses.
 //! - The `Retry-After` of an inner layer's refusal is the longer wait of both layers, if the
 //!   request spent the outer layer's last units and the outer layer writes header fields.
-//! - If an inner layer refuses, the units of the outer layer stay spent. To spend units of all
-//!   limits or of none, put them into [one policy](choosing_a_strategy#several-limits). If the
-//!   layers have different keys, let the outer layer refund the requests that an inner layer
-//!   refuses:
-//!
-//! ```
-//! use tower_ratelimit::{Decision, Global, Quota, RateLimitLayer, ResponseHead};
-//!
-//! let outer = RateLimitLayer::new(Quota::per_hour(1_000), Global::new())
-//!     .charge_when(|response| response.extensions.get().is_none_or(Decision::is_admitted));
-//! ```
+//! - If an inner layer refuses, the units of the outer layer stay spent. To spend units of all limits
+//!   or of none, put them into [one policy](choosing_a_strategy#several-limits), or, if their keys
+//!   differ, into [one layer](plans_and_tenants).
 //!
 //! Put a CORS layer outside of the rate limit. Then preflight requests are answered before they are
 //! counted, and refusals carry the fields that let a browser show them to the page. If the CORS
@@ -164,6 +157,12 @@ pub mod costs {
     #![doc = include_str!("links.md")]
     //! Sets the cost of a request, before or after its response.
     #![doc = include_str!("costs.md")]
+}
+
+pub mod plans_and_tenants {
+    #![doc = include_str!("links.md")]
+    //! Limits users, tenants and everybody in one decision.
+    #![doc = include_str!("plans_and_tenants.md")]
 }
 
 pub mod protecting_a_login {

@@ -96,6 +96,47 @@ fn default_routes_and_tiers_have_the_limits_of_the_policies_file() {
     assert_eq!(limit(&server, "/", "x-plan: paid\r\n").as_deref(), Some("200"));
 }
 
+const ALSO: &str = "default = \"fixed-window 3/hour\"\n\
+                    [[also]]\npolicy = \"\\\"tenant\\\": fixed-window 5/hour\"\nkey = \"header:x-tenant\"\n\
+                    [[also]]\npolicy = \"\\\"all\\\": fixed-window 12/hour\"\nkey = \"global\"\n";
+
+/// Several keys are decided together: a request spends from all of them or from none.
+#[test]
+fn policies_with_keys_of_their_own_are_all_or_none() {
+    let file = PoliciesFile::new("also", ALSO);
+    for flags in [&[][..], &["--in-order"]] {
+        let server = file.server(&[&["--key", "header:x-user", "--headers", "ietf"], flags].concat());
+        let ask = |user: &str, tenant: &str| server.get("/", &format!("x-user: {user}\r\nx-tenant: {tenant}\r\n"));
+        for expected in [200, 200, 200, 429, 429] {
+            assert_eq!(ask("alice", "acme").0, expected);
+        }
+        // The refusals of alice have spent nothing of her tenant.
+        for expected in [200, 200, 429] {
+            assert_eq!(ask("bob", "acme").0, expected);
+        }
+        for (user, admitted) in [("carol", 3), ("dave", 2), ("erin", 0)] {
+            let statuses: Vec<_> = (0..4).map(|_| ask(user, "umbrella").0).collect();
+            assert_eq!(statuses.iter().filter(|status| **status == 200).count(), admitted, "{user}");
+        }
+        let (_, head) = ask("erin", "another");
+        let limits = "\"default\";r=2;t=3600, \"tenant\";r=4;t=3600, \"all\";r=1;t=";
+        assert!(field(&head, "ratelimit").is_some_and(|field| field.starts_with(limits)), "{head}");
+    }
+}
+
+#[test]
+fn keys_of_a_policies_file_cannot_change_while_the_server_runs() {
+    let file = PoliciesFile::new("also-changes", ALSO);
+    let mut server = Server::start_with(&["--policies", file.path(), "--key", "header:x-user"], Stdio::piped());
+    let mut log = BufReader::new(server.child.stderr.take().unwrap()).lines().map(Result::unwrap);
+    let shown = || limit(&server, "/", "x-user: alice\r\nx-tenant: acme\r\n");
+    file.replace(&ALSO.replace("key = \"global\"", "key = \"path\"").replace("3/hour", "2/hour"));
+    assert!(log.any(|line| line.contains("the keys of [[also]] have changed: restart the server")));
+    assert_eq!(shown().as_deref(), Some("3"), "the old file stays in effect");
+    file.replace(&ALSO.replace("3/hour", "2/hour"));
+    wait_until("an amount that changes", || shown().as_deref() == Some("2"));
+}
+
 #[test]
 fn changed_policies_file_is_reloaded_without_a_signal() {
     let file = PoliciesFile::new("poll", "default = \"fixed-window 10/hour\"\n");
