@@ -52,9 +52,11 @@ struct Held {
     row: TableKey,
     policy: Policy,
     key: Key,
-    /// The slots that the store has granted. While a claim is in flight, those in use when it began,
-    /// because the claim may give the others back.
-    granted: u32,
+    /// The slots that the store counts for this process. While a claim is in flight, those in use when it
+    /// began, because the claim may give the others back.
+    counted: u32,
+    /// Those of them that a request can take.
+    usable: u32,
     /// The instant from which the slots may belong to others, unless a claim has renewed them. Nothing is
     /// granted from then on, for example after the process was paused.
     alive_until: Instant,
@@ -125,7 +127,7 @@ impl<T> Row<T> {
 
     /// Returns `true` if the row says nothing that an empty one does not.
     pub(super) fn is_unused(&self) -> bool {
-        let is_held = |held: &Held| held.is_busy || held.granted > 0 || (1..FORGOTTEN).contains(&held.failures);
+        let is_held = |held: &Held| held.is_busy || held.counted > 0 || (1..FORGOTTEN).contains(&held.failures);
         let has_more = |more: &More<T>| !more.queue.is_empty() || more.held.as_ref().is_some_and(is_held);
         self.in_use == 0 && !self.more.as_deref().is_some_and(has_more)
     }
@@ -134,7 +136,7 @@ impl<T> Row<T> {
     pub(super) fn free(&self, slots: u32) -> u32 {
         match self.held() {
             None => slots.saturating_sub(self.in_use),
-            Some(held) => held.free.saturating_add(held.granted.saturating_sub(self.in_use)).min(slots),
+            Some(held) => held.free.saturating_add(held.usable.saturating_sub(self.in_use)).min(slots),
         }
     }
 
@@ -188,7 +190,7 @@ impl<T> Row<T> {
     fn fits(&self, cost: u32, slots: u32) -> bool {
         let capacity = match self.held() {
             None => slots,
-            Some(held) if held.alive_until > Instant::now() => held.granted.min(slots),
+            Some(held) if held.alive_until > Instant::now() => held.usable.min(slots),
             Some(_) => 0,
         };
         self.in_use.checked_add(cost).is_some_and(|sum| sum <= capacity)
@@ -212,7 +214,8 @@ impl<T> Row<T> {
             row,
             policy: policy.clone(),
             key: key.clone(),
-            granted: 0,
+            counted: 0,
+            usable: 0,
             alive_until: Instant::now(),
             free: slots,
             is_busy: false,
@@ -234,7 +237,7 @@ impl<T> Row<T> {
     pub(super) fn begin_task(&mut self) -> bool {
         let (in_use, waiting) = (self.in_use, self.waiting());
         let Some(held) = self.more.as_mut().and_then(|more| more.held.as_mut()) else { return false };
-        let begins = !held.is_busy && (waiting > 0 || held.granted > in_use);
+        let begins = !held.is_busy && (waiting > 0 || held.counted > in_use);
         held.is_busy |= begins;
         begins
     }
@@ -259,7 +262,7 @@ impl<T> Row<T> {
         let held = held.as_mut()?;
         let slots = number_of_slots(&held.policy);
         let waiting = queue.values().fold(in_use, |sum, waiting| sum.saturating_add(waiting.cost));
-        held.granted = in_use;
+        (held.counted, held.usable) = (in_use, held.usable.min(in_use));
         Some(Ask {
             policy: held.policy.clone(),
             key: held.key.clone(),
@@ -276,7 +279,8 @@ impl<T> Row<T> {
         let Some(held) = self.more.as_mut().and_then(|more| more.held.as_mut()) else { return };
         match claimed {
             Ok(granted) => {
-                (held.granted, held.free, held.failures) = (granted.count, granted.free, 0);
+                let Granted { count, usable, free } = *granted;
+                (held.counted, held.usable, held.free, held.failures) = (count, usable, free, 0);
                 held.alive_until = alive_until;
             }
             Err(_) => held.failures = held.failures.saturating_add(1),
@@ -302,7 +306,7 @@ impl<T> Row<T> {
         let is_new = queue.last_key_value().is_some_and(|(ticket, _)| Some(*ticket) > ask.last_ticket);
         match held.failures {
             _ if is_new => Next::Again,
-            0 if held.granted > self.in_use => Next::Again,
+            0 if held.counted > self.in_use => Next::Again,
             _ if !queue.is_empty() => Next::Poll,
             _ => Next::Done,
         }

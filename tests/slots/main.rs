@@ -130,7 +130,11 @@ impl Counts {
     }
 
     fn go_on(&self, process: &Process) {
-        self.lock().processes.entry(process.0.id()).or_default().is_stopped = false;
+        let mut counted = self.lock();
+        let reports = counted.processes.entry(process.0.id()).or_default();
+        // The process went on for a moment when it was told to stop. What it did then is old.
+        *reports = Reports { in_use: 0, is_stopped: false, stops: reports.stops + 1 };
+        drop(counted);
         signal(process, "CONT");
     }
 

@@ -51,8 +51,11 @@ pub struct Claim {
 /// The result of a [`Claim`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Granted {
-    /// The slots that the process holds now.
+    /// The slots that count for the process now.
     pub(crate) count: u32,
+    /// Those of them that the process can give to other requests: fewer than `count` while all processes
+    /// together use more slots than there are.
+    pub(crate) usable: u32,
     /// The slots that no process holds.
     pub(crate) free: u32,
 }
@@ -85,7 +88,7 @@ impl Ledger {
                 count
             }
         };
-        Granted { count, free: left.saturating_sub(count) }
+        Granted { count, usable: count.min(left), free: left.saturating_sub(count) }
     }
 
     /// Returns the time after which all slots are free.
@@ -151,11 +154,11 @@ mod tests {
     #[test]
     fn late_and_repeated_claims_change_nothing() {
         let (mut ledger, now) = (Ledger::default(), Timestamp::from_micros(1));
-        assert_eq!(ledger.claim(now, &claim(1, 5, 0, 4)), Granted { count: 4, free: 6 });
-        assert_eq!(ledger.claim(now, &claim(1, 6, 0, 0)), Granted { count: 0, free: 10 });
+        assert_eq!(ledger.claim(now, &claim(1, 5, 0, 4)), Granted { count: 4, usable: 4, free: 6 });
+        assert_eq!(ledger.claim(now, &claim(1, 6, 0, 0)), Granted { count: 0, usable: 0, free: 10 });
         let before = ledger.clone();
         for late in [claim(1, 5, 0, 4), claim(1, 6, 3, 3)] {
-            assert_eq!(ledger.claim(now, &late), Granted { count: 0, free: 10 });
+            assert_eq!(ledger.claim(now, &late), Granted { count: 0, usable: 0, free: 10 });
             assert_eq!(ledger, before);
         }
     }
@@ -165,11 +168,12 @@ mod tests {
         let (mut ledger, now) = (Ledger::default(), Timestamp::from_micros(1));
         ledger.claim(now, &claim(1, 1, 0, 8));
         let almost = now.plus(micros(TIME_TO_LIVE) - 1);
-        assert_eq!(ledger.claim(almost, &claim(2, 1, 0, 5)), Granted { count: 2, free: 0 });
-        assert_eq!(ledger.claim(almost.plus(1), &claim(2, 2, 2, 10)), Granted { count: 10, free: 0 });
+        assert_eq!(ledger.claim(almost, &claim(2, 1, 0, 5)), Granted { count: 2, usable: 2, free: 0 });
+        let all = Granted { count: 10, usable: 10, free: 0 };
+        assert_eq!(ledger.claim(almost.plus(1), &claim(2, 2, 2, 10)), all);
         // The first process was paused. Its requests still run, so they count.
-        assert_eq!(ledger.claim(almost.plus(2), &claim(1, 2, 8, 9)), Granted { count: 8, free: 0 });
-        assert_eq!(ledger.claim(almost.plus(3), &claim(2, 3, 10, 11)), Granted { count: 10, free: 0 });
+        assert_eq!(ledger.claim(almost.plus(2), &claim(1, 2, 8, 9)), Granted { count: 8, usable: 0, free: 0 });
+        assert_eq!(ledger.claim(almost.plus(3), &claim(2, 3, 10, 11)), Granted { count: 10, usable: 2, free: 0 });
     }
 
     #[test]
