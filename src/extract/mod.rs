@@ -87,7 +87,6 @@ impl<'a> Head<'a> {
     }
 
     /// Copies the head into a request without a body.
-    #[cfg(feature = "lookup")]
     pub(crate) fn to_request(self) -> Request<()> {
         let mut request = Request::new(());
         *request.method_mut() = self.method.clone();

@@ -18,6 +18,7 @@ use super::state::LayerState;
 use crate::key::Key;
 #[cfg(feature = "lookup")]
 use crate::lookup::{LookupError, LookupResult, Tenant, TenantLookup, TenantPolicy};
+#[cfg(feature = "lookup")]
 use crate::observe::EventKind;
 use crate::policy::{Op, Policy, SharedPolicy};
 #[cfg(feature = "lookup")]
