@@ -26,13 +26,14 @@ pub(super) struct IetfFields {
 }
 
 impl IetfFields {
-    /// Creates the fields, with a member for each limit of each request. Members have the parameter
+    /// Creates the fields, with a member for each limit that counts of each request. Members have the parameter
     /// `pk` if a secret is set.
     pub(super) fn of(decisions: &[Decision], requests: &[StorageRequest<'_>], partition: Option<Secret>) -> Self {
         let (mut policies, mut limits) = (String::new(), String::new());
         for (decision, StorageRequest { policy, key, .. }) in decisions.iter().zip(requests) {
             let partition = partition.map_or_else(String::new, |secret| secret.parameter(key));
-            for (position, (limit, status)) in policy.limits().iter().zip(decision.limits()).enumerate() {
+            let statuses = policy.limits().iter().zip(decision.limits()).enumerate();
+            for (position, (limit, status)) in statuses.filter(|(_, (_, status))| status.is_counted()) {
                 if !policies.is_empty() {
                     policies.push_str(", ");
                     limits.push_str(", ");

@@ -181,6 +181,16 @@ impl Status {
         Self { verdict: self.verdict.with(Verdict::LOCKED), anchor: mark, ..self }
     }
 
+    /// Returns the status of the next hit, if this decision has started the lock by refusing a hit: the
+    /// lock refuses it.
+    pub(crate) const fn of_next_hit(self) -> Self {
+        if !self.verdict.has(Verdict::NEW_LOCK) {
+            return self;
+        }
+        let flags = Verdict(self.verdict.0 & !Verdict::NEW_LOCK.0);
+        Self { verdict: flags.with(Verdict::REFUSED), ..self }
+    }
+
     /// Sets the lock to that of another status, which had it before. Its units count in the decision
     /// if those of the other status do.
     pub(crate) const fn with_lock_of(self, other: &Self) -> Self {
@@ -232,9 +242,16 @@ impl Status {
 
     /// Adds `micros` microseconds to the `retry_after` of a refusal, if it has one.
     pub(crate) fn lengthen_wait(&mut self, micros: u64) {
-        if !self.is_admitted() && self.wait != NEVER {
+        if self.has_retry() {
             self.wait = self.wait.saturating_add(micros).min(NEVER - 1);
         }
+    }
+
+    /// Returns `true` if the `retry_after` of a refusal depends on the wait of this limit, which may
+    /// have admitted the hit and started a lock.
+    const fn has_retry(&self) -> bool {
+        let is_new_lock = self.verdict.has(Verdict::UNCOUNTED) && self.wait > 0;
+        (self.verdict.has(Verdict::REFUSED) || is_new_lock) && self.wait != NEVER
     }
 
     /// Subtracts `micros` microseconds from `reset_after` and `retry_after`, as if nothing else was
@@ -243,7 +260,7 @@ impl Status {
         if self.reset_after > 0 {
             self.reset_after = self.reset_after.saturating_sub(micros).max(1);
         }
-        if !self.is_admitted() && self.wait != NEVER {
+        if self.has_retry() {
             self.wait = self.wait.saturating_sub(micros).max(1);
         }
     }
@@ -251,14 +268,17 @@ impl Status {
     /// Turns an admission into a refusal if its delay exceeds `max_delay` microseconds. The excess
     /// becomes its `retry_after`. The hit cannot be refunded any more, even if it stays admitted.
     pub(crate) fn refuse_delay(&mut self, max_delay: u64) {
-        let excess = self.wait.saturating_sub(max_delay);
-        let verdict = if excess > 0 { Verdict::REFUSED } else { Verdict::ADMITTED };
+        let excess = self.delay_micros().saturating_sub(max_delay);
+        // The hit has no lock, because it is refunded.
+        let verdict = Verdict(self.verdict.0 & Verdict::UNCOUNTED.0);
+        let verdict = if excess > 0 { verdict.with(Verdict::REFUSED) } else { verdict };
         *self = Self { verdict, wait: excess, until: Timestamp::EPOCH, ..*self };
     }
 
     /// Turns an admission into a refusal with a `retry_after` of 1 microsecond.
     pub(crate) fn refuse_turn(&mut self) {
-        *self = Self { verdict: Verdict::REFUSED, wait: 1, until: Timestamp::EPOCH, ..*self };
+        let verdict = self.verdict.with(Verdict::REFUSED);
+        *self = Self { verdict, wait: 1, until: Timestamp::EPOCH, ..*self };
     }
 
     /// Returns `true` if this limit admits. Another limit of the policy may refuse.
@@ -275,10 +295,17 @@ impl Status {
         Some(Lock::new(level(self.anchor), self.reset_after, self.verdict.has(Verdict::NEW_LOCK)))
     }
 
+    /// Returns `true` if the units of this limit count in the decision. Those of a lockout by refusals
+    /// count only while it is locked.
+    #[inline]
+    pub(crate) const fn is_counted(&self) -> bool {
+        !self.verdict.has(Verdict::UNCOUNTED) || self.verdict.has(Verdict::LOCKED)
+    }
+
     /// Returns the remaining units that count in the decision.
     #[inline]
     pub(crate) const fn counted_remaining(&self) -> u32 {
-        if self.verdict.has(Verdict::UNCOUNTED) && self.remaining > 0 { u32::MAX } else { self.remaining }
+        if self.is_counted() { self.remaining } else { u32::MAX }
     }
 
     /// Returns the capacity that counts in the decision.

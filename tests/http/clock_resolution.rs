@@ -37,7 +37,7 @@ fn storage() -> (MemoryStorage, ManualClock) {
 
 /// The policies take each path of the memory storage: the refusal hint, one limit, several limits,
 /// logs, and more limits than the fast path has.
-const POLICIES: [&str; 9] = [
+const POLICIES: [&str; 10] = [
     "fixed-window 3/second",
     "elastic-window 2/second",
     "sliding-window-counter 3/second",
@@ -47,6 +47,7 @@ const POLICIES: [&str; 9] = [
     "fixed-window 2/second; token-bucket 5/3 seconds",
     "1/s; 2/2s; 3/3s; 4/4s; 5/5s; 6/6s; 7/7s",
     "fixed-window 3/second; shadow 1/minute",
+    "fixed-window 2/second; lockout 2 refusals/5 seconds for 2 seconds",
 ];
 
 /// Returns the wait that the `grpc-retry-pushback-ms` of a refusal asks for.

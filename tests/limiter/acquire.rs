@@ -775,3 +775,13 @@ fn call_that_need_not_wait_needs_no_runtime() {
         assert_eq!(decision.is_admitted(), admitted);
     }
 }
+
+/// Guards against this defect: the wait includes the lock that a refusal by another limit would begin.
+#[tokio::test(start_paused = true)]
+async fn wait_for_a_shorter_delay_contains_no_lock() {
+    let limiter = limiter("leaky-bucket 1/second queue 5; lockout 1 refusals/minute for 1h");
+    assert!(limiter.acquire(&alice(), SECOND).await.unwrap().is_admitted());
+    let refused = limiter.acquire(&alice(), SECOND / 4).await.unwrap();
+    assert_eq!((refused.is_refused(), refused.retry_after()), (true, Some(3 * SECOND / 4)));
+    assert_eq!(refused.remaining(), 5);
+}

@@ -200,7 +200,12 @@ async fn random_costs_are_decided_like_the_plain_storage() {
 
 #[tokio::test]
 async fn refusals_that_may_change_are_not_cached() {
-    for text in ["elastic-window 1/minute", "leaky-bucket 1/minute", "fixed-window 1/day; elastic-window 9/day"] {
+    for text in [
+        "elastic-window 1/minute",
+        "leaky-bucket 1/minute",
+        "fixed-window 1/day; elastic-window 9/day",
+        "fixed-window 1/day; lockout 9 refusals/day for 1h",
+    ] {
         let (cache, storage, _) = cached();
         let policy = policy(text);
         for _ in 0..5 {
@@ -228,6 +233,28 @@ async fn refusals_that_may_change_are_not_cached() {
         assert_eq!(decision.is_admitted(), cost == 0);
         assert_eq!(storage.take_decisions(), 1);
     }
+}
+
+/// Guards against this defect: the refusal that began a lock is cached without the lock, and hits are
+/// admitted from the cache as soon as the other limit admits.
+#[tokio::test]
+async fn cached_refusal_that_began_a_lock_refuses_until_its_end() {
+    let (cache, storage, clock) = cached();
+    let cache = cache.ttl(60 * SECOND);
+    let policy = policy("fixed-window 1 per 2 seconds; lockout 2 refusals/minute for 30s");
+    for admitted in [true, false, false] {
+        assert_eq!(hit(&cache, &policy, "a", 1).await.is_admitted(), admitted);
+    }
+    storage.take_decisions();
+    for left in (1..=30).rev().map(|seconds: u32| seconds * SECOND) {
+        let refused = hit(&cache, &policy, "a", 1).await;
+        assert_eq!((refused.is_refused(), refused.remaining(), refused.retry_after()), (true, 0, Some(left)));
+        let lock = refused.limits()[1].lock().unwrap();
+        assert_eq!((lock.is_new(), lock.ends_after()), (false, left));
+        clock.advance(SECOND);
+    }
+    assert_eq!(storage.take_decisions(), 0);
+    assert!(hit(&cache, &policy, "a", 1).await.is_admitted());
 }
 
 #[tokio::test]
