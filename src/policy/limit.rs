@@ -229,7 +229,7 @@ impl Limit {
 
     /// Returns `true` if this limit counts the refusals by the other limits of its policy, so that it
     /// refuses nothing alone.
-    pub(super) fn counts_refusals_of_others(&self) -> bool {
+    pub(crate) fn counts_refusals_of_others(&self) -> bool {
         self.strategy.name() == Lockout::BY_REFUSALS
     }
 

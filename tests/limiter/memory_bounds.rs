@@ -70,6 +70,37 @@ fn bytes_stay_within_their_bound_for_any_number_of_limits() {
     }
 }
 
+/// Guards against this defect: the strike of a refused hit is stored although there is no room.
+#[test]
+fn strikes_on_a_lockout_stay_within_the_bounds() {
+    for (quota, cost, rounds) in [
+        // The cost never fits.
+        ("1/hour", 2, 1),
+        // The second hit of each key is refused. No key can be evicted then, or some can.
+        ("1/hour", 1, 3),
+        ("2/hour", 1, 4),
+        // The cost fits, although it exceeds the number of refusals.
+        ("100/hour", 50, 1),
+    ] {
+        let policy = policy(&format!("fixed-window {quota}; lockout 9 refusals/hour for 1h"));
+        for (max_keys, max_bytes) in [(1_000_000, MIB), (5_000, 64 * MIB)] {
+            let (storage, clock) = storage(max_keys, max_bytes);
+            let limiter = RateLimiter::with_storage(policy.clone(), storage.clone());
+            for round in 0..rounds {
+                for key in 0..30_000_u64 {
+                    let decision = now(limiter.hit_with_cost(&key.into(), cost));
+                    let is_new = round == 0 || key > 1_000;
+                    assert!(is_new || !decision.is_storage_full(), "{policy}: a stored key is refused by a limit");
+                    clock.advance(Duration::from_micros(1));
+                }
+                let stats = storage.stats();
+                assert!(stats.bytes <= MIB + MIB / 20 || max_bytes > MIB, "{policy}: {stats:?}");
+                assert!(stats.keys <= max_keys, "{policy}: {stats:?}");
+            }
+        }
+    }
+}
+
 #[test]
 fn counted_bytes_are_close_to_the_allocated_bytes() {
     for (text, hits) in [

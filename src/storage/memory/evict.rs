@@ -8,7 +8,7 @@ use super::shard::{KeyHash, LOG, Shard};
 use super::size::{Need, Size};
 use super::table::Slot;
 use super::usage::{Lack, Usage};
-use crate::policy::{Op, Policy};
+use crate::policy::{Limit, Op, Policy};
 use crate::storage::StorageRequest;
 use crate::strategy::State;
 use crate::time::Timestamp;
@@ -41,14 +41,8 @@ pub(super) enum NoRoom {
     /// The key's own log is long, and cannot grow before its oldest entry expires. The value is the
     /// time in microseconds until then.
     OwnLog(u64),
-}
-
-impl NoRoom {
-    pub(super) fn wait(self) -> u64 {
-        match self {
-            Self::Full(wait) | Self::OwnLog(wait) => wait,
-        }
-    }
+    /// The hit is refused anyway, and its strike on a lockout by refusals is not counted.
+    Strike,
 }
 
 /// The result of a search for a key to evict.
@@ -86,21 +80,39 @@ impl MemoryInner {
         states: &mut [State],
         need: &Need,
     ) -> Result<(), NoRoom> {
-        let Located { number, key, now, .. } = located;
-        // A hit that is refused anyway is not stored and needs no room.
+        // A lockout by refusals admits any cost.
+        let never_fits = |limit: &Limit| request.cost > limit.capacity() && !limit.counts_refusals_of_others();
         let is_fresh = states.iter().all(|state| *state == State::Fresh);
         let is_refused = if is_fresh {
-            request.policy.limits().iter().any(|limit| request.cost > limit.capacity())
+            request.policy.limits().iter().any(never_fits)
         } else {
-            request.policy.decide(states, now, Op::Peek, request.cost).is_refused()
+            request.policy.decide(states, located.now, Op::Peek, request.cost).is_refused()
         };
-        if is_refused && request.op != Op::Charge {
-            return Ok(());
+        match request.op {
+            Op::Peek if is_refused => return Ok(()),
+            Op::Hit if is_refused => {
+                let need = need.of_refusal(request.policy, states);
+                let has_room = need.is_empty() || self.evict_for(shard, located, request, states, &need).is_ok();
+                return if has_room { Ok(()) } else { Err(NoRoom::Strike) };
+            }
+            _ => {}
         }
         if request.policy.is_shadow() {
             // A shadow limit must not evict keys of enforced limits.
             return Err(NoRoom::Full(longest_period(request.policy)));
         }
+        self.evict_for(shard, located, request, states, need)
+    }
+
+    fn evict_for(
+        &self,
+        shard: &mut Shard,
+        located: Located<'_>,
+        request: &StorageRequest<'_>,
+        states: &[State],
+        need: &Need,
+    ) -> Result<(), NoRoom> {
+        let Located { number, key, now, .. } = located;
         while let Some(lack) = self.usage.lack(self.bounds, need) {
             if Usage::must_not_evict(self.bounds, need) {
                 return Err(NoRoom::OwnLog(expires_in(states, now)));

@@ -77,6 +77,16 @@ impl Need {
         need
     }
 
+    /// Returns the need of a hit that is refused anyway. It is not stored, except as the first strike on
+    /// a lockout by refusals.
+    pub(super) fn of_refusal(&self, policy: &Policy, states: &[State]) -> Self {
+        let strikes = |(limit, state): &(&Limit, &State)| limit.counts_refusals_of_others() && **state == State::Fresh;
+        match policy.limits().iter().zip(states).filter(strikes).count() {
+            0 => Self::default(),
+            slots => Self { size: Size { keys: self.size.keys, slots, logs: 0 }, longest: 0 },
+        }
+    }
+
     fn grow(&mut self, bytes: usize, growth: usize) {
         self.size.logs += growth;
         self.longest = self.longest.max(bytes + growth);
