@@ -321,7 +321,12 @@ fn report(observed: &ObservedKey, decided: Result<Decision, StorageError>) -> Op
     match decided {
         Ok(decision) => {
             observed.report(EventKind::Decided(&decision));
-            Some(decision).filter(Decision::is_admitted)
+            if decision.is_admitted() {
+                return Some(decision);
+            }
+            // The refusal may have started a lock, which is reported now.
+            drop(StartedLock::of(observed, &decision));
+            None
         }
         Err(error) => {
             observed.report(EventKind::Failed { error: &error, admitted: true });

@@ -195,7 +195,13 @@ impl ObservedKey {
                 let expired = actual < decision.cost() && decision.has_expired(now);
                 self.report(EventKind::Settled { decision, actual, expired });
             }
-            Err(error) => self.report(EventKind::NotSettled { decision, actual, error }),
+            Err(error) => {
+                self.report(EventKind::NotSettled { decision, actual, error });
+                if correction.refunds(decision.cost()) {
+                    // The hit keeps its units, and so the lock that it has started.
+                    drop(StartedLock::of(self, decision));
+                }
+            }
         }
     }
 

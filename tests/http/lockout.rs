@@ -1,14 +1,19 @@
 //! Layers with a lockout.
 
+use std::collections::VecDeque;
 use std::convert::Infallible;
 use std::future::ready;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use common::{ask, get, memory_with_manual_clock, outside_of_a_runtime, policy, retry_after, slow, status};
+use common::{
+    Behavior, FakeStorage, ask, get, memory_with_manual_clock, outside_of_a_runtime, policy, retry_after, slow, status,
+};
 use http::{Request, Response, StatusCode};
+use tokio::sync::oneshot;
 use tower::{Layer, Service, service_fn};
-use tower_ratelimit::{Event, EventKind, Global, OnError, RateLimitLayer, Storage};
+use tower_ratelimit::storage::ManualClock;
+use tower_ratelimit::{Event, EventKind, Global, Headers, Key, OnError, RateLimitLayer, RateLimiter, Storage};
 
 use crate::log::log_of;
 
@@ -51,7 +56,7 @@ fn take(locks: &Locks) -> Vec<(u32, u64)> {
 
 #[tokio::test(start_paused = true)]
 async fn failed_logins_lock_and_a_success_clears() {
-    async fn check(storage: impl Storage, clock: tower_ratelimit::storage::ManualClock) {
+    async fn check(storage: impl Storage, clock: ManualClock) {
         let (layer, locks) = layer("lockout 3/minute for 10m x2 up to 1d", storage);
         let service = layer.clear_when(|response| response.status.is_success()).layer(login());
         for path in ["/wrong", "/wrong", "/ok", "/wrong", "/wrong"] {
@@ -108,4 +113,113 @@ async fn refusals_lock_and_their_answer_has_the_end_of_the_lock() {
     assert_eq!(take(&locks), [(0, 3_600)]);
     clock.advance(Duration::from_secs(3_600));
     assert_eq!(status(&service, get("/ok")).await, 200);
+}
+
+#[tokio::test]
+async fn shadow_layer_reports_the_lock_that_refusals_begin() {
+    let (storage, _) = memory_with_manual_clock();
+    let (layer, locks) = layer("fixed-window 1/second; lockout 2 refusals/minute for 1h", storage);
+    let service = layer.shadow().layer(login());
+    for locked in [0, 0, 1, 0] {
+        assert_eq!(status(&service, get("/wrong")).await, 401);
+        assert_eq!(take(&locks).len(), locked);
+    }
+}
+
+/// A clear or a refund that fails leaves the lock.
+#[tokio::test]
+async fn lock_is_reported_if_the_storage_does_not_end_it() {
+    for clears in [false, true] {
+        let (storage, _) = FakeStorage::in_memory(Behavior::Works);
+        let (layer, locks) = layer("lockout 2/minute for 10m", storage.clone());
+        let service = layer.clear_when(move |response| clears && response.status.is_success()).layer(login());
+        assert_eq!(status(&service, get("/wrong")).await, 401);
+        storage.set_changes(Behavior::Fails);
+        assert_eq!(status(&service, get("/ok")).await, 200);
+        assert_eq!(take(&locks), [(0, 600)], "clears: {clears}");
+        assert_eq!(status(&service, get("/ok")).await, 429);
+    }
+}
+
+/// A client would count the refusals as units.
+#[tokio::test]
+async fn ietf_fields_list_a_lockout_by_refusals_only_while_it_is_locked() {
+    let (storage, _) = memory_with_manual_clock();
+    let policy = policy("fixed-window 1/second; lockout 2 refusals/minute for 1h").with_name("api");
+    let layer = RateLimitLayer::new(policy, Global::new()).storage(storage, OnError::Refuse).headers(Headers::ietf());
+    let service = layer.layer(login());
+    let (first, lock) = ("\"api-1\";r=0;t=1", "\"api-2\";r=0;t=3600");
+    let both = [first, lock].join(", ");
+    for (code, limits) in [(200, first), (429, first), (429, &both), (429, &both)] {
+        let response = ask(&service, get("/ok")).await;
+        let field = |name| response.headers()[name].to_str().unwrap();
+        assert_eq!((response.status().as_u16(), field("ratelimit")), (code, limits));
+        assert_eq!(field("ratelimit-policy").matches("q=").count(), limits.matches("r=").count());
+    }
+}
+
+/// Guesses whose answers come in any order.
+#[tokio::test(start_paused = true)]
+async fn concurrent_guesses_get_at_most_n_answers() {
+    async fn check(storage: impl Storage, clock: ManualClock) {
+        let (layer, _) = layer("lockout 5/minute for 10m x2 up to 1d", storage);
+        let waiting = Arc::new(Mutex::new(VecDeque::new()));
+        let guesses = Arc::clone(&waiting);
+        let inner = service_fn(move |_: Request<()>| {
+            let (answer, answered) = oneshot::channel();
+            guesses.lock().unwrap().push_back(answer);
+            async { Ok::<Response<String>, Infallible>(answered.await.unwrap()) }
+        });
+        let service = layer.clear_when(|response| response.status.is_success()).layer(inner);
+        // Sends 40 guesses at once, and returns the number of those that wait for their answers.
+        let guess = async || {
+            clock.advance(Duration::from_micros(1));
+            for _ in 0..40 {
+                let service = service.clone();
+                tokio::spawn(async move { status(&service, get("/")).await });
+            }
+            tokio::time::sleep(Duration::from_secs(1)).await;
+            waiting.lock().unwrap().len()
+        };
+        let answer = async |guess: Option<oneshot::Sender<_>>, status: u16| {
+            guess.unwrap().send(Response::builder().status(status).body(String::new()).unwrap()).unwrap();
+            tokio::time::sleep(Duration::from_secs(1)).await;
+        };
+        let (first, last) = (|| waiting.lock().unwrap().pop_front(), || waiting.lock().unwrap().pop_back());
+
+        assert_eq!(guess().await, 5);
+        answer(first(), 500).await;
+        assert_eq!(guess().await, 5, "the refund of one guess lets another one in");
+        for _ in 0..5 {
+            answer(last(), 401).await;
+            assert_eq!(guess().await, waiting.lock().unwrap().len());
+        }
+        assert_eq!(guess().await, 0);
+        clock.advance(Duration::from_secs(600));
+        assert_eq!(guess().await, 5);
+        answer(last(), 200).await;
+        assert_eq!(guess().await, 4 + 5, "the success has cleared the key");
+        answer(first(), 500).await;
+        answer(first(), 401).await;
+        assert_eq!(guess().await, 2 + 5, "guesses from before the success change nothing");
+    }
+    let (storage, clock) = memory_with_manual_clock();
+    check(storage, clock).await;
+    let (storage, clock) = memory_with_manual_clock();
+    check(slow(storage), clock).await;
+}
+
+#[tokio::test]
+async fn success_clears_the_shadow_limits_that_have_admitted_it() {
+    let (storage, _) = memory_with_manual_clock();
+    let (layer, _) = layer("fixed-window 9/minute; shadow fixed-window 1/minute; shadow 5/minute", storage.clone());
+    let service = layer.clear_when(|response| response.status.is_success()).layer(login());
+    for path in ["/wrong", "/ok"] {
+        assert_ne!(status(&service, get(path)).await, 429);
+    }
+    let policy = policy("fixed-window 9/minute; shadow fixed-window 1/minute; shadow 5/minute");
+    for (policy, remaining) in [&policy].into_iter().chain(policy.shadows()).zip([9, 0, 5]) {
+        let limiter = RateLimiter::with_storage(policy.clone(), storage.clone());
+        assert_eq!(limiter.peek(&Key::global()).await.unwrap().remaining(), remaining, "{policy}");
+    }
 }

@@ -543,8 +543,11 @@ async fn fallback_has_locks_of_its_own_and_the_primary_keeps_those_of_before() {
     open(&limiter).await;
     // The fallback does not know the lock. It admits its share, and then locks the key itself.
     assert!(spend(&limiter, 2).await.new_lock().is_some());
-    let refused = spend(&limiter, 1).await;
-    assert!(refused.is_refused() && refused.is_from_fallback());
+    for cost in [1, 3] {
+        let refused = spend(&limiter, cost).await;
+        assert!(refused.is_refused() && refused.is_from_fallback());
+        assert!(refused.limits()[0].lock().is_some(), "also for a cost that fits only into the whole quota");
+    }
     primary.set(Behavior::Works);
     until_closed(&limiter).await;
     let refused = spend(&limiter, 1).await;

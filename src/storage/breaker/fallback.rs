@@ -85,6 +85,7 @@ pub(super) fn adjust_retry_after(original: &Policy, decision: Decision, wait: u6
             return *status;
         }
         Status::refused(status.capacity(), status.remaining(), status.reset_after_micros(), Some(wait))
+            .with_lock_of(status)
     };
     let statuses: Vec<Status> = limits.iter().enumerate().map(finite).collect();
     Decision::of_limits(decision.at(), cost, statuses.into_iter())
