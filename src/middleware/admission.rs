@@ -212,6 +212,7 @@ impl LayerState {
         let admitted = self.config.on_error == OnError::Admit || self.config.shadow;
         self.report(EventKind::Failed { error, admitted }, &UNKNOWN, None);
         if admitted {
+            self.reserve_nothing(vec![UNKNOWN.clone()], 1, exchange);
             return Step::Forward(ResponsePlan::NOTHING);
         }
         unavailable(exchange)

@@ -169,13 +169,19 @@ impl LayerState {
         exchange: &mut dyn Exchange,
     ) -> Step {
         let step = self.config.on_failure(error, requests, exchange);
-        let is_settled_later = self.config.settling.as_ref().is_some_and(|settling| settling.is_later);
-        if is_settled_later && matches!(step, Step::Forward(_)) {
-            let StorageRequest { policy, cost, .. } = requests[0];
-            let hits = ReservedHits::new(policies(0, requests), RequestHits::NONE);
-            Reservations::insert(Reservation::of_layer(policy.unspent(cost), hits), exchange.extensions_mut());
+        if matches!(step, Step::Forward(_)) {
+            self.reserve_nothing(policies(0, requests), requests[0].cost, exchange);
         }
         step
+    }
+
+    /// Passes a reservation that does nothing to the handler, if it expects one.
+    pub(super) fn reserve_nothing(&self, policies: Vec<Policy>, cost: u32, exchange: &mut dyn Exchange) {
+        if self.config.settling.as_ref().is_some_and(|settling| settling.is_later) {
+            let decision = policies[0].unspent(cost);
+            let hits = ReservedHits::new(policies, RequestHits::NONE);
+            Reservations::insert(Reservation::of_layer(decision, hits), exchange.extensions_mut());
+        }
     }
 }
 

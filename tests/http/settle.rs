@@ -23,8 +23,8 @@ use tower::{Layer, Service, service_fn};
 use tower_ratelimit::extract::{Head, NoReservation};
 use tower_ratelimit::storage::{Breaker, TokioClock};
 use tower_ratelimit::{
-    Event, EventKind, Global, Headers, Key, MemoryStorage, OnError, RateLimitLayer, RateLimiter, Reservation,
-    Reservations, ResponseHead, Storage,
+    Event, EventKind, Global, Headers, Key, MemoryStorage, OnError, Policy, PolicyLookup, RateLimitLayer, RateLimiter,
+    Reservation, Reservations, ResponseHead, Storage,
 };
 
 use crate::log::log_of;
@@ -559,10 +559,15 @@ async fn handlers_extract_the_reservation() {
         assert_eq!((status, text), (500, format!("{}\n", NoReservation::default()).into()));
     }
     assert!(NoReservation::default().to_string().contains("settle_later()"));
-    // A reservation without a storage does nothing.
-    let admitting = app().layer(layer().cost(|_| 3).settle_later().storage(failing(), OnError::Admit));
-    assert_eq!(body(&admitting, "/may").await, (200, "true".into()));
-    assert_eq!(body(&admitting, "/must").await, (200, "true".into()));
+    // A reservation without a storage or a policy does nothing.
+    let without_storage = layer().storage(failing(), OnError::Admit);
+    let lookup = PolicyLookup::new(|_: &Head<'_>| Some(()), |()| async { Err::<Policy, _>("the database is down") });
+    let without_policy = RateLimitLayer::new(lookup, Global::new()).storage(MemoryStorage::new(), OnError::Admit);
+    for admitting in [without_storage, without_policy] {
+        let admitting = app().layer(admitting.cost(|_| 3).settle_later());
+        assert_eq!(body(&admitting, "/may").await, (200, "true".into()));
+        assert_eq!(body(&admitting, "/must").await, (200, "true".into()));
+    }
 }
 
 #[tokio::test]

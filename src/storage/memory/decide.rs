@@ -298,7 +298,7 @@ impl MemoryInner {
                 policy.charge_without_growth(states, now, cost)
             }
             Some(NoRoom::Strike) => policy.decide(states, now, Op::Peek, cost),
-            Some(NoRoom::Full(wait) | NoRoom::OwnLog(wait)) => policy.refuse(now, cost, wait).storage_full(),
+            Some(no_room) => policy.refuse(now, cost, no_room.wait()).storage_full(),
         };
         if let Some(no_room) = no_room.filter(|no_room| op != Op::Peek && *no_room != NoRoom::Strike) {
             self.count_full(no_room, before.keys == 0, is_final);

@@ -45,6 +45,15 @@ pub(super) enum NoRoom {
     Strike,
 }
 
+impl NoRoom {
+    pub(super) fn wait(self) -> u64 {
+        match self {
+            Self::Full(wait) | Self::OwnLog(wait) => wait,
+            Self::Strike => UNKNOWN_WAIT,
+        }
+    }
+}
+
 /// The result of a search for a key to evict.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Search {
