@@ -6,6 +6,7 @@
 
 use std::collections::HashMap;
 use std::hash::Hash;
+use std::mem;
 use std::panic::catch_unwind;
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
@@ -84,8 +85,9 @@ impl<I: Clone + Eq + Hash + Send + Sync + 'static> LookupCache<I> {
 
     pub(super) fn clear(&self) {
         let mut flights = self.0.flights();
-        flights.clear();
-        self.0.results.clear();
+        let removed = (mem::take(&mut *flights), self.0.results.drain().collect::<Vec<_>>());
+        drop(flights);
+        drop(removed);
     }
 
     /// Joins the lookup of this id that is in flight, or starts one.

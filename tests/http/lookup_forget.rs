@@ -1,11 +1,14 @@
 //! Forgetting looked-up tenants, and the cache that clones of a lookup share.
 
+use std::convert::Infallible;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
-use common::{Inner, ask, poll, status};
+use common::{Inner, ask, policy, poll, status};
 use tokio::time::{Instant, sleep};
 use tower::{Layer, ServiceExt};
-use tower_ratelimit::{MemoryStorage, OnError};
+use tower_ratelimit::extract::Head;
+use tower_ratelimit::{MemoryStorage, OnError, Tenant};
 
 use crate::lookup::{Behavior, Database, Lookup, QUERY, from, layer, limit};
 
@@ -141,4 +144,36 @@ async fn clones_share_a_cache_until_a_setting_changes() {
         assert_eq!(status(service, from("a")).await, 200);
     }
     assert_eq!(database.queries(), 1, "the other cache is not cleared");
+}
+
+/// A value of a tenant that forgets it when it is dropped.
+#[derive(Clone)]
+struct Forgets(Arc<OnceLock<Lookup>>);
+
+impl Drop for Forgets {
+    fn drop(&mut self) {
+        if let Some(lookup) = self.0.get() {
+            lookup.forget(&id("a"));
+        }
+    }
+}
+
+/// Guards against this defect: values are dropped under the lock that their `Drop` may need.
+#[tokio::test]
+async fn dropped_value_may_use_the_lookup() {
+    let own = Arc::new(OnceLock::new());
+    let value = Forgets(Arc::clone(&own));
+    let lookup = Lookup::new(
+        |head: &Head<'_>| head.headers.get("x-tenant").cloned(),
+        move |_| {
+            let tenant = Tenant::from(policy("9/hour")).extension(value.clone());
+            async { Ok::<_, Infallible>(tenant) }
+        },
+    );
+    let service = service(&lookup);
+    own.set(lookup.clone()).ok().unwrap();
+    for forget in [|lookup: &Lookup| lookup.forget(&id("a")), Lookup::clear] {
+        assert_eq!(status(&service, from("a")).await, 200);
+        forget(&lookup);
+    }
 }
