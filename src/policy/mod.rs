@@ -57,7 +57,8 @@ use crate::strategy::Strategy;
 /// | amount of a bucket whose burst (or queue) stays the same | they are scaled so that the time until the bucket is full stays the same, up to that of an empty bucket |
 /// | time zone or first day of a calendar window | the current window keeps its units and its end |
 /// | burst of a bucket, or length of a queue | they stay spent, up to an empty bucket: with 15 of 20 spent, 15 remain after raising to 30, and 0 after lowering to 10 |
-/// | period, strategy, or position of a limit | they are forgotten: the limit starts with its full quota |
+/// | period, strategy, or position of a limit | they are forgotten, and so are locks: the limit starts with its full quota |
+/// | times of a [`Lockout`](crate::Lockout) | see below |
 ///
 /// The burst of a token bucket, and the queue of a leaky bucket, default to the amount. A change of
 /// the amount then changes both. An unnamed policy with another text is another policy, and starts
@@ -73,6 +74,12 @@ use crate::strategy::Strategy;
 ///   that are owed fit into the new bucket, the bound holds all the same.
 /// - The amount changes, and the state does not show it. The probability is about 1 in 4,000 for an
 ///   amount of a million, and proportional to the amount.
+///
+/// A lock that has begun keeps its end, but lasts for at most the new duration after the next refusal.
+/// There is one exception, because a state stores the sum of the lock and the time for which its level
+/// is remembered: [`forgetting_after`](crate::Lockout::forgetting_after), by default the longest lock,
+/// or nothing without escalation. If this time becomes longer, running locks end earlier by the
+/// difference, and their levels stay. If it becomes shorter, they end later by the difference.
 ///
 /// # Shadow limits
 ///
@@ -111,8 +118,9 @@ impl Policy {
     ///
     /// Panics if the strategy does not support the quota. For example, window strategies do not
     /// support a burst. Also panics if the text that a custom strategy writes in
-    /// [`describe`](crate::strategy::Strategy::describe) is empty or not printable ASCII.
-    /// [`try_new`](Self::try_new) returns an error instead.
+    /// [`describe`](crate::strategy::Strategy::describe) is empty or not printable ASCII, and for a
+    /// lockout [by refusals](crate::Lockout::by_refusals). [`try_new`](Self::try_new) returns an error
+    /// instead.
     #[track_caller]
     pub fn new(strategy: impl Strategy, quota: Quota) -> Self {
         or_panic(Self::try_new(strategy, quota))
@@ -122,17 +130,22 @@ impl Policy {
     ///
     /// # Errors
     ///
-    /// Returns an error if the strategy does not support the quota, or if a custom strategy writes
-    /// the limit as a text that is empty or not printable ASCII.
+    /// Returns an error if the strategy does not support the quota, if a custom strategy writes the
+    /// limit as a text that is empty or not printable ASCII, or if it is a lockout
+    /// [by refusals](crate::Lockout::by_refusals), which needs another limit before it.
     pub fn try_new(strategy: impl Strategy, quota: Quota) -> Result<Self, ConfigError> {
-        let limit = Limit::try_new(strategy, quota)?;
+        Self::of_first(None, Limit::try_new(strategy, quota)?)
+    }
+
+    /// Creates a policy from its first limit.
+    fn of_first(name: Option<Box<str>>, limit: Limit) -> Result<Self, ConfigError> {
         if limit.counts_refusals_of_others() {
             return Err(ConfigError::new(format!(
                 "\"{limit}\" counts the refusals of other limits: put another limit before it, for example \
                  \"10/second; {limit}\""
             )));
         }
-        Ok(limit.into())
+        Ok(Self::of(name, vec![limit], Vec::new()))
     }
 
     /// Starts a policy with a name. [`PolicyBuilder::limit`] and [`PolicyBuilder::with`] add the
@@ -200,8 +213,18 @@ impl Policy {
     /// assert_eq!(policy.limits().len(), 1);
     /// assert_eq!(policy.shadows().len(), 1);
     /// ```
+    ///
+    /// # Panics
+    ///
+    /// Panics if the limit is a lockout [by refusals](crate::Lockout::by_refusals), because a shadow
+    /// limit is decided alone.
     #[must_use]
+    #[track_caller]
     pub fn shadow(self, limit: Limit) -> Self {
+        assert!(
+            !limit.counts_refusals_of_others(),
+            "a shadow limit is decided alone, so \"{limit}\" would count no refusals: enforce it, or use RateLimitLayer::shadow"
+        );
         let mut shadow = self.shadow_limits();
         shadow.push(limit);
         Self::of(self.0.name.clone(), self.0.limits.clone(), shadow)
@@ -468,23 +491,32 @@ impl PolicyBuilder {
     ///
     /// Panics if the strategy does not support the quota. For example, window strategies do not
     /// support a burst. Also panics if the text that a custom strategy writes in
-    /// [`describe`](crate::strategy::Strategy::describe) is empty or not printable ASCII.
-    /// To get an error instead, create the limit with [`Limit::try_new`] and add it with
-    /// [`with`](Self::with).
+    /// [`describe`](crate::strategy::Strategy::describe) is empty or not printable ASCII, or if the
+    /// limit is a lockout [by refusals](crate::Lockout::by_refusals). To get an error instead, create
+    /// an unnamed policy with [`Policy::try_new`], and call [`try_with_name`](Policy::try_with_name).
     #[track_caller]
     pub fn limit(self, strategy: impl Strategy, quota: Quota) -> Policy {
         self.with(Limit::new(strategy, quota))
     }
 
     /// Adds a [`Limit`] as the first limit, and returns the policy.
+    ///
+    /// # Panics
+    ///
+    /// Panics if the limit is a lockout [by refusals](crate::Lockout::by_refusals), which needs
+    /// another limit before it.
+    #[track_caller]
     pub fn with(self, limit: Limit) -> Policy {
-        Policy::of(Some(self.name), vec![limit], Vec::new())
+        or_panic(Policy::of_first(Some(self.name), limit))
     }
 }
 
+/// Panics if the limit is a lockout [by refusals](crate::Lockout::by_refusals), which needs another
+/// limit before it.
 impl From<Limit> for Policy {
+    #[track_caller]
     fn from(limit: Limit) -> Self {
-        Self::of(None, vec![limit], Vec::new())
+        or_panic(Self::of_first(None, limit))
     }
 }
 

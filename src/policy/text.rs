@@ -39,7 +39,7 @@ const LOCKOUTS: [&str; 5] = ["ban", "block", "jail", "lock", "penalty"];
 /// - `queue n` sets the length of the queue of a leaky bucket.
 /// - A [`Lockout`](crate::Lockout) is `lockout quota for time [xn up to time] [forget time]`, as in
 ///   `lockout 5/10m for 15m x2 up to 1d forget 7d`. In `100 refusals/m`, the word `refusals` lets it
-///   count the refusals by the other limits. It cannot be the first limit then.
+///   count the refusals by the other limits. It cannot be the first limit or a shadow limit then.
 /// - A [`CalendarWindow`](crate::CalendarWindow) is `calendar quota [from day] [in zone]`, as in
 ///   `calendar 1000/month from 15 in Europe/Berlin`. The period is `day`, `week`, `month` or `year`. The
 ///   day is a day of the week, a day of the month, or a month and a day such as `04-01`.
@@ -93,8 +93,9 @@ fn scan_policy(scanner: &mut Scanner<'_>) -> Result<Policy, Unreadable> {
     {
         return Err(scanner.unreadable("the name", duplicate, "another limit has the same name"));
     }
-    if limits[0].counts_refusals_of_others() {
-        return Err(scanner.unreadable("", "refusals", "the first limit cannot count the refusals of others"));
+    if limits[..1].iter().chain(&shadow).any(Limit::counts_refusals_of_others) {
+        let why = "the first limit and shadow limits cannot count the refusals of others";
+        return Err(scanner.unreadable("", "refusals", why));
     }
     if is_ambiguous {
         return Err(ambiguous(start, after_name).into());

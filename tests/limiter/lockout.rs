@@ -2,9 +2,9 @@
 
 use std::time::Duration;
 
-use common::{memory_with_manual_clock, now, policy};
+use common::{memory_with_manual_clock, now, panic_message, policy};
 use tower_ratelimit::strategy::Status;
-use tower_ratelimit::{Decision, Key, Lockout, MemoryStorage, Policy, Quota, RateLimiter};
+use tower_ratelimit::{Decision, Key, Limit, Lockout, MemoryStorage, Policy, Quota, RateLimiter};
 
 const MINUTE: Duration = Duration::from_secs(60);
 const DAY: Duration = Duration::from_secs(86_400);
@@ -54,7 +54,8 @@ fn errors_say_what_to_write() {
         ("lockout 5/10m for 0s", "the duration of the lock \"0\""),
         ("lockout 5/10m for 101 years", "a lock must last for at most 100 years"),
         ("lockout 5/10m burst 9 for 1h", "remove \"burst 9\""),
-        ("lockout 5 refusals/10m for 1h", "the first limit cannot count the refusals of others"),
+        ("lockout 5 refusals/10m for 1h", "the first limit and shadow limits cannot count the refusals of others"),
+        ("9/m; shadow lockout 5 refusals/10m for 1h", "the first limit and shadow limits cannot count the refusals"),
     ] {
         let error = text.parse::<Policy>().unwrap_err().to_string();
         assert!(error.contains(expected), "{text}: {error}");
@@ -65,6 +66,20 @@ fn errors_say_what_to_write() {
         "\"lockout 3 refusals/minute for 1 minute\" counts the refusals of other limits: put another limit before it, \
          for example \"10/second; lockout 3 refusals/minute for 1 minute\""
     );
+}
+
+/// Guards against this defect: such a lockout is accepted, and never locks.
+#[test]
+fn lockout_by_refusals_needs_an_enforced_limit_before_it() {
+    let by_refusals = || Limit::new(Lockout::lasting(MINUTE).by_refusals(), Quota::per_minute(3));
+    for (make, expected) in [
+        (Box::new(|| Policy::from(by_refusals())) as Box<dyn Fn() -> Policy>, "put another limit before it"),
+        (Box::new(|| Policy::named("login").with(by_refusals())), "put another limit before it"),
+        (Box::new(|| Policy::from(Quota::per_second(1)).shadow(by_refusals())), "a shadow limit is decided alone"),
+    ] {
+        let message = panic_message(|| drop(make()));
+        assert!(message.contains(expected), "{message}");
+    }
 }
 
 #[test]
@@ -143,6 +158,68 @@ fn changed_amount_does_not_end_a_lock() {
     }
     clock.advance(10 * MINUTE);
     assert!(now(limiter("lockout 9/minute for 10m").hit(&alice)).is_admitted());
+}
+
+#[test]
+fn refused_reservation_can_clear_the_key() {
+    let (storage, _) = memory_with_manual_clock();
+    let limiter = RateLimiter::with_storage(policy("lockout 1/minute for 10m x2 up to 1d"), storage);
+    let alice = Key::from("alice");
+    assert!(now(limiter.hit(&alice)).is_admitted());
+    let refused = now(limiter.reserve(&alice, 1));
+    assert!(refused.is_refused());
+    drop(refused.clear());
+    assert_eq!(lock(&now(limiter.hit(&alice))), Some((0, 10 * MINUTE, true)));
+}
+
+/// A lock stores its end together with the time for which its level is remembered.
+#[test]
+fn changed_times_of_a_lockout_apply_to_a_running_lock() {
+    for (before, after, minutes) in [
+        // The lock keeps its end.
+        ("for 10m", "for 1h", 10),
+        ("for 10m x2 up to 1d", "for 1h x2 up to 1d", 10),
+        // But it lasts at most for the new duration.
+        ("for 1h", "for 10m", 10),
+        ("for 1h x2 up to 1d", "for 10m x3 up to 1d", 10),
+        // It ends earlier by the time that is added to the memory of its level, and later by the time
+        // that is taken away.
+        ("for 10m forget 5m", "for 10m x2 up to 1d", 0),
+        ("for 10m x2 up to 1d forget 5m", "for 10m x2 up to 1d forget 9m", 6),
+        ("for 10m x2 up to 1d forget 9m", "for 10m x2 up to 1d forget 5m", 10),
+        ("for 10m x2 up to 20m", "for 10m x2 up to 24m", 6),
+    ] {
+        let (storage, clock) = memory_with_manual_clock();
+        let limiter = |times: &str| {
+            RateLimiter::with_storage(policy(&format!("lockout 2/minute {times}")).with_name("login"), storage.clone())
+        };
+        let alice = Key::from("alice");
+        for _ in 0..2 {
+            assert!(now(limiter(before).hit(&alice)).is_admitted());
+        }
+        let decision = now(limiter(after).hit(&alice));
+        let wait = Some(minutes * MINUTE).filter(|wait| !wait.is_zero());
+        assert_eq!(decision.retry_after(), wait, "{before}, then {after}");
+        clock.advance(minutes * MINUTE);
+        assert!(now(limiter(after).peek(&alice)).is_admitted(), "{before}, then {after}");
+    }
+}
+
+#[test]
+fn strikes_above_a_lowered_number_of_refusals_do_not_count_as_units() {
+    let (storage, _) = memory_with_manual_clock();
+    let limiter = |refusals: u32| {
+        let text = format!("fixed-window 9/second; lockout {refusals} refusals/minute for 1h");
+        RateLimiter::with_storage(policy(&text).with_name("api"), storage.clone())
+    };
+    let alice = Key::from("alice");
+    for _ in 0..3 {
+        assert!(now(limiter(5).hit_with_cost(&alice, 10)).is_refused());
+    }
+    let decision = now(limiter(2).hit(&alice));
+    assert_eq!((decision.is_admitted(), decision.remaining(), lock(&decision)), (true, 8, None));
+    let decision = now(limiter(2).hit_with_cost(&alice, 10));
+    assert_eq!(lock(&decision), Some((0, 60 * MINUTE, true)));
 }
 
 #[test]
