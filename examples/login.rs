@@ -56,7 +56,10 @@ async fn login(
     }
     // An account that does not exist takes the same path and the same time.
     if !is_correct(&account, &password) {
-        // The attempt stays spent.
+        // The attempt stays spent. A limiter reports no events, so the lock is reported here.
+        if attempt.new_lock().is_some() {
+            println!("account {account:?} is locked for {}", peer.ip());
+        }
         return (StatusCode::UNAUTHORIZED, WRONG).into_response();
     }
     match attempt.clear().await {

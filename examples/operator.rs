@@ -150,7 +150,7 @@ async fn locks(State(Limits { limiter, locked, .. }): State<Limits>) -> Result<S
         };
         // The text of a key begins with its kind.
         let key = key.to_string();
-        let user = key.trim_start_matches("t:");
+        let user = key.strip_prefix("t:").unwrap_or(&key);
         lines.push(format!("{user} lock {} ends in {:?}", lock.level() + 1, lock.ends_after()));
     }
     lines.sort();

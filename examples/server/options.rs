@@ -48,7 +48,8 @@ An axum server with rate limits. /status/CODE responds with that status, every o
                          For experiments only: a client must not choose the cost of its own request
 --charge-status STATUS   charges only responses with this status: 401, 4xx, or several joined by commas; may be repeated
 --clear-status STATUS    clears the client's limits after responses with this status: 2xx, or several joined by commas;
-                         may be repeated
+                         may be repeated. For experiments only: an attacker with an account of his own could clear the
+                         failures of his address
 --settle-header NAME     corrects the cost of a request to the number in this header field of its response;
                          /status/CODE?cost=N writes N into it; a response without it keeps the cost
 --headers FIELDS         header fields of responses: x (the default), ietf, draft6 or none; repeat it for several

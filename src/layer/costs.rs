@@ -111,17 +111,24 @@ impl<R> RateLimitLayer<R> {
         self.with_settling(|settling| settling.by_response = Some(Arc::new(actual)))
     }
 
-    /// Clears the key of each request for whose response `clears` returns `true`, for example after
-    /// a successful login. All hits of the key under this layer's policy are forgotten, and the
-    /// locks of a [`Lockout`](crate::Lockout) with their level. Also clears the [shadow
-    /// limits](crate::Policy#shadow-limits). Defaults to clearing no key.
+    /// Clears the key of each request for whose response `clears` returns `true`, for example after a
+    /// successful login. All hits of the key under this layer's policy are forgotten, and the locks of
+    /// a [`Lockout`](crate::Lockout) with their level. Also clears those
+    /// [shadow limits](crate::Policy#shadow-limits) that have admitted the request, because the others
+    /// would have refused it. Defaults to clearing no key.
     ///
     /// ```
     /// use http::StatusCode;
-    /// use tower_ratelimit::{PeerIp, Policy, RateLimitLayer};
+    /// use tower_ratelimit::extract::{Extension, KeyExtractor};
+    /// use tower_ratelimit::{Key, PeerIp, Policy, RateLimitLayer};
+    ///
+    /// /// The account of a login, which an outer layer has inserted.
+    /// #[derive(Clone)]
+    /// struct Account(String);
     ///
     /// let policy: Policy = "lockout 5/10m for 15m x2 up to 1d".parse()?;
-    /// let logins = RateLimitLayer::new(policy, PeerIp::new())
+    /// let account = Extension::new(|Account(name): &Account| Key::from(name));
+    /// let logins = RateLimitLayer::new(policy, account.and(PeerIp::new()))
     ///     .charge_when(|response| response.status == StatusCode::UNAUTHORIZED)
     ///     .clear_when(|response| response.status.is_success());
     /// # Ok::<(), tower_ratelimit::ConfigError>(())
@@ -133,8 +140,8 @@ impl<R> RateLimitLayer<R> {
     /// [clear](crate::Reservation::clear) the key. A request that costs 0 clears nothing.
     ///
     /// A client that can get such a response can reset the limit. So the key must not be shared
-    /// with other clients: an attacker could log in to an account of their own between the guesses,
-    /// and so clear the strikes of the address. See the guide on
+    /// with other clients, and an address alone is no such key: an attacker with an account of their own
+    /// would clear the strikes of their address between two guesses. See the guide on
     /// [logins](crate::guide::protecting_a_login).
     pub fn clear_when<F>(self, clears: F) -> Self
     where
