@@ -134,18 +134,14 @@ impl Policy {
     /// limit as a text that is empty or not printable ASCII, or if it is a lockout
     /// [by refusals](crate::Lockout::by_refusals), which needs another limit before it.
     pub fn try_new(strategy: impl Strategy, quota: Quota) -> Result<Self, ConfigError> {
-        Self::of_first(None, Limit::try_new(strategy, quota)?)
-    }
-
-    /// Creates a policy from its first limit.
-    fn of_first(name: Option<Box<str>>, limit: Limit) -> Result<Self, ConfigError> {
+        let limit = Limit::try_new(strategy, quota)?;
         if limit.counts_refusals_of_others() {
             return Err(ConfigError::new(format!(
                 "\"{limit}\" counts the refusals of other limits: put another limit before it, for example \
                  \"10/second; {limit}\""
             )));
         }
-        Ok(Self::of(name, vec![limit], Vec::new()))
+        Ok(limit.into())
     }
 
     /// Starts a policy with a name. [`PolicyBuilder::limit`] and [`PolicyBuilder::with`] add the
@@ -491,32 +487,23 @@ impl PolicyBuilder {
     ///
     /// Panics if the strategy does not support the quota. For example, window strategies do not
     /// support a burst. Also panics if the text that a custom strategy writes in
-    /// [`describe`](crate::strategy::Strategy::describe) is empty or not printable ASCII, or if the
-    /// limit is a lockout [by refusals](crate::Lockout::by_refusals). To get an error instead, create
-    /// an unnamed policy with [`Policy::try_new`], and call [`try_with_name`](Policy::try_with_name).
+    /// [`describe`](crate::strategy::Strategy::describe) is empty or not printable ASCII.
+    /// To get an error instead, create the limit with [`Limit::try_new`] and add it with
+    /// [`with`](Self::with).
     #[track_caller]
     pub fn limit(self, strategy: impl Strategy, quota: Quota) -> Policy {
         self.with(Limit::new(strategy, quota))
     }
 
     /// Adds a [`Limit`] as the first limit, and returns the policy.
-    ///
-    /// # Panics
-    ///
-    /// Panics if the limit is a lockout [by refusals](crate::Lockout::by_refusals), which needs
-    /// another limit before it.
-    #[track_caller]
     pub fn with(self, limit: Limit) -> Policy {
-        or_panic(Policy::of_first(Some(self.name), limit))
+        Policy::of(Some(self.name), vec![limit], Vec::new())
     }
 }
 
-/// Panics if the limit is a lockout [by refusals](crate::Lockout::by_refusals), which needs another
-/// limit before it.
 impl From<Limit> for Policy {
-    #[track_caller]
     fn from(limit: Limit) -> Self {
-        or_panic(Self::of_first(None, limit))
+        Self::of(None, vec![limit], Vec::new())
     }
 }
 
