@@ -26,8 +26,8 @@ pub(super) struct IetfFields {
 }
 
 impl IetfFields {
-    /// Creates the fields, with a member for each limit that counts of each request. Members have the parameter
-    /// `pk` if a secret is set.
+    /// Creates the fields, with a member for each limit of each request whose units count. Members
+    /// have the parameter `pk` if a secret is set.
     pub(super) fn of(decisions: &[Decision], requests: &[StorageRequest<'_>], partition: Option<Secret>) -> Self {
         let (mut policies, mut limits) = (String::new(), String::new());
         for (decision, StorageRequest { policy, key, .. }) in decisions.iter().zip(requests) {

@@ -111,10 +111,10 @@ impl<R> RateLimitLayer<R> {
         self.with_settling(|settling| settling.by_response = Some(Arc::new(actual)))
     }
 
-    /// Clears the key of each request for whose response `clears` returns `true`, for example after a
-    /// successful login. All hits of the key under this layer's policy are forgotten, and the locks of
-    /// a [`Lockout`](crate::Lockout) with their level. Also clears those
-    /// [shadow limits](crate::Policy#shadow-limits) that have admitted the request, because the others
+    /// Clears the key of each request for whose response `clears` returns `true`, for example after
+    /// a successful login. All hits of the key under this layer's policy are forgotten, and the
+    /// locks of a [`Lockout`](crate::Lockout) with their level. Also clears those [shadow
+    /// limits](crate::Policy#shadow-limits) that have admitted the request, because the others
     /// would have refused it. Defaults to clearing no key.
     ///
     /// ```
@@ -140,8 +140,8 @@ impl<R> RateLimitLayer<R> {
     /// [clear](crate::Reservation::clear) the key. A request that costs 0 clears nothing.
     ///
     /// A client that can get such a response can reset the limit. So the key must not be shared
-    /// with other clients, and an address alone is no such key: an attacker with an account of their own
-    /// would clear the strikes of their address between two guesses. See the guide on
+    /// with other clients, and an address alone is no such key: an attacker with an account of
+    /// their own would clear the strikes of their address between two guesses. See the guide on
     /// [logins](crate::guide::protecting_a_login).
     pub fn clear_when<F>(self, clears: F) -> Self
     where

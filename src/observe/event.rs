@@ -56,9 +56,9 @@ pub enum EventKind<'a> {
     /// [`Reservation::clear`](crate::Reservation::clear). Contains the decision on the hit.
     Cleared(&'a Decision),
     /// A hit has started the lock of a [`Lockout`](crate::Lockout). With
-    /// [`charge_when`](crate::RateLimitLayer::charge_when), the lock is reported when the request is
-    /// settled, unless the hit is refunded, which ends the lock. Not reported is a lock that a charge
-    /// starts, and one that starts with the refusal of a hit that goes on
+    /// [`charge_when`](crate::RateLimitLayer::charge_when), the lock is reported when the request
+    /// is settled, unless the hit is refunded, which ends the lock. Not reported is a lock that a
+    /// charge starts, and one that starts with the refusal of a hit that goes on
     /// [waiting](crate::RateLimitLayer::wait).
     Locked(Lock),
     /// A [`Reservation`](crate::Reservation) was dropped and not settled. The hit keeps its

@@ -75,11 +75,12 @@ use crate::strategy::Strategy;
 /// - The amount changes, and the state does not show it. The probability is about 1 in 4,000 for an
 ///   amount of a million, and proportional to the amount.
 ///
-/// A lock that has begun keeps its end, but lasts for at most the new duration after the next refusal.
-/// There is one exception, because a state stores the sum of the lock and the time for which its level
-/// is remembered: [`forgetting_after`](crate::Lockout::forgetting_after), by default the longest lock,
-/// or nothing without escalation. If this time becomes longer, running locks end earlier by the
-/// difference, and their levels stay. If it becomes shorter, they end later by the difference.
+/// A lock that has begun keeps its end, but lasts for at most the new duration after the next
+/// refusal. There is one exception, because a state stores the sum of the lock and the time for
+/// which its level is remembered: [`forgetting_after`](crate::Lockout::forgetting_after), by
+/// default the longest lock, or nothing without escalation. If this time becomes longer, running
+/// locks end earlier by the difference, and their levels stay. If it becomes shorter, they end
+/// later by the difference.
 ///
 /// # Shadow limits
 ///
@@ -119,8 +120,8 @@ impl Policy {
     /// Panics if the strategy does not support the quota. For example, window strategies do not
     /// support a burst. Also panics if the text that a custom strategy writes in
     /// [`describe`](crate::strategy::Strategy::describe) is empty or not printable ASCII, and for a
-    /// lockout [by refusals](crate::Lockout::by_refusals). [`try_new`](Self::try_new) returns an error
-    /// instead.
+    /// lockout [by refusals](crate::Lockout::by_refusals). [`try_new`](Self::try_new) returns an
+    /// error instead.
     #[track_caller]
     pub fn new(strategy: impl Strategy, quota: Quota) -> Self {
         or_panic(Self::try_new(strategy, quota))
@@ -212,8 +213,8 @@ impl Policy {
     ///
     /// # Panics
     ///
-    /// Panics if the limit is a lockout [by refusals](crate::Lockout::by_refusals), because a shadow
-    /// limit is decided alone.
+    /// Panics if the limit is a lockout [by refusals](crate::Lockout::by_refusals), because a
+    /// shadow limit is decided alone.
     #[must_use]
     #[track_caller]
     pub fn shadow(self, limit: Limit) -> Self {

@@ -184,8 +184,8 @@ impl Reservation {
 
     /// Clears the key, for example after a successful login. All hits of the key under this policy
     /// are forgotten, also those of other requests, and the locks of a [`Lockout`](crate::Lockout)
-    /// with their level. Also clears those [shadow limits](Policy#shadow-limits) of a layer that have
-    /// admitted the request.
+    /// with their level. Also clears those [shadow limits](Policy#shadow-limits) of a layer that
+    /// have admitted the request.
     ///
     /// Clears the key even if the hit was refused. The reservation of a request that costs 0 clears
     /// nothing.

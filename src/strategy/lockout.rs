@@ -118,13 +118,14 @@ impl Lockout {
     /// another limit refuses is one strike, whatever its cost. Admitted hits, charges and refunds
     /// change nothing.
     ///
-    /// So it locks out a client that goes on although it is refused. It needs another limit: the first
-    /// limit of a text and a [shadow limit](crate::Policy#shadow-limits) cannot count refusals. The
-    /// remaining units and the capacity of a decision do not include this limit, except that nothing
-    /// remains while it is locked. [IETF fields](crate::Headers::ietf) list it only then.
+    /// So it locks out a client that goes on although it is refused. It needs another limit: the
+    /// first limit of a text and a [shadow limit](crate::Policy#shadow-limits) cannot count
+    /// refusals. The remaining units and the capacity of a decision do not include this limit,
+    /// except that nothing remains while it is locked. [IETF fields](crate::Headers::ietf) list it
+    /// only then.
     ///
-    /// A hit that waits, as in [`acquire`](crate::RateLimiter::acquire), is one strike for each attempt
-    /// that is refused.
+    /// A hit that waits, as in [`acquire`](crate::RateLimiter::acquire), is one strike for each
+    /// attempt that is refused.
     #[must_use]
     pub const fn by_refusals(self) -> Self {
         Self { by_refusals: true, ..self }

@@ -181,8 +181,8 @@ impl Status {
         Self { verdict: self.verdict.with(Verdict::LOCKED), anchor: mark, ..self }
     }
 
-    /// Returns the status of the next hit, if this decision has started the lock by refusing a hit: the
-    /// lock refuses it.
+    /// Returns the status of the next hit, if this decision has started the lock by refusing a hit:
+    /// the lock refuses it.
     pub(crate) const fn of_next_hit(self) -> Self {
         if !self.verdict.has(Verdict::NEW_LOCK) {
             return self;
@@ -247,8 +247,8 @@ impl Status {
         }
     }
 
-    /// Returns `true` if the `retry_after` of a refusal depends on the wait of this limit, which may
-    /// have admitted the hit and started a lock.
+    /// Returns `true` if the `retry_after` of a refusal depends on the wait of this limit, which
+    /// may have admitted the hit and started a lock.
     const fn has_retry(&self) -> bool {
         let is_new_lock = self.verdict.has(Verdict::UNCOUNTED) && self.wait > 0;
         (self.verdict.has(Verdict::REFUSED) || is_new_lock) && self.wait != NEVER
@@ -295,8 +295,8 @@ impl Status {
         Some(Lock::new(level(self.anchor), self.reset_after, self.verdict.has(Verdict::NEW_LOCK)))
     }
 
-    /// Returns `true` if the units of this limit count in the decision. Those of a lockout by refusals
-    /// count only while it is locked.
+    /// Returns `true` if the units of this limit count in the decision. Those of a lockout by
+    /// refusals count only while it is locked.
     #[inline]
     pub(crate) const fn is_counted(&self) -> bool {
         !self.verdict.has(Verdict::UNCOUNTED) || self.verdict.has(Verdict::LOCKED)

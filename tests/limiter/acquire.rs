@@ -776,7 +776,8 @@ fn call_that_need_not_wait_needs_no_runtime() {
     }
 }
 
-/// Guards against this defect: the wait includes the lock that a refusal by another limit would begin.
+/// Guards against this defect: the wait includes the lock that a refusal by another limit would
+/// begin.
 #[tokio::test(start_paused = true)]
 async fn wait_for_a_shorter_delay_contains_no_lock() {
     let limiter = limiter("leaky-bucket 1/second queue 5; lockout 1 refusals/minute for 1h");

@@ -176,8 +176,8 @@ fn changed_times_of_a_lockout_apply_to_a_running_lock() {
         // But it lasts at most for the new duration.
         ("for 1h", "for 10m", 10),
         ("for 1h x2 up to 1d", "for 10m x3 up to 1d", 10),
-        // It ends earlier by the time that is added to the memory of its level, and later by the time
-        // that is taken away.
+        // It ends earlier by the time that is added to the memory of its level, and later by the
+        // time that is taken away.
         ("for 10m forget 5m", "for 10m x2 up to 1d", 0),
         ("for 10m x2 up to 1d forget 5m", "for 10m x2 up to 1d forget 9m", 6),
         ("for 10m x2 up to 1d forget 9m", "for 10m x2 up to 1d forget 5m", 10),

@@ -235,8 +235,8 @@ async fn refusals_that_may_change_are_not_cached() {
     }
 }
 
-/// Guards against this defect: the refusal that began a lock is cached without the lock, and hits are
-/// admitted from the cache as soon as the other limit admits.
+/// Guards against this defect: the refusal that began a lock is cached without the lock, and hits
+/// are admitted from the cache as soon as the other limit admits.
 #[tokio::test]
 async fn cached_refusal_that_began_a_lock_refuses_until_its_end() {
     let (cache, storage, clock) = cached();

@@ -77,8 +77,8 @@ impl Need {
         need
     }
 
-    /// Returns the need of a hit that is refused anyway. It is not stored, except as the first strike on
-    /// a lockout by refusals.
+    /// Returns the need of a hit that is refused anyway. It is not stored, except as the first
+    /// strike on a lockout by refusals.
     pub(super) fn of_refusal(&self, policy: &Policy, states: &[State]) -> Self {
         let strikes = |(limit, state): &(&Limit, &State)| limit.counts_refusals_of_others() && **state == State::Fresh;
         match policy.limits().iter().zip(states).filter(strikes).count() {

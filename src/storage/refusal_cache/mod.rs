@@ -60,9 +60,10 @@ use crate::time::micros;
 /// - Another hit of the key is in flight to the storage. Then `retry_after` can be too short.
 ///
 /// Peeks, charges and hits of cost 0 always go to the storage. So do hits of policies with an
-/// [`ElasticWindow`](crate::ElasticWindow), a [`LeakyBucket`](crate::LeakyBucket), or a lockout
-/// [by refusals](crate::Lockout::by_refusals) that is not locked. A refusal is not cached if it is
-/// [storage full](Decision::is_storage_full), [contended](Decision::is_contended) or from a [fallback](Decision::is_from_fallback).
+/// [`ElasticWindow`](crate::ElasticWindow), a [`LeakyBucket`](crate::LeakyBucket), or a lockout [by
+/// refusals](crate::Lockout::by_refusals) that is not locked. A refusal is not cached if it is
+/// [storage full](Decision::is_storage_full), [contended](Decision::is_contended) or from a
+/// [fallback](Decision::is_from_fallback).
 ///
 /// A [`clear`](Storage::clear), a [`settle`](Storage::settle) or a charge through this cache
 /// removes the refusals of the key. A change by another process takes effect after at most one
