@@ -10,8 +10,12 @@ use crate::error::ConfigError;
 const MAX_CORRECTIONS: u32 = 8;
 
 /// Reads the whole text with `read`. The error suggests the text that was probably meant, if `read`
-/// accepts it.
-pub(crate) fn parse<T>(text: &str, read: impl Fn(&mut Scanner<'_>) -> Result<T, Unreadable>) -> Result<T, ConfigError> {
+/// accepts it. Otherwise it shows the first of `examples` whose word is in the text.
+pub(crate) fn parse<T>(
+    text: &str,
+    examples: &[(&str, &str)],
+    read: impl Fn(&mut Scanner<'_>) -> Result<T, Unreadable>,
+) -> Result<T, ConfigError> {
     let (message, mut meant) = match read(&mut Scanner::new(text)) {
         Ok(value) => return Ok(value),
         Err(Unreadable::Value(error)) => return Err(error),
@@ -25,7 +29,9 @@ pub(crate) fn parse<T>(text: &str, read: impl Fn(&mut Scanner<'_>) -> Result<T, 
             Err(Unreadable::Token { meant: next, .. }) => meant = next,
         }
     }
-    Err(ConfigError::new(format!("{message}, for example \"10/minute\"")))
+    let written = text.to_ascii_lowercase();
+    let example = examples.iter().find(|(word, _)| written.contains(word)).map_or("10/minute", |(_, example)| example);
+    Err(ConfigError::new(format!("{message}, for example {}", Suggested(example))))
 }
 
 /// The error of a [`Scanner`].
@@ -172,6 +178,21 @@ impl<'a> Scanner<'a> {
                 Err(_) => Err(self.unreadable(what, digits, "it must be at most 4294967295")),
             },
         }
+    }
+
+    /// Reads the number of an option such as `burst 20`, after its word. `start` is the position before
+    /// the word.
+    pub(crate) fn option(&mut self, start: &Self, what: &str) -> Result<u32, Unreadable> {
+        let word = self.read_since(start);
+        if let Some(number) = self.number_or_zero(what)? {
+            return Ok(number);
+        }
+        let expected = self.expected(&format!("a number after {word:?}"));
+        // burst=20
+        let mut ahead = *self;
+        let is_assigned = ahead.symbol(&['=', ':']).is_some();
+        let digits = ahead.digits();
+        Err(expected.meant(is_assigned.then(|| ahead.replaced(start, &format!("{word} {digits}")))))
     }
 
     /// Reads the next double-quoted text, in which `\"` and `\\` are escapes. Returns `None` if the

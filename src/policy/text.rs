@@ -22,6 +22,16 @@ const LIMIT: &str = "limit";
 /// Other words for a lockout.
 const LOCKOUTS: [&str; 5] = ["ban", "block", "jail", "lock", "penalty"];
 
+/// The examples in errors, each with the word that selects it.
+const EXAMPLES: [(&str, &str); 6] = [
+    ("lockout", "lockout 5/10m for 15m x2 up to 1d"),
+    ("queue", "leaky-bucket 10/second queue 20"),
+    ("burst", "token-bucket 10/second burst 20"),
+    ("shadow", "10/second; shadow 5/second"),
+    ("\"", "\"free\": 10/second; \"daily\" 1000/day"),
+    (";", "10/second; 1000/day"),
+];
+
 /// Parses `["name":] limit; limit; ..`, for example
 /// `"free": fixed-window 10/second; "daily" moving-window 10000/day`.
 ///
@@ -49,7 +59,7 @@ impl FromStr for Policy {
     type Err = ConfigError;
 
     fn from_str(text: &str) -> Result<Self, ConfigError> {
-        parse(text, scan_policy)
+        parse(text, &EXAMPLES, scan_policy)
     }
 }
 
@@ -146,9 +156,9 @@ fn scan_limit(scanner: &mut Scanner<'_>) -> Result<Limit, Unreadable> {
         name => Some(by_name(name).ok_or_else(|| not_a_strategy(start, *scanner, name))?),
     };
     let quota = Quota::scan(scanner)?;
+    let option = *scanner;
     if scanner.keyword("queue") {
-        let slots = scanner.number_or_zero("the queue")?;
-        let slots = slots.ok_or_else(|| scanner.expected("a number after \"queue\""))?;
+        let slots = scanner.option(&option, "the queue")?;
         return match strategy {
             Some(strategy) if strategy.name() == LeakyBucket::new().name() => {
                 Ok(Limit::try_new(LeakyBucket::new().queue(slots), quota)?)

@@ -49,10 +49,14 @@ impl Quota {
             return Err(scanner.unreadable("the amount", "0", "it must be at least 1"));
         }
         let quota = Self::try_of(amount, period)?;
+        let option = *scanner;
         if !scanner.keyword("burst") {
             return Ok((quota, is_counting));
         }
-        let burst = scanner.number("the burst")?.ok_or_else(|| scanner.expected("a number after \"burst\""))?;
+        let burst = scanner.option(&option, "the burst")?;
+        if burst == 0 {
+            return Err(scanner.unreadable("the burst", "0", "it must be at least 1"));
+        }
         Ok((quota.try_burst(burst)?, is_counting))
     }
 }
@@ -67,6 +71,23 @@ fn scan_period(scanner: &mut Scanner<'_>) -> Result<Option<u64>, Unreadable> {
 
 /// Scans `[multiple] unit`, and returns the microseconds. `what` names the multiple.
 pub(crate) fn scan_time(scanner: &mut Scanner<'_>, what: &str) -> Result<u64, Unreadable> {
+    let start = *scanner;
+    let time = scan_one_unit(scanner, what)?;
+    // 1h30m
+    let (mut ahead, mut sum) = (*scanner, time);
+    while ahead.rest().starts_with(|c: char| c.is_ascii_digit()) {
+        let Ok(more) = scan_one_unit(&mut ahead, what) else { return Ok(time) };
+        sum = more.saturating_add(sum);
+    }
+    let written = ahead.read_since(&start);
+    if written == scanner.read_since(&start) {
+        return Ok(time);
+    }
+    let error = scanner.unreadable("the time", written, "a time has one unit");
+    Err(error.meant(ahead.replaced(&start, &Time(sum).to_string())))
+}
+
+fn scan_one_unit(scanner: &mut Scanner<'_>, what: &str) -> Result<u64, Unreadable> {
     let multiple = scanner.number(what)?.unwrap_or(1);
     Ok(scan_unit(scanner)?.saturating_mul(u64::from(multiple)))
 }
@@ -158,7 +179,7 @@ impl FromStr for Quota {
     type Err = ConfigError;
 
     fn from_str(text: &str) -> Result<Self, ConfigError> {
-        parse(text, |scanner| {
+        parse(text, &[("burst", "10/second burst 20")], |scanner| {
             let text = scanner.rest();
             let amount = text.find(|c: char| c.is_ascii_digit()).unwrap_or(text.len());
             if amount > 0 && text.starts_with(|c: char| c.is_ascii_alphabetic() || c == '"') {

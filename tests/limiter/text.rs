@@ -61,6 +61,27 @@ fn errors_quote_the_text_and_suggest_a_correction() {
     }
 }
 
+/// Guards against this defect: the error of a lockout shows `10/minute` as a valid example.
+#[test]
+fn example_in_an_error_has_the_form_of_the_text() {
+    for (text, example) in [
+        ("10/fortnight", "\"10/minute\""),
+        ("10/fortnight; 5/second", "\"10/second; 1000/day\""),
+        ("10/second; shadow 5/fortnight", "\"10/second; shadow 5/second\""),
+        ("10/fortnight Burst 5", "\"token-bucket 10/second burst 20\""),
+        ("leaky-bucket 10/second queue", "\"leaky-bucket 10/second queue 20\""),
+        ("lockout 5/10m for 15m x2", "\"lockout 5/10m for 15m x2 up to 1d\""),
+        ("\"a\": 10/fortnight", "'\"free\": 10/second; \"daily\" 1000/day'"),
+    ] {
+        let error = text.parse::<Policy>().expect_err(text).to_string();
+        assert!(error.ends_with(&format!(", for example {example}")), "{text:?}: {error}");
+        let shown = &example[1..example.len() - 1];
+        assert!(shown.parse::<Policy>().is_ok(), "{shown}");
+    }
+    let error = "10/fortnight burst 5".parse::<Quota>().unwrap_err().to_string();
+    assert!(error.ends_with(", for example \"10/second burst 20\"") && "10/second burst 20".parse::<Quota>().is_ok());
+}
+
 /// Returns the text that the error for `text` suggests.
 fn suggestion(error: &str) -> Option<String> {
     let (_, meant) = error.split_once("; did you mean ")?;
@@ -110,6 +131,13 @@ fn error_for_a_likely_mistake_shows_the_correct_text() {
         ("1/s; 10/m queue 20", "only a leaky bucket has a queue", "1/s; leaky-bucket 10/minute queue 20"),
         ("-5/minute", "a number has no sign", "5/minute"),
         ("10/+5s", "a number has no sign", "10/5s"),
+        // Options and times.
+        ("10/s burst=20", "a number after \"burst\"", "10/s burst 20"),
+        ("10/s BURST : 20; 9/d", "a number after \"BURST\"", "10/s BURST 20; 9/d"),
+        ("leaky-bucket 10/s queue=5", "a number after \"queue\"", "leaky-bucket 10/s queue 5"),
+        ("10/1h30m", "a time has one unit", "10/90 minutes"),
+        ("10 per 1 h 30 m burst 5; 9/d", "a time has one unit", "10 per 90 minutes burst 5; 9/d"),
+        ("lockout 5/10m for 1d12h x2 up to 7d", "a time has one unit", "lockout 5/10m for 36 hours x2 up to 7d"),
     ] {
         let error = text.parse::<Policy>().expect_err(text).to_string();
         assert!(error.contains(reason), "{text:?}: {error}");

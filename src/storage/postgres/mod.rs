@@ -341,9 +341,16 @@ fn read(parts: &UrlParts<'_>, wrong: &Wrong<'_>) -> Result<(Link, CasOptions), C
     };
     let tls = tls_from_options(&mut options, wrong)?;
     // `tokio-postgres` parses the other options: host, options, target_session_attrs and so on.
+    let meant = options.meant();
     let config = Config::from_str(&format!("postgres://{authority}{path}?{}", options.into_rest()));
-    // The error names an option or a part of the URL. It does not quote a password.
-    let mut config = config.map_err(|error| wrong(format!("{}: {EXAMPLES}", self::error::PostgresCause(error))))?;
+    let mut config = config.map_err(|error| {
+        // It names an option or a part of the URL. It does not quote a password.
+        let cause = self::error::PostgresCause(error).to_string();
+        match meant {
+            Some((name, help)) if cause.contains(&format!("`{name}`")) => wrong(help),
+            _ => wrong(format!("{cause}: {EXAMPLES}")),
+        }
+    })?;
     #[cfg(unix)]
     if tls.is_some() && config.get_hosts().iter().any(|host| matches!(host, Host::Unix(_))) {
         return Err(wrong("a Unix socket has no TLS: remove sslmode".to_owned()));

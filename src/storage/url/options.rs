@@ -14,6 +14,7 @@ use crate::storage::calls::{MAX_SKEW, checked_skew};
 use crate::storage::calls::{TIMEOUT, checked_timeout};
 #[cfg(feature = "postgres")]
 use crate::storage::names::encoded;
+use crate::text::edits;
 
 /// The default prefix.
 pub(in crate::storage) const PREFIX: &str = "rl";
@@ -149,8 +150,23 @@ impl<'a> Options<'a> {
     /// Returns an error if an option has not been taken.
     pub(in crate::storage) fn end(self) -> Result<(), ConfigError> {
         let Some((name, _)) = self.left.first() else { return Ok(()) };
-        let known = self.known.join(", ");
-        Err((self.wrong)(format!("unknown option {name:?}; write one of {known}, for example timeout=100ms")))
+        Err((self.wrong)(match self.meant() {
+            Some((_, help)) => help,
+            None => {
+                format!("unknown option {name:?}; write one of {}, for example timeout=100ms", self.known.join(", "))
+            }
+        }))
+    }
+
+    /// Returns an option that has not been taken and that is probably a misspelled one, with a
+    /// message.
+    pub(in crate::storage) fn meant(&self) -> Option<(&'a str, String)> {
+        self.left.iter().find_map(|(name, _)| {
+            let near = self.known.iter().filter_map(|known| Some((edits(name, known)?, known)));
+            let (edits, known) = near.min()?;
+            let help = || format!("unknown option {name:?}; did you mean {known:?}?");
+            (2 * edits < name.len()).then(|| (*name, help()))
+        })
     }
 }
 

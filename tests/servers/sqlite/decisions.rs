@@ -239,7 +239,8 @@ fn error_of_an_invalid_url_has_a_correction() {
         ("sqlite::memory:", "use memory://"),
         ("sqlite:a.db?durability=none", "write durability=every-second or durability=every-commit"),
         ("sqlite:a.db?timeout=0s", "invalid timeout"),
-        ("sqlite:a.db?port=1", "unknown option \"port\""),
+        ("sqlite:a.db?port=1", "unknown option \"port\"; write one of"),
+        ("sqlite:a.db?timout=1s", "unknown option \"timout\"; did you mean \"timeout\"?"),
         ("sqlite:a%zz.db", "% must be followed by two digits"),
         ("postgres://a.db", "write sqlite:limits.db"),
     ] {
