@@ -2,7 +2,8 @@
 //! [draft-ietf-httpapi-ratelimit-headers-11](https://datatracker.ietf.org/doc/html/draft-ietf-httpapi-ratelimit-headers-11).
 //!
 //! A crate for Structured Fields would add a dependency to every build for a check of one hundred
-//! lines. The tests compare the parser with such a crate.
+//! lines. The tests compare the parser with such a crate, and with the cases of the HTTP working
+//! group.
 
 use std::fmt::Write;
 
@@ -78,8 +79,10 @@ fn window(limit: &Limit, status: &Status, decision: &Decision) -> Option<u64> {
     is_known.then(|| limit.window_secs(status, decision.at()))
 }
 
-/// Appends to the field in one line, because not every client reads a second one. Drops existing
-/// lines that are not valid lists, because one invalid member invalidates the whole field.
+/// Appends to the field in one line, because common clients read one line only: `Header.Get` of Go
+/// and `HeaderMap::get` of `http` the first, `HttpURLConnection.getHeaderField` of Java the last.
+/// Drops existing lines that are not valid lists, because one invalid member invalidates the whole
+/// field.
 fn append(headers: &mut HeaderMap, name: HeaderName, members: HeaderValue) {
     let before = headers.get_all(&name).iter().map(HeaderValue::as_bytes).filter(|line| is_list_of_strings(line));
     let lines: Vec<&[u8]> = before.chain([members.as_bytes()]).collect();

@@ -12,7 +12,7 @@ use tower::Layer;
 use tower_ratelimit::{Global, Headers, OnError, Policy, RateLimitLayer};
 
 /// The values of `names` in a response of a layer around a service that writes these fields.
-async fn seen(headers: Headers, inner: &[(&'static str, &str)], names: &[&str]) -> Vec<String> {
+pub(crate) async fn seen(headers: Headers, inner: &[(&'static str, &str)], names: &[&str]) -> Vec<String> {
     let inner: Vec<_> =
         inner.iter().map(|(name, value)| (*name, HeaderValue::from_bytes(value.as_bytes()).unwrap())).collect();
     let service = tower::service_fn(move |_: Request<()>| {

@@ -35,5 +35,6 @@ mod several_keys;
 mod shadow;
 mod stacked_refusals;
 mod stacking;
+mod structured_fields;
 mod usage;
 mod wait;
