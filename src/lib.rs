@@ -73,6 +73,7 @@
 //! |---|---|
 //! | `axum` (default) | [`PeerIp`] reads `ConnectInfo` and `MockConnectInfo`; [`Head::uri`] reads `OriginalUri`; `extract::MatchedPath`; [`Decision`], [`Reservation`] and [`Permit`] are extractors |
 //! | `quanta` (default) | [`SystemClock`](storage::SystemClock) reads the processor's tick counter, which is faster than the system's clock |
+//! | `ring` (default) | the cryptography of TLS connections to servers; without it, the program installs a `CryptoProvider` of rustls |
 //! | `tracing` (default) | logs refusals, failures of the storage and [lints](Lint) |
 //! | `tonic` | [`PeerIp`] reads the connect info of tonic's server |
 //! | `calendar` | months, years and time zones in a [`CalendarWindow`], with the zone data of the system |

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use tokio::net::TcpStream;
 use tokio_rustls::TlsConnector;
 use tokio_rustls::client::TlsStream;
-use tokio_rustls::rustls::crypto::ring;
+use tokio_rustls::rustls::crypto::CryptoProvider;
 use tokio_rustls::rustls::pki_types::pem::{self, PemObject};
 use tokio_rustls::rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
 use tokio_rustls::rustls::{ClientConfig, RootCertStore};
@@ -122,9 +122,7 @@ fn client_config(config: &TlsConfig, names: &PemNames) -> Result<ClientConfig, S
     if roots.is_empty() {
         return Err(format!("no certificate in {ca}; name the certificates to trust, ca=/path/to/ca.pem"));
     }
-    // Without an explicit provider, rustls panics if none is installed, or if crates enable two
-    // of them.
-    let builder = ClientConfig::builder_with_provider(Arc::new(ring::default_provider()))
+    let builder = ClientConfig::builder_with_provider(provider().ok_or(NO_PROVIDER)?)
         .with_safe_default_protocol_versions()
         .map_err(|error| error.to_string())?
         .with_root_certificates(roots);
@@ -141,6 +139,20 @@ fn client_config(config: &TlsConfig, names: &PemNames) -> Result<ClientConfig, S
         None => Ok(builder.with_no_client_auth()),
     }
 }
+
+/// Returns the cryptography provider that the program has installed, or else ring.
+///
+/// rustls itself would panic if none is installed and crates enable two of them.
+fn provider() -> Option<Arc<CryptoProvider>> {
+    let provider = CryptoProvider::get_default().cloned();
+    #[cfg(feature = "ring")]
+    let provider = provider.or_else(|| Some(Arc::new(tokio_rustls::rustls::crypto::ring::default_provider())));
+    provider
+}
+
+/// The error without a provider.
+const NO_PROVIDER: &str = "TLS has no cryptography; enable the feature \"ring\" of tower-ratelimit, or call \
+                           `install_default` of a `CryptoProvider` of rustls before";
 
 /// Returns the certificates in a PEM text, at least one.
 fn certificates(pem: &[u8], name: &str, help: &str) -> Result<Vec<CertificateDer<'static>>, String> {
@@ -171,6 +183,11 @@ impl fmt::Debug for Tls {
 ///
 /// The host name of the server is verified, unless a rustls configuration has a verifier that does
 /// not. For certificates in files, use the options `ca`, `cert` and `key` of the URL instead.
+///
+/// The cryptography is that of the `CryptoProvider` that the program has installed by
+/// `install_default` of rustls 0.23, or else that of the crate `ring`. Without the default feature
+/// `ring`, this crate does not compile `ring`, and a program that connects over TLS must install a
+/// provider before it creates the storage.
 ///
 /// ```no_run
 /// # #[cfg(feature = "redis-rustls")]
@@ -240,5 +257,46 @@ impl fmt::Debug for TlsConfig {
             .field("client_certificate", &self.client.is_some())
             .field("rustls", &self.rustls.is_some())
             .finish()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio_rustls::rustls::Error;
+    use tokio_rustls::rustls::crypto::{GetRandomFailed, KeyProvider, SecureRandom, WebPkiSupportedAlgorithms};
+    use tokio_rustls::rustls::sign::SigningKey;
+
+    use super::*;
+
+    /// Cryptography that can do nothing.
+    #[derive(Debug)]
+    struct Nothing;
+
+    impl SecureRandom for Nothing {
+        fn fill(&self, _: &mut [u8]) -> Result<(), GetRandomFailed> {
+            Err(GetRandomFailed)
+        }
+    }
+
+    impl KeyProvider for Nothing {
+        fn load_private_key(&self, _: PrivateKeyDer<'static>) -> Result<Arc<dyn SigningKey>, Error> {
+            Err(Error::General("no keys".to_owned()))
+        }
+    }
+
+    /// No other unit test connects over TLS.
+    #[test]
+    fn installed_cryptography_is_used_before_ring() {
+        assert_eq!(provider().map(|ring| ring.cipher_suites.is_empty()), cfg!(feature = "ring").then_some(false));
+        let algorithms = WebPkiSupportedAlgorithms { all: &[], mapping: &[] };
+        let nothing = CryptoProvider {
+            cipher_suites: Vec::new(),
+            kx_groups: Vec::new(),
+            signature_verification_algorithms: algorithms,
+            secure_random: &Nothing,
+            key_provider: &Nothing,
+        };
+        nothing.install_default().unwrap();
+        assert!(provider().unwrap().cipher_suites.is_empty());
     }
 }
