@@ -119,6 +119,19 @@ fn guides_begin_with_their_only_title() {
     }
 }
 
+/// rustdoc hides lines that begin with `# `, but a forge shows them.
+#[test]
+fn code_of_guides_has_no_hidden_lines() {
+    let pages = markdown_guides().into_iter().chain([("README.md".to_owned(), readme())]);
+    for (file, text) in pages {
+        let blocks = text.split("\n```").skip(1).step_by(2);
+        for line in blocks.filter(|block| block.starts_with("rust")).flat_map(str::lines) {
+            let line = line.trim_start();
+            assert!(line != "#" && !line.starts_with("# "), "{file}: write a whole program instead of hiding {line:?}");
+        }
+    }
+}
+
 /// Returns the texts that can name the repository: Markdown, workflows, and the library's sources.
 fn texts() -> Vec<(PathBuf, String)> {
     let root = Path::new(ROOT);
