@@ -156,7 +156,8 @@ impl<P: IntoPolicy> IntoPolicySource for P {
 #[diagnostic::on_unimplemented(
     message = "`{Self}` is not a policy",
     label = "the closure of `policy_by` returns a `Policy`, a `Quota`, a `Limit`, a `LivePolicy`, or an `Option` of one",
-    note = "parse texts once, outside of the closure: `\"10/second\".parse::<Policy>()?`"
+    note = "parse texts once, outside of the closure: `\"10/second\".parse::<Policy>()?`",
+    note = "a policy is not awaited: use `PolicyLookup` (feature `lookup`) instead of `policy_by`"
 )]
 pub trait ChosenPolicy {
     /// Returns the policy, or `None` if the request is not limited. For a
