@@ -56,13 +56,13 @@ fn app(storage: &MemoryStorage) -> Result<Router, ConfigError> {
     let requests = "token-bucket 60/minute".parse::<Policy>()?.with_name("requests");
     let tokens = "token-bucket 10000/minute burst 20000".parse::<Policy>()?.with_name("tokens");
     let requests =
-        RateLimitLayer::new(requests, key()).storage(storage.clone(), OnError::Refuse).headers(Headers::ietf());
+        RateLimitLayer::new(requests, key()).storage(storage.clone(), OnError::Refuse).headers(Headers::draft11());
     let tokens = RateLimitLayer::new(tokens, key())
         .storage(storage.clone(), OnError::Refuse)
         // The client may choose its estimate, because the end of the stream corrects the cost.
         .cost(|head| max_tokens(head.uri()))
         .settle_later()
-        .headers(Headers::ietf());
+        .headers(Headers::draft11());
     // The outer layer decides first.
     Ok(Router::new().route("/complete", get(complete)).layer(tokens).layer(requests))
 }

@@ -39,7 +39,7 @@ fn app(url: &str, metrics: PrometheusHandle) -> Result<Router, ConfigError> {
     let storage = Breaker::new(url.parse::<AnyStorage>()?).fallback(MemoryStorage::new(), REPLICAS);
     let limit = RateLimitLayer::new(policy, PeerIp::new())
         .storage(RefusalCache::new(storage), OnError::Admit)
-        .headers(Headers::x_rate_limit().reset_in_seconds().and(Headers::ietf()))
+        .headers(Headers::x_rate_limit().reset_in_seconds().and(Headers::draft11()))
         .observer(metrics_observer())
         .log_keys();
     Ok(Router::new()

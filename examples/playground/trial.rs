@@ -21,7 +21,7 @@ pub(crate) fn route() -> Router {
         Query::<Trial>::try_from_uri(head.uri()).ok().and_then(|trial| trial.policy.parse::<Policy>().ok())
     });
     let limit = RateLimitLayer::new(policy, PeerIp::new())
-        .headers(Headers::x_rate_limit().and(Headers::ietf()))
+        .headers(Headers::x_rate_limit().and(Headers::draft11()))
         .rejection_by(|refused, _| refusal(refused));
     let own = super::limits::of_trials().rejection_by(|refused, _| refusal(refused));
     Router::new().route("/try", get(admitted)).layer(limit).layer(own)

@@ -52,7 +52,7 @@ An axum server with rate limits. /status/CODE responds with that status, every o
                          failures of his address
 --settle-header NAME     corrects the cost of a request to the number in this header field of its response;
                          /status/CODE?cost=N writes N into it; a response without it keeps the cost
---headers FIELDS         header fields of responses: x (the default), ietf, draft6 or none; repeat it for several
+--headers FIELDS         header fields of responses: x (the default), draft11, draft6 or none; repeat it for several
 --rejection KIND         body of a refusal: text (the default), json, empty or grpc
 --shadow                 admits all requests and logs those that the limits would refuse
 ";
@@ -391,10 +391,10 @@ fn policy(text: &str) -> Result<Policy, String> {
 fn family(text: &str) -> Result<Headers, String> {
     Ok(match text {
         "x" => Headers::x_rate_limit(),
-        "ietf" => Headers::ietf(),
+        "draft11" => Headers::draft11(),
         "draft6" => Headers::draft6(),
         "none" => Headers::none(),
-        _ => return Err(format!("unknown fields {text:?}: write x, ietf, draft6 or none")),
+        _ => return Err(format!("unknown fields {text:?}: write x, draft11, draft6 or none")),
     })
 }
 

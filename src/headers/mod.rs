@@ -1,10 +1,12 @@
 //! Header fields that report decisions.
 
 mod ietf;
+mod jitter;
 mod numbers;
+mod suffix;
+mod text;
 
-use std::fmt;
-use std::str::FromStr;
+use std::time::Duration;
 
 use http::header::{CACHE_CONTROL, HeaderValue, RETRY_AFTER};
 use http::{HeaderMap, Response};
@@ -12,8 +14,9 @@ use http::{HeaderMap, Response};
 use self::ietf::{IetfFields, Secret};
 pub(crate) use self::numbers::Numbers;
 use self::numbers::{DRAFT_6, X, repeated, set, wait};
+use self::suffix::{NOT_A_SUFFIX, Suffix};
 use crate::decision::{Decision, shown_of};
-use crate::error::ConfigError;
+use crate::key::Key;
 use crate::rejection::extend_grpc_wait;
 use crate::storage::StorageRequest;
 use crate::strategy::Status;
@@ -32,7 +35,7 @@ use crate::time::{Timestamp, seconds_up};
 /// | family | fields of the response to an admitted request, here for a policy named `free` |
 /// |---|---|
 /// | [`x_rate_limit`](Self::x_rate_limit) | `X-RateLimit-Limit: 10`, `X-RateLimit-Remaining: 3`, `X-RateLimit-Reset: 1728000060` |
-/// | [`ietf`](Self::ietf) | `RateLimit-Policy: "free";q=10;w=1`, `RateLimit: "free";r=3;t=1` |
+/// | [`draft11`](Self::draft11) | `RateLimit-Policy: "free";q=10;w=1`, `RateLimit: "free";r=3;t=1` |
 /// | [`draft6`](Self::draft6) | `RateLimit-Limit: 10`, `RateLimit-Remaining: 3`, `RateLimit-Reset: 1` |
 /// | [`none`](Self::none) | none |
 ///
@@ -50,8 +53,12 @@ pub struct Headers {
     x: bool,
     from_now: bool,
     draft_6: bool,
-    ietf: bool,
+    draft_11: bool,
     partition: Option<Secret>,
+    /// Applies to `X-RateLimit-*`.
+    suffix: Option<Suffix>,
+    /// The most by which `Retry-After` is lengthened, in percent.
+    jitter: u8,
 }
 
 impl Headers {
@@ -69,13 +76,16 @@ impl Headers {
     /// Writes the fields `RateLimit-Policy` and `RateLimit` of the IETF draft, as Structured Fields
     /// (RFC 9651) with one member per limit.
     ///
+    /// A later text of the draft will get a method of its own, so this one always writes the same
+    /// fields.
+    ///
     /// Each member is named by [`Policy::limit_name`](crate::Policy::limit_name). Clients see this name, so choose one that
     /// may be public, and a different one for each policy. The guide explains [the
     /// parameters](crate::guide::headers_and_refusals#the-ietf-draft).
     ///
     /// Source: draft-ietf-httpapi-ratelimit-headers-11, sections 3 and 4.
-    pub const fn ietf() -> Self {
-        Self { ietf: true, ..Self::none() }
+    pub const fn draft11() -> Self {
+        Self { draft_11: true, ..Self::none() }
     }
 
     /// Writes `RateLimit-Limit`, `RateLimit-Remaining` and `RateLimit-Reset`, with the values of
@@ -88,23 +98,30 @@ impl Headers {
 
     /// Writes only the fields `Retry-After` and `Cache-Control` of refusals.
     pub const fn none() -> Self {
-        Self { x: false, from_now: false, draft_6: false, ietf: false, partition: None }
+        Self { x: false, from_now: false, draft_6: false, draft_11: false, partition: None, suffix: None, jitter: 0 }
     }
 
     /// Combines the fields of `self` and `others`. The options of both apply to the result. If both
-    /// have a partition key, the secret of `self` is used.
+    /// have a partition key or a suffix, that of `self` is used. The larger jitter is used.
     #[must_use]
     pub const fn and(self, others: Self) -> Self {
         let partition = match self.partition {
             Some(secret) => Some(secret),
             None => others.partition,
         };
+        let suffix = match self.suffix {
+            Some(suffix) => Some(suffix),
+            None => others.suffix,
+        };
+        let jitter = if self.jitter > others.jitter { self.jitter } else { others.jitter };
         Self {
             x: self.x || others.x,
             from_now: self.from_now || others.from_now,
             draft_6: self.draft_6 || others.draft_6,
-            ietf: self.ietf || others.ietf,
+            draft_11: self.draft_11 || others.draft_11,
             partition,
+            suffix,
+            jitter,
         }
     }
 
@@ -115,7 +132,51 @@ impl Headers {
         Self { from_now: true, ..self }
     }
 
-    /// Adds the parameter `pk`, the partition key, to the [IETF fields](Self::ietf), if they are
+    /// Appends `-` and this text to the names of `X-RateLimit-*`, as in
+    /// `X-RateLimit-Remaining-Tokens`. Has no effect on other fields.
+    ///
+    /// Layers with different suffixes each write their own numbers. The APIs of language models limit
+    /// requests and tokens in this way:
+    ///
+    /// ```
+    /// use tower_ratelimit::{Global, Headers, Quota, RateLimitLayer};
+    ///
+    /// let requests = RateLimitLayer::new(Quota::per_minute(60), Global::new())
+    ///     .headers(Headers::x_rate_limit().suffix("requests"));
+    /// let tokens = RateLimitLayer::new(Quota::per_minute(10_000), Global::new())
+    ///     .cost(|_| 256)
+    ///     .headers(Headers::x_rate_limit().suffix("tokens"));
+    /// ```
+    ///
+    /// # Panics
+    ///
+    /// Panics if `suffix` is not 1 to 32 of the characters `a` to `z`, `0` to `9`, `-` and `_`.
+    #[must_use]
+    #[track_caller]
+    pub const fn suffix(self, suffix: &str) -> Self {
+        let suffix = Suffix::parse(suffix);
+        assert!(suffix.is_some(), "{}", NOT_A_SUFFIX);
+        Self { suffix, ..self }
+    }
+
+    /// Lengthens `Retry-After` of refusals, and the wait in their bodies, by up to `percent` percent.
+    /// Defaults to 0.
+    ///
+    /// Clients that a window has refused would otherwise all return when it ends. The share depends
+    /// on the key of the client and on the end of its wait, so it is the same in all processes. A
+    /// wait is never shortened. The other fields do not change.
+    ///
+    /// # Panics
+    ///
+    /// Panics if `percent` is more than 100.
+    #[must_use]
+    #[track_caller]
+    pub const fn retry_jitter(self, percent: u8) -> Self {
+        assert!(percent <= 100, "the jitter is at most 100 percent");
+        Self { jitter: percent, ..self }
+    }
+
+    /// Adds the parameter `pk`, the partition key, to the [IETF fields](Self::draft11), if they are
     /// written. A client that sends requests under several keys uses it to recognize the key whose
     /// quota a response reports.
     ///
@@ -128,28 +189,38 @@ impl Headers {
         Self { partition: Some(Secret(secret)), ..self }
     }
 
-    /// Returns `true` if `X-RateLimit-*` are written.
+    /// Returns `true` if `X-RateLimit-*` without a suffix are written.
     #[inline]
     pub(crate) fn writes_x_rate_limit(self) -> bool {
-        self.x
+        self.x && self.suffix.is_none()
     }
 
-    /// Returns `true` if fields other than `X-RateLimit-*` are written.
+    /// Returns `true` if fields other than `X-RateLimit-*` without a suffix are written.
     #[inline]
     pub(crate) fn writes_other_fields(self) -> bool {
-        self.draft_6 || self.ietf
+        self.draft_6 || self.draft_11 || self.written_suffix().is_some()
+    }
+
+    fn written_suffix(self) -> Option<Suffix> {
+        self.suffix.filter(|_| self.x)
     }
 
     /// Returns the values of `X-RateLimit-*` after a hit of `cost` units that was decided at `at`,
-    /// or `None` if these fields are not written. `shown` is the status of the limit to report.
+    /// or `None` if these fields are not written without a suffix. `shown` is the status of the
+    /// limit to report.
     #[inline]
     pub(crate) fn numbers(self, at: Timestamp, shown: &Status, cost: u32) -> Option<Numbers> {
-        let reset = match (self.x, self.from_now) {
-            (false, _) => return None,
-            (true, false) => at.plus(shown.reset_after_micros()).as_secs_ceil(),
-            (true, true) => seconds_up(shown.reset_after()),
+        self.writes_x_rate_limit().then(|| self.x_numbers(at, shown, cost))
+    }
+
+    #[inline]
+    fn x_numbers(self, at: Timestamp, shown: &Status, cost: u32) -> Numbers {
+        let reset = if self.from_now {
+            seconds_up(shown.reset_after())
+        } else {
+            at.plus(shown.reset_after_micros()).as_secs_ceil()
         };
-        Some(Numbers::of(shown, reset, cost))
+        Numbers::of(shown, reset, cost)
     }
 
     /// Returns the values of `X-RateLimit-*` for decisions that were made together.
@@ -160,10 +231,17 @@ impl Headers {
     }
 
     /// Returns the values of `X-RateLimit-*` for a limit on requests in flight, or `None` if these fields
-    /// are not written.
+    /// are not written without a suffix.
     #[inline]
     pub(crate) fn numbers_in_flight(self, limit: u32, remaining: u32) -> Option<Numbers> {
-        self.x.then(|| Numbers::in_flight(limit, remaining))
+        self.writes_x_rate_limit().then(|| Numbers::in_flight(limit, remaining))
+    }
+
+    /// Returns the time after which a refused client should retry, or `None` if its request can
+    /// never be admitted.
+    pub(crate) fn retry_after(self, decision: &Decision, key: &Key) -> Option<Duration> {
+        let wait = decision.retry_after()?;
+        Some(if self.jitter == 0 { wait } else { jitter::lengthened(wait, self.jitter, decision, key) })
     }
 
     /// Returns the fields other than `X-RateLimit-*` for decisions that were made together, or `None`
@@ -178,20 +256,24 @@ impl Headers {
             let position = shown_of(decisions);
             let (shown, cost) = (decisions[position].shown(), decisions[position].cost());
             let draft_6 = self.draft_6.then(|| Numbers::of(shown, seconds_up(shown.reset_after()), cost));
+            let x_numbers =
+                self.written_suffix().map(|suffix| (suffix, self.x_numbers(decision.wall_at(), shown, cost)));
             let is_in_flight = requests[position].policy.counts_in_flight();
-            let draft_6 = if is_in_flight { draft_6.map(Numbers::without_reset) } else { draft_6 };
+            let without_reset = |numbers: Numbers| if is_in_flight { numbers.without_reset() } else { numbers };
             OtherFields {
-                draft_6,
+                draft_6: draft_6.map(without_reset),
+                suffixed: x_numbers.map(|(suffix, numbers)| (suffix, without_reset(numbers))),
                 wait: wait(shown, cost),
-                lists: self.ietf.then(|| IetfFields::of(decisions, requests, self.partition)),
+                lists: self.draft_11.then(|| IetfFields::of(decisions, requests, self.partition)),
             }
         })
     }
 }
 
-/// The fields other than `X-RateLimit-*`.
+/// The fields other than `X-RateLimit-*` without a suffix.
 pub(crate) struct OtherFields {
     draft_6: Option<Numbers>,
+    suffixed: Option<(Suffix, Numbers)>,
     /// The seconds until more units remain, rounded up, or 0 if another hit of the same cost would
     /// be admitted now.
     wait: u32,
@@ -208,74 +290,6 @@ impl OtherFields {
 impl Default for Headers {
     fn default() -> Self {
         Self::x_rate_limit()
-    }
-}
-
-const WORDS: &str = "x, reset-in-seconds, ietf, draft6 or none";
-
-/// Parses a list of words, separated by commas, or the single word `none`. Upper and lower case are
-/// equivalent, and white space around the words is ignored.
-///
-/// | word | effect |
-/// |---|---|
-/// | `x` | [`x_rate_limit`](Headers::x_rate_limit) |
-/// | `reset-in-seconds` | [`reset_in_seconds`](Headers::reset_in_seconds), for `x` |
-/// | `ietf` | [`ietf`](Headers::ietf) |
-/// | `draft6` | [`draft6`](Headers::draft6) |
-/// | `none` | [`none`](Headers::none) |
-///
-/// ```
-/// use tower_ratelimit::Headers;
-///
-/// let headers: Headers = "x, reset-in-seconds, ietf".parse()?;
-/// assert_eq!(headers, Headers::x_rate_limit().reset_in_seconds().and(Headers::ietf()));
-/// assert_eq!(headers.to_string(), "x, reset-in-seconds, ietf");
-/// # Ok::<(), tower_ratelimit::ConfigError>(())
-/// ```
-impl FromStr for Headers {
-    type Err = ConfigError;
-
-    fn from_str(text: &str) -> Result<Self, ConfigError> {
-        if text.trim().eq_ignore_ascii_case("none") {
-            return Ok(Self::none());
-        }
-        text.split(',').try_fold(Self::none(), |headers, word| {
-            Ok(match word.trim().to_ascii_lowercase().as_str() {
-                "x" => headers.and(Self::x_rate_limit()),
-                "reset-in-seconds" => headers.reset_in_seconds(),
-                "ietf" => headers.and(Self::ietf()),
-                "draft6" => headers.and(Self::draft6()),
-                "none" => return Err(unreadable(word, text, "\"none\" cannot be combined with other fields")),
-                _ => return Err(unreadable(word, text, &format!("expected {WORDS}"))),
-            })
-        })
-    }
-}
-
-fn unreadable(word: &str, text: &str, why: &str) -> ConfigError {
-    ConfigError::new(format!(
-        "cannot read the header fields {:?} in {text:?}: {why}, for example \"x, ietf\"",
-        word.trim()
-    ))
-}
-
-/// Writes a text that parses to the same fields, except for the secret of a partition key, which is
-/// omitted.
-impl fmt::Display for Headers {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let words = [(self.x, "x"), (self.from_now, "reset-in-seconds"), (self.ietf, "ietf"), (self.draft_6, "draft6")];
-        let words: Vec<_> = words.into_iter().filter_map(|(is_set, word)| is_set.then_some(word)).collect();
-        f.write_str(&if words.is_empty() { "none".to_owned() } else { words.join(", ") })
-    }
-}
-
-/// Omits the secret.
-impl fmt::Debug for Headers {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let mut families = f.debug_list();
-        families.entries(self.x.then_some("x")).entries(self.from_now.then_some("reset in seconds"));
-        families.entries(self.ietf.then_some("ietf")).entries(self.partition.map(|_| "partition key"));
-        families.entries(self.draft_6.then_some("draft6")).finish()
     }
 }
 
@@ -300,11 +314,18 @@ pub(crate) fn write_admitted<B>(
             numbers.write_if_fewer(X, response.headers_mut());
         }
     }
-    let Some(OtherFields { draft_6, wait, lists }) = other_fields else { return };
+    let Some(OtherFields { draft_6, suffixed, wait, lists }) = other_fields else { return };
     if is_refusal(response) {
         extend_wait(response, wait);
     } else if let Some(numbers) = draft_6 {
         numbers.write_if_fewer(DRAFT_6, response.headers_mut());
+    }
+    if let Some((suffix, numbers)) = suffixed {
+        let names = suffix.names();
+        // A refusal keeps its own fields. Those with another suffix are not of the refusal.
+        if !(is_refusal(response) && response.headers().contains_key(&names.remaining)) {
+            numbers.write_if_fewer(names, response.headers_mut());
+        }
     }
     if let Some(lists) = lists {
         lists.write(response.headers_mut());
@@ -330,28 +351,32 @@ fn extend_wait<B>(response: &mut Response<B>, seconds: u32) {
     extend_grpc_wait(response, seconds);
 }
 
-/// Writes the header fields of a refused request into its response.
+/// Writes the header fields of a refused request into its response. `wait` is the time after which the
+/// client should retry.
 ///
 /// Adds `Cache-Control: no-store`. Caches must not store a 429 (RFC 6585, section 4), but a custom
 /// rejection may use another status.
 pub(crate) fn write_refused(
     headers: &mut HeaderMap,
-    decision: &Decision,
+    wait: Option<Duration>,
     numbers: Option<Numbers>,
     other_fields: Option<OtherFields>,
 ) {
     if !headers.contains_key(CACHE_CONTROL) {
         set(headers, CACHE_CONTROL, HeaderValue::from_static("no-store"));
     }
-    if let Some(wait) = decision.retry_after() {
+    if let Some(wait) = wait {
         set(headers, RETRY_AFTER, repeated(seconds_up(wait).max(1)));
     }
     if let Some(numbers) = numbers {
         numbers.write(X, headers);
     }
-    let Some(OtherFields { draft_6, lists, .. }) = other_fields else { return };
+    let Some(OtherFields { draft_6, suffixed, lists, .. }) = other_fields else { return };
     if let Some(numbers) = draft_6 {
         numbers.write(DRAFT_6, headers);
+    }
+    if let Some((suffix, numbers)) = suffixed {
+        numbers.write(suffix.names(), headers);
     }
     if let Some(lists) = lists {
         lists.write(headers);

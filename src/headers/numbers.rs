@@ -20,11 +20,11 @@ use crate::time::seconds_up;
 /// The names of the three fields of a family.
 pub(super) struct FieldNames {
     /// Reports the capacity.
-    limit: HeaderName,
+    pub(super) limit: HeaderName,
     /// Reports the remaining units.
-    remaining: HeaderName,
+    pub(super) remaining: HeaderName,
     /// Reports the time at which more units remain.
-    reset: HeaderName,
+    pub(super) reset: HeaderName,
 }
 
 pub(super) const X: FieldNames = FieldNames {

@@ -152,7 +152,7 @@ impl<R> InFlightLayer<R> {
     /// Sets the header fields that report the slots. Defaults to [`Headers::x_rate_limit`].
     ///
     /// If a response also has the fields of a rate, `X-RateLimit-*` and those of draft 6 report the rate.
-    /// The [IETF fields](Headers::ietf) list both.
+    /// The [IETF fields](Headers::draft11) list both.
     pub fn headers(self, headers: Headers) -> Self {
         self.with_config(|config| config.headers = headers)
     }

@@ -25,12 +25,13 @@ impl LayerConfig {
         }
         let shown = shown_of(decisions);
         let (decision, StorageRequest { policy, key, .. }) = (&decisions[shown], requests[shown]);
-        let written = exchange.reject(RejectReason::Limit(LimitExceeded::new(decision, policy, key)));
         let fields = self.headers;
+        let wait = fields.retry_after(decision, key);
+        let written = exchange.reject(RejectReason::Limit(LimitExceeded::new(decision, policy, key, wait)));
         let numbers = fields.numbers_of(decisions);
         let numbers = if policy.counts_in_flight() { numbers.map(Numbers::without_reset) } else { numbers };
         let other_fields = fields.other_fields_of(decisions, requests);
-        headers::write_refused(written, decision, numbers, other_fields);
+        headers::write_refused(written, wait, numbers, other_fields);
         // Outer layers recognize the refusal by its decision.
         exchange.response_extensions().insert(decision.clone());
     }

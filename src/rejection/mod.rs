@@ -6,6 +6,7 @@ use std::borrow::Cow;
 use std::fmt::{self, Write};
 use std::ops::Deref;
 use std::sync::Arc;
+use std::time::Duration;
 
 use http::header::{CONTENT_TYPE, HeaderValue};
 use http::{Response, StatusCode};
@@ -314,11 +315,20 @@ pub struct LimitExceeded<'a> {
     policy: &'a Policy,
     /// `true` if the requests in flight of all clients have reached the limit.
     is_overload: bool,
+    retry_after: Option<Duration>,
 }
 
 impl<'a> LimitExceeded<'a> {
-    pub(crate) fn new(decision: &'a Decision, policy: &'a Policy, key: &Key) -> Self {
-        Self { decision, policy, is_overload: policy.counts_in_flight() && key.is_global() }
+    pub(crate) fn new(decision: &'a Decision, policy: &'a Policy, key: &Key, retry_after: Option<Duration>) -> Self {
+        let is_overload = policy.counts_in_flight() && key.is_global();
+        Self { decision, policy, is_overload, retry_after }
+    }
+
+    /// Returns the time after which the client should retry, or `None` if its request can never be
+    /// admitted. It is the time of the decision, lengthened by
+    /// [`Headers::retry_jitter`](crate::Headers::retry_jitter).
+    pub fn retry_after(self) -> Option<Duration> {
+        self.retry_after
     }
 
     /// Returns the decision, which contains the status of each limit.

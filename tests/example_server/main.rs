@@ -66,7 +66,7 @@ fn route_limits_apply_in_addition_to_the_limits_of_every_request() {
     let (_, head) = server.get("/", "");
     assert!(head.contains("x-ratelimit-remaining: 5\r\n"), "{head}");
 
-    let server = Server::start(&["--headers", "ietf", "--route", "/a=1/hour", "--route", "/b=\"login\": 1/hour"]);
+    let server = Server::start(&["--headers", "draft11", "--route", "/a=1/hour", "--route", "/b=\"login\": 1/hour"]);
     for (path, name) in [("/a", "\"/a\";q=1"), ("/b", "\"login\";q=1")] {
         let (_, head) = server.get(path, "");
         assert!(field(&head, "ratelimit-policy").unwrap().contains(name), "{head}");
@@ -166,9 +166,9 @@ fn headers_flag_selects_the_header_fields() {
     for (flags, expected) in [
         (&["--headers", "none"][..], [false, false, false, false, false, false]),
         (&["--headers", "x"], [true, true, false, false, false, false]),
-        (&["--headers", "ietf"], [false, false, true, true, false, false]),
+        (&["--headers", "draft11"], [false, false, true, true, false, false]),
         (&["--headers", "draft6"], [false, false, false, false, true, true]),
-        (&["--headers", "ietf", "--headers", "x", "--headers", "draft6"], [true; 6]),
+        (&["--headers", "draft11", "--headers", "x", "--headers", "draft6"], [true; 6]),
     ] {
         let server = Server::start(&[&policy[..], flags].concat());
         for _ in 0..3 {
@@ -177,7 +177,7 @@ fn headers_flag_selects_the_header_fields() {
         }
         assert_eq!(field(&server.get("/", "").1, "cache-control"), Some("no-store"));
     }
-    let server = Server::start(&[&policy[..], &["--headers", "ietf"]].concat());
+    let server = Server::start(&[&policy[..], &["--headers", "draft11"]].concat());
     let (_, head) = server.get("/", "");
     assert_eq!(field(&head, "ratelimit"), Some("\"fixed-window 2/hour\";r=1;t=3600"));
 }
@@ -443,7 +443,7 @@ fn invalid_flags_are_rejected_with_one_clear_line() {
         (&["--client-ip-header", "x-real-ip"], "--trust 10.0.0.0/8"),
         (&["--trust", "10.0.0.0/8", "--client-ip-header", "a b"], "\"a b\""),
         (&["--allow", "x"], "10.0.0.0/8"),
-        (&["--headers", "y"], "x, ietf, draft6 or none"),
+        (&["--headers", "y"], "x, draft11, draft6 or none"),
         (&["--rejection", "xml"], "text, json, empty or grpc"),
         (&["--charge-status", "6xx"], "\"6xx\""),
         (&["--charge-status", "401,"], "a status like 401"),

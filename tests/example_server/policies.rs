@@ -84,7 +84,7 @@ fn default_routes_and_tiers_have_the_limits_of_the_policies_file() {
     let content = "default = \"10/hour\"\n[routes]\n\"/login\" = \"fixed-window 5/hour\"\n\
                    [tiers]\npaid = \"token-bucket 100/hour burst 200\"\n";
     let file = PoliciesFile::new("limits", content);
-    let server = file.server(&["--headers", "x", "--headers", "ietf"]);
+    let server = file.server(&["--headers", "x", "--headers", "draft11"]);
     assert_eq!(limit(&server, "/", "").as_deref(), Some("10"));
     assert_eq!(limit(&server, "/", "x-tier: paid\r\n").as_deref(), Some("200"));
     assert_eq!(limit(&server, "/", "x-tier: unknown\r\n").as_deref(), Some("10"));

@@ -55,7 +55,7 @@ async fn only_selected_responses_are_charged() {
 #[tokio::test]
 async fn header_fields_of_an_uncharged_response_include_the_refund() {
     let (storage, clock) = memory_with_manual_clock();
-    let headers = Headers::x_rate_limit().and(Headers::ietf()).and(Headers::draft6());
+    let headers = Headers::x_rate_limit().and(Headers::draft11()).and(Headers::draft6());
     let service = layer("fixed-window 3/minute", storage).headers(headers).layer(AnswersWithStatus);
     ask(&service, get("/401")).await;
     clock.advance(Duration::from_secs(20));

@@ -85,7 +85,7 @@ where
 #[tokio::test]
 async fn client_that_waits_for_retry_after_or_pushback_is_admitted() {
     for text in POLICIES {
-        for headers in [Headers::x_rate_limit(), Headers::ietf(), Headers::none()] {
+        for headers in [Headers::x_rate_limit(), Headers::draft11(), Headers::none()] {
             let (storage, exact) = storage();
             let layer =
                 RateLimitLayer::new(policy(text), Global::new()).storage(storage, OnError::Refuse).headers(headers);

@@ -58,7 +58,7 @@ async fn reset_is_in_wall_clock_time_for_any_storage_clock() {
         }
     }
 
-    for shown in [Headers::x_rate_limit(), Headers::x_rate_limit().and(Headers::ietf())] {
+    for shown in [Headers::x_rate_limit(), Headers::x_rate_limit().and(Headers::draft11())] {
         let storage = MemoryStorage::builder().clock(HourAhead).build().unwrap();
         let policy = Policy::new(FixedWindow::new(), Quota::per_minute(2));
         let service = layer(policy, &storage, shown).layer(Inner::default());
@@ -72,14 +72,14 @@ async fn reset_is_in_wall_clock_time_for_any_storage_clock() {
 
 #[tokio::test]
 async fn ietf_fields_name_every_limit() {
-    let (service, clock) = limited(free(), Headers::ietf());
+    let (service, clock) = limited(free(), Headers::draft11());
     clock.advance(Duration::from_micros(1));
     assert_eq!(
         fields(&ask(&service, get("/")).await),
         "ratelimit-policy: \"free\";q=10;w=1\nratelimit: \"free\";r=9;t=1\n"
     );
 
-    let (service, clock) = limited(free_and_daily(), Headers::ietf());
+    let (service, clock) = limited(free_and_daily(), Headers::draft11());
     ask(&service, get("/")).await;
     clock.advance(Duration::from_millis(999_999));
     assert_eq!(
@@ -104,7 +104,7 @@ async fn window_in_ietf_fields_is_the_refill_time_of_the_capacity() {
         // This October has an hour more in Berlin.
         ("calendar 9/month in Europe/Berlin", "q=9;w=2682000"),
     ] {
-        let (service, _clock) = limited(policy(text).with_name("x"), Headers::ietf());
+        let (service, _clock) = limited(policy(text).with_name("x"), Headers::draft11());
         let response = ask(&service, get("/")).await;
         assert_eq!(response.headers()["ratelimit-policy"], format!("\"x\";{expected}"), "{text}");
     }
@@ -113,7 +113,7 @@ async fn window_in_ietf_fields_is_the_refill_time_of_the_capacity() {
 #[tokio::test]
 async fn reset_is_zero_for_a_full_quota() {
     let (storage, _clock) = memory_with_manual_clock();
-    let layer = layer(free(), &storage, Headers::ietf().and(Headers::draft6())).cost(|_| 0);
+    let layer = layer(free(), &storage, Headers::draft11().and(Headers::draft6())).cost(|_| 0);
     assert_eq!(
         fields(&ask(&layer.layer(Inner::default()), get("/")).await),
         "ratelimit-limit: 10\nratelimit-policy: \"free\";q=10;w=1\nratelimit-remaining: 10\n\
@@ -123,10 +123,10 @@ async fn reset_is_zero_for_a_full_quota() {
 
 #[tokio::test]
 async fn unnamed_policy_is_named_by_its_text() {
-    let (service, _clock) = limited(Policy::from(Quota::per_minute(60).burst(5)), Headers::ietf());
+    let (service, _clock) = limited(Policy::from(Quota::per_minute(60).burst(5)), Headers::draft11());
     assert_eq!(ask(&service, get("/")).await.headers()["ratelimit"], "\"token-bucket 60/minute burst 5\";r=4;t=1",);
     let quoted = policy("fixed-window 10/second; \"a \\\"b\\\" \\\\\" fixed-window 10/minute");
-    let (service, _clock) = limited(quoted, Headers::ietf());
+    let (service, _clock) = limited(quoted, Headers::draft11());
     let response = ask(&service, get("/")).await;
     let names: Vec<_> = members(response.headers(), "ratelimit").into_iter().map(|(name, _)| name).collect();
     assert_eq!(names[1], "a \"b\" \\");
@@ -135,7 +135,7 @@ async fn unnamed_policy_is_named_by_its_text() {
 
 #[tokio::test]
 async fn refusal_lists_every_limit_and_forbids_caching() {
-    let (service, clock) = limited(free_and_daily(), Headers::ietf());
+    let (service, clock) = limited(free_and_daily(), Headers::draft11());
     for _ in 0..2 {
         for _ in 0..6 {
             assert_eq!(status(&service, get("/")).await, 200);
@@ -171,7 +171,7 @@ async fn header_families_combine_in_any_order() {
     let x = "x-ratelimit-limit: 10\nx-ratelimit-remaining: 9\nx-ratelimit-reset: 1728000001\n";
     let x_from_now = "x-ratelimit-limit: 10\nx-ratelimit-remaining: 9\nx-ratelimit-reset: 1\n";
     let draft6 = "ratelimit-limit: 10\nratelimit-remaining: 9\nratelimit-reset: 1\n";
-    let ietf = "ratelimit-policy: \"free\";q=10;w=1\nratelimit: \"free\";r=9;t=1\n";
+    let draft11 = "ratelimit-policy: \"free\";q=10;w=1\nratelimit: \"free\";r=9;t=1\n";
     let sorted = |texts: &[&str]| {
         let mut lines: Vec<&str> = texts.iter().flat_map(|text| text.split_inclusive('\n')).collect();
         lines.sort_unstable();
@@ -183,13 +183,13 @@ async fn header_families_combine_in_any_order() {
         (Headers::default(), sorted(&[x])),
         (Headers::x_rate_limit().reset_in_seconds(), sorted(&[x_from_now])),
         (Headers::none().reset_in_seconds(), sorted(&[])),
-        (Headers::ietf().reset_in_seconds().and(Headers::x_rate_limit()), sorted(&[x_from_now, ietf])),
+        (Headers::draft11().reset_in_seconds().and(Headers::x_rate_limit()), sorted(&[x_from_now, draft11])),
         (Headers::none().and(Headers::draft6()), sorted(&[draft6])),
-        (Headers::ietf().and(Headers::x_rate_limit()), sorted(&[x, ietf])),
-        (Headers::x_rate_limit().reset_in_seconds().and(Headers::ietf()), sorted(&[x_from_now, ietf])),
-        (Headers::ietf().and(Headers::draft6()), sorted(&[draft6, ietf])),
-        (Headers::ietf().and(Headers::draft6()).and(Headers::x_rate_limit()), sorted(&[x, draft6, ietf])),
-        (Headers::ietf().and(Headers::none()), sorted(&[ietf])),
+        (Headers::draft11().and(Headers::x_rate_limit()), sorted(&[x, draft11])),
+        (Headers::x_rate_limit().reset_in_seconds().and(Headers::draft11()), sorted(&[x_from_now, draft11])),
+        (Headers::draft11().and(Headers::draft6()), sorted(&[draft6, draft11])),
+        (Headers::draft11().and(Headers::draft6()).and(Headers::x_rate_limit()), sorted(&[x, draft6, draft11])),
+        (Headers::draft11().and(Headers::none()), sorted(&[draft11])),
     ] {
         let (service, _clock) = limited(free(), headers);
         assert_eq!(fields(&ask(&service, get("/")).await), expected, "{headers:?}");
@@ -199,7 +199,7 @@ async fn header_families_combine_in_any_order() {
 #[tokio::test]
 async fn stacked_layers_write_one_list_that_names_every_limit() {
     let (storage, _clock) = memory_with_manual_clock();
-    let headers = Headers::ietf().and(Headers::x_rate_limit());
+    let headers = Headers::draft11().and(Headers::x_rate_limit());
     let inner = layer(free_and_daily(), &storage, headers).layer(Inner::default());
     let all = Policy::named("all").limit(FixedWindow::new(), Quota::per_minute(1_000));
     let service = layer(all, &storage, headers).layer(inner);
@@ -242,7 +242,7 @@ async fn valid_lists_of_an_inner_service_are_extended_and_invalid_ones_dropped()
             std::future::ready(Ok::<_, std::convert::Infallible>(response))
         });
         let (storage, _clock) = memory_with_manual_clock();
-        let response = ask(&layer(free(), &storage, Headers::ietf()).layer(service), get("/")).await;
+        let response = ask(&layer(free(), &storage, Headers::draft11()).layer(service), get("/")).await;
         assert_eq!(response.headers()["ratelimit"], expected, "{inner:?}");
         members(response.headers(), "ratelimit");
     }
@@ -275,7 +275,7 @@ async fn response_with_too_many_fields_is_unchanged() {
         std::future::ready(Ok::<_, std::convert::Infallible>(response))
     });
     let (storage, _clock) = memory_with_manual_clock();
-    let all = Headers::x_rate_limit().and(Headers::ietf()).and(Headers::draft6());
+    let all = Headers::x_rate_limit().and(Headers::draft11()).and(Headers::draft6());
     let response = ask(&layer(free(), &storage, all).layer(service), get("/")).await;
     assert_eq!(numbers(&response), None);
 }
@@ -284,7 +284,7 @@ async fn response_with_too_many_fields_is_unchanged() {
 async fn delayed_response_reports_the_state_after_the_delay() {
     let storage = MemoryStorage::builder().clock(TokioClock::new()).build().unwrap();
     let queue = policy("leaky-bucket 1/minute queue 2").with_name("q");
-    let headers = Headers::x_rate_limit().and(Headers::ietf());
+    let headers = Headers::x_rate_limit().and(Headers::draft11());
     let service = layer(queue, &storage, headers).layer(Inner::default());
     assert_eq!(common::remaining(&ask(&service, get("/")).await), Some(2));
     let waited = ask(&service, get("/")).await;
@@ -311,7 +311,7 @@ async fn partition_key_differs_per_client_and_hides_the_key() {
         let (storage, _clock) = memory_with_manual_clock();
         let service = RateLimitLayer::new(free_and_daily(), tower_ratelimit::Header::new("x-client"))
             .storage(storage, OnError::Refuse)
-            .headers(Headers::ietf().partition_key(secret))
+            .headers(Headers::draft11().partition_key(secret))
             .layer(Inner::default());
         let response = ask(&service, common::with("x-client", client)).await;
         ["ratelimit", "ratelimit-policy"].map(|name| {
@@ -338,10 +338,13 @@ async fn partition_key_differs_per_client_and_hides_the_key() {
         reference, 0x8ec3_65d2_7665_5ca5_9d2e_f30f_c34d_a2a5,
         "SipHash-2-4 of the key's bytes, computed by another program"
     );
-    assert!(!format!("{:?}", Headers::ietf().partition_key(*b"0123456789abcdef")).contains("48"), "no secret in Debug");
-    let (secret, ietf) = ([7; 16], Headers::ietf());
-    for combined in [ietf.partition_key(secret), ietf.and(Headers::none().partition_key(secret))] {
-        assert_eq!(combined, Headers::none().partition_key(secret).and(ietf), "in any order");
+    assert!(
+        !format!("{:?}", Headers::draft11().partition_key(*b"0123456789abcdef")).contains("48"),
+        "no secret in Debug"
+    );
+    let (secret, draft11) = ([7; 16], Headers::draft11());
+    for combined in [draft11.partition_key(secret), draft11.and(Headers::none().partition_key(secret))] {
+        assert_eq!(combined, Headers::none().partition_key(secret).and(draft11), "in any order");
     }
 }
 
@@ -404,7 +407,7 @@ proptest! {
         let first = limits.next().unwrap().named(&limit_name);
         let policy = limits.fold(Policy::named(&name).with(first), Policy::with);
         let (storage, _clock) = memory_with_manual_clock();
-        let service = layer(policy.clone(), &storage, Headers::ietf().and(Headers::x_rate_limit()))
+        let service = layer(policy.clone(), &storage, Headers::draft11().and(Headers::x_rate_limit()))
             .share_decision()
             .cost(move |_| cost)
             .layer(Inner::default());

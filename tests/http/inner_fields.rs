@@ -59,7 +59,7 @@ async fn malformed_lists_of_the_inner_service_are_dropped() {
         (" \"a\"; r=1;  t=2 ,\t\"b\" ", true),
         ("\"a\";r=-1.25;flag;no=?0;token=a/b:c;*k=*;at=@7;pk=:YQ==:;s=%\"%c3%bc\"", true),
     ] {
-        let value = seen(Headers::ietf(), &[("ratelimit", inner)], &["ratelimit"]).await.remove(0);
+        let value = seen(Headers::draft11(), &[("ratelimit", inner)], &["ratelimit"]).await.remove(0);
         let expected = if is_kept { format!("{inner}, {OURS}") } else { OURS.to_owned() };
         assert_eq!(value, expected, "{inner}");
         assert!(members(&value).is_some(), "{value}");
@@ -106,7 +106,7 @@ async fn random_lists_of_the_inner_service_are_kept_if_they_parse() {
         for _ in 0..numbers.below(8) {
             inner.push_str(numbers.one_of(&PIECES));
         }
-        let value = seen(Headers::ietf(), &[("ratelimit", &inner)], &["ratelimit"]).await.remove(0);
+        let value = seen(Headers::draft11(), &[("ratelimit", &inner)], &["ratelimit"]).await.remove(0);
         let parses = members(&inner).is_some();
         assert_eq!(value != OURS, parses, "{inner:?} became {value:?}");
         assert!(members(&value).is_some(), "{value:?}");

@@ -23,7 +23,7 @@ async fn next_request_uses_the_new_policy() {
     let live = LivePolicy::new(api("fixed-window 2/hour"));
     let layer = RateLimitLayer::new(live.clone(), Global::new()).storage(memory_with_manual_clock().0, OnError::Refuse);
     let service = layer.layer(Inner::default());
-    let other = layer.clone().headers(Headers::ietf()).layer(Inner::default());
+    let other = layer.clone().headers(Headers::draft11()).layer(Inner::default());
     assert_eq!(status(&service, get("/")).await, 200);
     assert_eq!(status(&service, get("/")).await, 200);
     assert_eq!(status(&service, get("/")).await, 429);
@@ -47,7 +47,7 @@ async fn request_uses_one_policy_to_its_end() {
     let events = Arc::clone(&observed);
     let layer = RateLimitLayer::new(live.clone(), Global::new())
         .storage(storage, OnError::Refuse)
-        .headers(Headers::x_rate_limit().and(Headers::ietf()))
+        .headers(Headers::x_rate_limit().and(Headers::draft11()))
         .charge_when(|_| false)
         .observer(move |event: &Event<'_>| {
             events.lock().unwrap().push((event.outcome(), event.policy.limits()[0].capacity()));

@@ -12,6 +12,7 @@ mod fuzz_corpus;
 #[cfg(feature = "grpc")]
 mod grpc;
 mod handlers;
+mod header_options;
 mod headers;
 mod in_flight;
 mod inner_fields;

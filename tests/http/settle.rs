@@ -123,7 +123,7 @@ async fn head_of_the_response_settles_the_cost() {
 
 #[tokio::test]
 async fn every_family_of_fields_reports_the_debt() {
-    let headers = Headers::x_rate_limit().and(Headers::ietf()).and(Headers::draft6());
+    let headers = Headers::x_rate_limit().and(Headers::draft11()).and(Headers::draft6());
     let (storage, _clock) = memory_with_manual_clock();
     let service = RateLimitLayer::new(policy("fixed-window 100/minute").with_name("tokens"), Global::new())
         .storage(storage, OnError::Refuse)
@@ -236,7 +236,7 @@ async fn response_reports_a_reservation_that_was_settled_before_it() {
         take_reservation(&request).unwrap().settle(50);
         ready(Ok::<_, Infallible>(Response::new(String::new())))
     });
-    let headers = Headers::x_rate_limit().and(Headers::ietf());
+    let headers = Headers::x_rate_limit().and(Headers::draft11());
     let (storage, _clock) = memory_with_manual_clock();
     let service = layer(POLICY, storage).headers(headers).settle_later().layer(inner);
     let response = ask(&service, get("/20")).await;

@@ -46,7 +46,7 @@ async fn yields() {
 async fn shadow_layer_counts_and_reports_but_never_refuses() {
     let (storage, _clock) = memory_with_manual_clock();
     let (layer, outcomes) = observed(policy("fixed-window 2/minute"), storage);
-    let layer = layer.shadow().headers(Headers::x_rate_limit().and(Headers::ietf()));
+    let layer = layer.shadow().headers(Headers::x_rate_limit().and(Headers::draft11()));
     let service = layer.layer(Inner::default());
     for _ in 0..4 {
         let response = ask(&service, get("/")).await;
@@ -178,7 +178,7 @@ async fn shadow_limit_is_not_in_the_fields() {
     let (storage, _clock) = memory_with_manual_clock();
     let policy = policy("\"a\": fixed-window 9/minute; shadow \"b\" fixed-window 1/minute");
     let layer = RateLimitLayer::new(policy, Global::new()).storage(storage, OnError::Refuse);
-    let service = layer.headers(Headers::ietf()).layer(Inner::default());
+    let service = layer.headers(Headers::draft11()).layer(Inner::default());
     let response = ask(&service, get("/")).await;
     assert_eq!(response.headers()["ratelimit"], "\"a\";r=8;t=60");
     assert_eq!(response.headers()["ratelimit-policy"], "\"a\";q=9;w=60");

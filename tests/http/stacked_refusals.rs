@@ -15,7 +15,7 @@ fn layer(text: &str, storage: &(impl Storage + Clone)) -> RateLimitLayer {
 
 /// Returns all families of fields, the first one with absolute resets.
 fn families() -> [Headers; 4] {
-    [Headers::x_rate_limit(), Headers::x_rate_limit().reset_in_seconds(), Headers::draft6(), Headers::ietf()]
+    [Headers::x_rate_limit(), Headers::x_rate_limit().reset_in_seconds(), Headers::draft6(), Headers::draft11()]
 }
 
 #[tokio::test]

@@ -35,10 +35,18 @@ fn values_are_written_as_the_texts_that_they_parse_from() {
         assert_eq!(rewritten::<Policy>(text), text);
     }
     assert_eq!(rewritten::<Policy>("10 per min"), "sliding-window-counter 10/minute");
-    for text in ["none", "x", "ietf", "draft6", "x, reset-in-seconds, ietf, draft6", "reset-in-seconds"] {
+    for text in [
+        "none",
+        "x",
+        "draft11",
+        "draft6",
+        "x, reset-in-seconds, draft11, draft6",
+        "reset-in-seconds",
+        "x, suffix=tokens, retry-jitter=20",
+    ] {
         assert_eq!(rewritten::<Headers>(text), text);
     }
-    assert_eq!(rewritten::<Headers>(" IETF,X "), "x, ietf");
+    assert_eq!(rewritten::<Headers>(" DRAFT11,X "), "x, draft11");
     for text in ["admit", "refuse"] {
         assert_eq!(rewritten::<OnError>(text), text);
     }
@@ -62,8 +70,8 @@ fn invalid_text_returns_the_error_of_the_parser() {
     assert!(serde_json::from_str::<Policy>("10").is_err());
     assert_eq!(
         errors::<Headers>("x, y").0,
-        "cannot read the header fields \"y\" in \"x, y\": expected x, reset-in-seconds, ietf, draft6 or none, \
-         for example \"x, ietf\""
+        "cannot read the header fields \"y\" in \"x, y\": expected x, reset-in-seconds, suffix=tokens, draft11, \
+         draft6, retry-jitter=20 or none, for example \"x, draft11\""
     );
     assert_eq!(errors::<OnError>("allow").0, "cannot read the action \"allow\": write \"admit\" or \"refuse\"");
 }
@@ -77,8 +85,8 @@ fn values_without_a_text_are_not_written() {
 #[cfg(feature = "partition-key")]
 #[test]
 fn secret_of_a_partition_key_is_not_written() {
-    let error = serde_json::to_string(&Headers::ietf().partition_key([7; 16])).unwrap_err();
-    assert!(error.to_string().contains("\"ietf\""), "{error}");
+    let error = serde_json::to_string(&Headers::draft11().partition_key([7; 16])).unwrap_err();
+    assert!(error.to_string().contains("\"draft11\""), "{error}");
 }
 
 #[test]
@@ -101,13 +109,13 @@ fn policy_headers_and_on_error_can_be_fields_of_a_configuration() {
     }
     let config = Config {
         policy: Policy::from(Quota::per_minute(10)).with_name("api"),
-        headers: Headers::x_rate_limit().and(Headers::ietf()),
+        headers: Headers::x_rate_limit().and(Headers::draft11()),
         on_error: OnError::Refuse,
     };
     let text = serde_json::to_string(&config).unwrap();
     assert_eq!(
         text,
-        r#"{"policy":"\"api\": sliding-window-counter 10/minute","headers":"x, ietf","on_error":"refuse"}"#
+        r#"{"policy":"\"api\": sliding-window-counter 10/minute","headers":"x, draft11","on_error":"refuse"}"#
     );
     assert_eq!(serde_json::from_str::<Config>(&text).unwrap(), config);
 }

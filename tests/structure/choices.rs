@@ -155,7 +155,7 @@ async fn compiled(a: PeerIp, b: Global, store: impl CasStorage, app: Router) -> 
     let _ = layer().rejection(GrpcRejection::new());
     let _ = layer().rejection_by(|refused, _| response(refused.status()));
     let _ = layer().headers(Headers::x_rate_limit());
-    let _ = layer().headers(Headers::ietf());
+    let _ = layer().headers(Headers::draft11());
     let _ = layer().headers(Headers::draft6());
     let _ = layer().headers(Headers::none());
 

@@ -724,7 +724,7 @@ async fn layer_reports_the_divided_quota_and_refunds_the_deciding_storage() {
     };
     let layer = RateLimitLayer::new(policy_by(tiers), Global::new())
         .storage(breaker.clone(), OnError::Refuse)
-        .headers(Headers::x_rate_limit().and(Headers::ietf()))
+        .headers(Headers::x_rate_limit().and(Headers::draft11()))
         .charge_when(|response: &tower_ratelimit::ResponseHead<'_>| response.headers.get("free").is_none());
     let service = layer.layer(Inner::default());
     let limit = async |request| numbers(&ask(&service, request).await).map(|[limit, remaining, _]| [limit, remaining]);
@@ -761,8 +761,9 @@ async fn ratelimit_policy_field_shows_the_window_of_the_divided_policy() {
     ] {
         let (primary, _) = FakeStorage::in_memory(Behavior::Works);
         let breaker = Breaker::new(primary.clone()).fallback(memory_with_manual_clock().0, 100);
-        let layer =
-            RateLimitLayer::new(policy(text), Global::new()).storage(breaker, OnError::Refuse).headers(Headers::ietf());
+        let layer = RateLimitLayer::new(policy(text), Global::new())
+            .storage(breaker, OnError::Refuse)
+            .headers(Headers::draft11());
         let service = layer.layer(Inner::default());
         for (behavior, parameters) in [(Behavior::Works, own), (Behavior::Fails, of_share)] {
             primary.set(behavior);

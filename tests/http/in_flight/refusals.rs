@@ -86,7 +86,7 @@ async fn retry_after_can_be_set() {
 #[tokio::test]
 async fn ietf_fields_name_concurrent_requests() {
     let slots = Slots::new(3).with_name("streams");
-    let layer = InFlightLayer::new(slots, user()).headers(Headers::ietf().and(Headers::draft6()));
+    let layer = InFlightLayer::new(slots, user()).headers(Headers::draft11().and(Headers::draft6()));
     let service = streams(&layer);
     let held = join_all([ask(&service, of("a")), ask(&service, of("a")), ask(&service, of("a"))]).await;
     let names = ["ratelimit-policy", "ratelimit", "ratelimit-limit", "ratelimit-remaining", "ratelimit-reset"];

@@ -51,7 +51,7 @@ async fn inside_of_a_rate_its_refusals_have_spent_units() {
 
 #[tokio::test]
 async fn numbers_report_the_rate_in_either_order_and_lists_report_both() {
-    let both = Headers::x_rate_limit().and(Headers::ietf());
+    let both = Headers::x_rate_limit().and(Headers::draft11());
     let (in_flight, rate) =
         (InFlightLayer::new(1, Global::new()).headers(both), rate("fixed-window 9/hour").headers(both));
     let inside = ask(&rate.layer(in_flight.layer(Inner::default())), get("/")).await.map(drop);
