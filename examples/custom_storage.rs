@@ -1,13 +1,14 @@
 //! A custom storage: a compare-and-swap store over a map in memory.
 //!
-//! `cargo run --example custom_storage` makes three hits on a limit of two per minute.
+//! `cargo run --example custom_storage` opens it by a URL, and makes three hits on a limit of two per
+//! minute.
 
 use std::collections::HashMap;
 use std::convert::Infallible;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use tower_ratelimit::storage::{Cas, CasStorage, Loaded, Swapped};
+use tower_ratelimit::storage::{AnyStorage, Cas, CasStorage, Loaded, Swapped};
 use tower_ratelimit::{BoxError, Key, Quota, RateLimiter};
 
 /// A map of texts. Each write has a unique number, which is the version of its text.
@@ -80,7 +81,9 @@ impl CasStorage for Texts {
 
 #[tokio::main]
 async fn main() -> Result<(), BoxError> {
-    let limiter = RateLimiter::with_storage(Quota::per_minute(2), Cas::new(Texts::default()));
+    AnyStorage::register("texts", |_| Ok(Cas::new(Texts::default())));
+    let storage: AnyStorage = "texts://".parse()?;
+    let limiter = RateLimiter::with_storage(Quota::per_minute(2), storage);
     for _ in 0..3 {
         let decision = limiter.hit(&Key::from("alice")).await?;
         println!("alice is {}", if decision.is_admitted() { "admitted" } else { "refused" });

@@ -23,13 +23,14 @@
 //! | task | guide |
 //! |---|---|
 //! | Choose a strategy | [Choosing a strategy](guide::choosing_a_strategy) |
-//! | Find the client, also behind a proxy | [Keys and proxies](guide::keys_and_proxies) |
+//! | Find the client, also behind a proxy | [Keys and proxies](guide::keys_and_proxies), [proxies by name](guide::proxies_by_name) |
 //! | Set the cost of a request, before or after its response | [Costs](guide::costs) |
 //! | Lock out who guesses passwords | [Protecting a login](guide::protecting_a_login) |
 //! | Refuse requests, let them wait, choose header fields | [Headers and refusals](guide::headers_and_refusals) |
 //! | Limit how many requests are in flight at once: streams, uploads, web sockets | [Requests in flight](guide::requests_in_flight) |
 //! | Share limits between processes: choose and connect a storage, also over TLS | [Several processes](guide::several_processes) |
 //! | Handle failures of Redis and other storages | [Outages](guide::outages) |
+//! | Keep the counts in a store of your own | [Write a storage](guide::write_a_storage) |
 //! | Test an app that has limits | [Testing your app](guide::testing_your_app) |
 //! | Plan memory and servers for a number of clients | [Sizing](guide::sizing) |
 //! | Export metrics, set alerts, read logs and lints | [Monitoring](guide::monitoring) |

@@ -5,6 +5,7 @@
 //! | Choose a strategy | [Choosing a strategy](choosing_a_strategy) |
 //! | Sell requests per day or month, in the time zone of each tenant | [Quotas by day and month](quotas_by_day_and_month) |
 //! | Find the client, also behind a proxy | [Keys and proxies](keys_and_proxies) |
+//! | Set up nginx, Cloudflare, a cloud's load balancer or another proxy | [Proxies by name](proxies_by_name) |
 //! | Set the cost of a request, before or after its response | [Costs](costs) |
 //! | Limit users, tenants and everybody together | [Plans, tenants and everybody](plans_and_tenants) |
 //! | Lock out who guesses passwords | [Protecting a login](protecting_a_login) |
@@ -12,6 +13,7 @@
 //! | Limit how many requests are in flight at once: streams, uploads, web sockets | [Requests in flight](requests_in_flight) |
 //! | Share limits between processes: choose and connect a storage, also over TLS | [Several processes](several_processes) |
 //! | Handle failures of Redis and other storages | [Outages](outages) |
+//! | Keep the counts in a store of your own | [Write a storage](write_a_storage) |
 //! | Test an app that has limits | [Testing your app](testing_your_app) |
 //! | Plan memory and servers for a number of clients | [Sizing](sizing) |
 //! | Export metrics, set alerts, read logs and lints | [Monitoring](monitoring) |
@@ -153,6 +155,12 @@ pub mod keys_and_proxies {
     #![doc = include_str!("keys_and_proxies.md")]
 }
 
+pub mod proxies_by_name {
+    #![doc = include_str!("links.md")]
+    //! Lists proxies and cloud services: the field, the networks to trust, and the code to write.
+    #![doc = include_str!("proxies_by_name.md")]
+}
+
 pub mod costs {
     #![doc = include_str!("links.md")]
     //! Sets the cost of a request, before or after its response.
@@ -195,6 +203,12 @@ pub mod outages {
     //! Describes outages of a storage: the requests that fail, the duration, and the counts that
     //! are lost.
     #![doc = include_str!("outages.md")]
+}
+
+pub mod write_a_storage {
+    #![doc = include_str!("links.md")]
+    //! Keeps the counts in a store of your own: the methods, the test suite, and the URL.
+    #![doc = include_str!("write_a_storage.md")]
 }
 
 pub mod testing_your_app {

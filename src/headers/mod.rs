@@ -254,7 +254,8 @@ impl Headers {
     ) -> Option<OtherFields> {
         self.writes_other_fields().then(|| {
             let position = shown_of(decisions);
-            let (shown, cost) = (decisions[position].shown(), decisions[position].cost());
+            let decision = &decisions[position];
+            let (shown, cost) = (decision.shown(), decision.cost());
             let draft_6 = self.draft_6.then(|| Numbers::of(shown, seconds_up(shown.reset_after()), cost));
             let x_numbers =
                 self.written_suffix().map(|suffix| (suffix, self.x_numbers(decision.wall_at(), shown, cost)));

@@ -1,15 +1,25 @@
 //! A storage that is chosen at run time, and its URL.
 
 use std::any::Any;
+use std::collections::BTreeMap;
 use std::fmt;
 use std::str::FromStr;
-use std::sync::Arc;
+use std::sync::{Arc, RwLock};
 
 use super::{MemoryStorage, SlotStore, Storage, StorageFuture, StorageRequest, Summary, names};
 use crate::decision::Decision;
 use crate::error::ConfigError;
 use crate::key::Key;
 use crate::policy::Policy;
+use crate::sync::unpoisoned;
+
+/// The schemes of this crate's storages, without `+` and the part after it.
+const SCHEMES: &str = "memory redis rediss valkey valkeys memcached etcd etcds postgres postgresql sqlite";
+
+type Open = dyn Fn(&str) -> Result<AnyStorage, ConfigError> + Send + Sync;
+
+/// The schemes of storages in other crates.
+static REGISTERED: RwLock<BTreeMap<String, Arc<Open>>> = RwLock::new(BTreeMap::new());
 
 /// Calls `$call` on the storage of a handle.
 macro_rules! delegate {
@@ -35,6 +45,7 @@ macro_rules! delegate {
 /// | `etcd://host,host`, `etcds://`, `etcd+tls://` | `EtcdStorage` | `etcd`, TLS `etcd-rustls` |
 /// | `postgres://user@host/database`, `postgresql://` | `PostgresStorage` | `postgres`, TLS `postgres-rustls` |
 /// | `sqlite:path` | `SqliteStorage` | `sqlite` |
+/// | a scheme that the program has [registered](Self::register) | a storage of another crate | |
 ///
 /// Clones share the inner storage. Each parsed `memory://` is a new storage with its own states.
 ///
@@ -92,6 +103,44 @@ impl AnyStorage {
             (Handle::Other(this), Handle::Other(other)) => Arc::ptr_eq(this, other),
             _ => false,
         }
+    }
+
+    /// Opens URLs with this scheme by `open`, in the whole program. `open` gets the whole URL.
+    /// Parsing passes on its error.
+    ///
+    /// Call this at the start of the program. The scheme may be followed by `+` and a variant, as in
+    /// `dynamodb+http://`. Registering a scheme again replaces its function.
+    ///
+    /// The guide on [writing a storage](crate::guide::write_a_storage#its-own-url) has more.
+    ///
+    /// ```
+    /// use tower_ratelimit::storage::AnyStorage;
+    /// use tower_ratelimit::{ConfigError, MemoryStorage};
+    ///
+    /// AnyStorage::register("small", |url| match url {
+    ///     "small://" => MemoryStorage::builder().max_bytes(1 << 20).build(),
+    ///     _ => Err(ConfigError::new("the URL has options; write small://")),
+    /// });
+    /// let storage: AnyStorage = "small://".parse()?;
+    /// assert!("small://?timeout=1s".parse::<AnyStorage>().is_err());
+    /// # Ok::<(), ConfigError>(())
+    /// ```
+    ///
+    /// # Panics
+    ///
+    /// Panics if `scheme` is not a word of lowercase letters and digits that begins with a letter,
+    /// or if it is one of this crate's schemes.
+    #[track_caller]
+    pub fn register<St: Storage>(scheme: &str, open: impl Fn(&str) -> Result<St, ConfigError> + Send + Sync + 'static) {
+        let is_word = scheme.starts_with(|c: char| c.is_ascii_lowercase())
+            && scheme.chars().all(|c| c.is_ascii_lowercase() || c.is_ascii_digit());
+        assert!(is_word, "invalid scheme {scheme:?}: write lowercase letters and digits, for example \"dynamodb\"");
+        assert!(
+            SCHEMES.split(' ').all(|own| own != scheme),
+            "the scheme {scheme:?} belongs to tower-ratelimit: choose another one"
+        );
+        let open = Arc::new(move |url: &str| open(url).map(Self::new));
+        unpoisoned(REGISTERED.write()).insert(scheme.to_owned(), open);
     }
 
     /// Returns the storage if its type is `St`.
@@ -156,11 +205,18 @@ impl FromStr for AnyStorage {
             "sqlite" => super::SqliteStorage::new(url).map(Self::new),
             #[cfg(not(feature = "sqlite"))]
             "sqlite" => Err(missing(scheme, "sqlite")),
-            // The error shows only the scheme, because the URL may contain a password.
-            _ => Err(ConfigError::new(format!(
-                "cannot read the storage URL: unknown scheme {scheme:?}; write memory://, redis://localhost, \
-                 memcached://localhost, etcd://localhost, postgres://user@localhost/database or sqlite:limits.db"
-            ))),
+            family => {
+                let registered = unpoisoned(REGISTERED.read()).get(family).map(Arc::clone);
+                // The error shows only the scheme, because the URL may contain a password.
+                let unknown = || {
+                    ConfigError::new(format!(
+                        "cannot read the storage URL: unknown scheme {scheme:?}; write memory://, redis://localhost, \
+                         memcached://localhost, etcd://localhost, postgres://user@localhost/database or \
+                         sqlite:limits.db, or register the scheme by AnyStorage::register"
+                    ))
+                };
+                (registered.ok_or_else(unknown)?)(url)
+            }
         }
     }
 }

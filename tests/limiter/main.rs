@@ -17,6 +17,7 @@ mod memory;
 mod memory_bounds;
 mod quota_changes;
 mod refund;
+mod registered_schemes;
 mod reservation;
 mod serde;
 mod settle;

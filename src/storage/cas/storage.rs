@@ -37,8 +37,7 @@ use crate::storage::{Clock, SlotStore, Storage, StorageError, StorageFuture, Sto
 /// - [`clear_all`](Storage::clear_all) is not supported, because the store cannot list its keys.
 /// - Calls need a tokio runtime with time enabled. The storage can be created outside of a runtime.
 ///
-/// The guide on [several processes](crate::guide::several_processes#your-own-store) has the
-/// details.
+/// The guide on [writing a storage](crate::guide::write_a_storage) has the details.
 ///
 /// # Clocks
 ///
