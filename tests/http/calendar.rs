@@ -43,7 +43,7 @@ async fn each_tenant_has_the_month_of_its_sign_up_in_its_zone() {
     let (storage, clock) = memory_with_manual_clock();
     let service = RateLimitLayer::new(tenants.clone(), PeerIp::new())
         .storage(storage, OnError::Refuse)
-        .headers(Headers::ietf())
+        .headers(Headers::draft11())
         .layer(Inner::default());
     let fields = async |tenant: &'static str| {
         let response = ask(&service, with("x-tenant", tenant)).await;
