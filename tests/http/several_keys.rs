@@ -127,7 +127,7 @@ async fn admitted_response_shows_the_fewest_remaining_units() {
 #[tokio::test]
 async fn ietf_lists_name_all_policies() {
     let limits = ["fixed-window 1/minute", "fixed-window 5/minute; fixed-window 9/hour", "fixed-window 50/minute"];
-    let layer = layer(limits, memory_with_manual_clock().0).headers(Headers::ietf().and(Headers::draft6()));
+    let layer = layer(limits, memory_with_manual_clock().0).headers(Headers::draft11().and(Headers::draft6()));
     let service = layer.layer(Inner::default());
     for (expected, limits) in [
         (200, r#""user";r=0;t=60, "tenant-1";r=4;t=60, "tenant-2";r=8;t=3600, "all";r=49;t=60"#),
