@@ -127,8 +127,7 @@ impl<'a> Head<'a> {
 #[diagnostic::on_unimplemented(
     message = "`{Self}` is not a key extractor",
     label = "expected an extractor such as `PeerIp::new()`, or `key_by(|head| Key::from(..))`",
-    note = "write `?` after `ClientIp::behind(..)`",
-    note = "a closure returns a `Key`: write `Key::from(..)` around an address, a number, a text or bytes",
+    note = "write `?` after `ClientIp::behind(..)`, and `Key::from(..)` around an address or a text that a closure returns",
     note = "join two extractors by `a.and(b)`, or try one after the other by `a.or(b)`",
     note = "a key is not awaited: authenticate in an outer layer and read an `Extension`, or use `PolicyLookup`"
 )]

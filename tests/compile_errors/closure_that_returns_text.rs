@@ -1,5 +1,5 @@
 //~ is not a key
-//~ a closure returns a `Key`: write `Key::from(..)` around an address, a number, a text or bytes
+//~ `Key::from(..)` around an address or a text that a closure returns
 
 use tower_ratelimit::extract::Head;
 use tower_ratelimit::{Quota, RateLimitLayer};
