@@ -6,11 +6,10 @@
 mod picture;
 
 use std::fs;
-use std::pin::Pin;
-use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
 use picture::{Curve, Panel, Scale};
+use tokio::runtime::{Builder, Runtime};
 use tower_ratelimit::storage::{Clock, Leases, ManualClock, StorageRequest};
 use tower_ratelimit::{FixedWindow, Key, MemoryStorage, Op, Policy, Quota, Storage};
 
@@ -96,6 +95,7 @@ fn by_demand() -> Panel {
 }
 
 fn simulate(nodes: u32, slice: u32, load: Load, demand: u32) -> Outcome {
+    let runtime = Builder::new_current_thread().enable_time().start_paused(true).build().expect("the runtime starts");
     let clock = ManualClock::default();
     let memory = MemoryStorage::builder().clock(clock.clone()).build().expect("the configuration is valid");
     let nodes: Vec<_> = (0..nodes).map(|_| Leases::new(memory.clone(), slice).clock(clock.clone())).collect();
@@ -108,7 +108,7 @@ fn simulate(nodes: u32, slice: u32, load: Load, demand: u32) -> Outcome {
         let (mut admitted, mut refused) = (0, false);
         for _ in 0..hits {
             let node = &nodes[pick(chance(), nodes.len(), load)];
-            if admits(node, &policy) {
+            if admits(&runtime, node, &policy) {
                 admitted += 1;
             } else if !refused {
                 refused = true;
@@ -131,12 +131,10 @@ fn simulate(nodes: u32, slice: u32, load: Load, demand: u32) -> Outcome {
     }
 }
 
-fn admits(node: &Leases, policy: &Policy) -> bool {
-    let mut decided = node.decide(StorageRequest::new(policy, &Key::global(), Op::Hit, 1));
-    match Pin::new(&mut decided).poll(&mut Context::from_waker(Waker::noop())) {
-        Poll::Ready(Ok(decision)) => decision.is_admitted(),
-        _ => panic!("the memory storage never waits"),
-    }
+fn admits(runtime: &Runtime, node: &Leases, policy: &Policy) -> bool {
+    let request = StorageRequest::new(policy, &Key::global(), Op::Hit, 1);
+    node.try_admit(request, None)
+        || runtime.block_on(node.decide(request)).expect("the memory storage never fails").is_admitted()
 }
 
 fn pick(chance: f64, nodes: usize, load: Load) -> usize {

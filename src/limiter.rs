@@ -96,8 +96,7 @@ impl RateLimiter {
     ///
     /// Panics if the storage does not support the policy or one of its shadow limits. For example,
     /// storages on servers do not support [long
-    /// logs](crate::guide::several_processes#long-logs), and [`Leases`](crate::storage::Leases)
-    /// support only fixed windows. To get an error instead, use
+    /// logs](crate::guide::several_processes#long-logs). To get an error instead, use
     /// [`try_with_storage`](Self::try_with_storage).
     #[track_caller]
     pub fn with_storage(policy: impl IntoPolicy, storage: impl Storage) -> Self {

@@ -36,8 +36,8 @@ An axum server with rate limits. /status/CODE responds with that status, every o
 --deny-cache             caches refusals locally for up to one second
 --in-order               decides on the keys of [[also]] one after the other, and refunds, if the storage cannot decide
                          on several keys together
---lease UNITS            takes UNITS of a fixed window from the storage at once and spends them locally;
-                         each --policy and --route must be one fixed window
+--lease UNITS            takes up to UNITS from the storage at once and spends them locally for a short time;
+                         not for elastic windows, leaky buckets and lockouts
 --key KEY                the client's identity: peer-ip (the default), global, path, method or header:NAME;
                          join several by +
 --trust CIDR             trusts the proxies of this network to name the client; repeat it for more networks

@@ -202,15 +202,13 @@ impl<R> RateLimitLayer<R> {
     ///
     /// A policy that [`policy_by`](crate::policy_by) or a `PolicyLookup` chooses is not validated
     /// here. If the storage does not support such a policy, its requests are handled as if the
-    /// storage had failed. [Leases](crate::storage::Leases) pass the requests of a policy that they
-    /// do not support to their inner storage.
+    /// storage had failed.
     ///
     /// # Panics
     ///
     /// Panics if the storage does not support the policy or one of its shadow limits.
-    /// [`try_storage`](Self::try_storage) returns an error instead. Examples are a long log on a
-    /// storage with a maximum value size, and a policy other than a fixed window on
-    /// [leases](crate::storage::Leases).
+    /// [`try_storage`](Self::try_storage) returns an error instead. An example is a long log on a
+    /// storage with a maximum value size.
     #[track_caller]
     pub fn storage(self, storage: impl Storage, on_error: OnError) -> Self {
         or_panic(self.try_storage(storage, on_error))

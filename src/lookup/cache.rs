@@ -7,7 +7,6 @@
 use std::collections::HashMap;
 use std::hash::Hash;
 use std::mem;
-use std::panic::catch_unwind;
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
@@ -16,10 +15,11 @@ use quick_cache::{DefaultHashBuilder, OptionsBuilder, UnitWeighter};
 use tokio::runtime::Handle;
 use tokio::sync::{Semaphore, watch};
 use tokio::task::JoinSet;
-use tokio::time::{Instant, sleep, timeout};
+use tokio::time::{Instant, timeout};
 
 use super::{FindTenant, LookupConfig, LookupError, LookupResult, Tenant, TenantLookup};
 use crate::extract::Head;
+use crate::storage::runtime_with_time;
 use crate::sync::unpoisoned;
 
 /// The time between lookups of one id while they fail and an earlier result is cached.
@@ -115,13 +115,6 @@ fn cache<I: Eq + Hash>(max_tenants: usize) -> Cache<I, Arc<Cached>> {
     options.shards(1).estimated_items_capacity(max_tenants).weight_capacity(max_tenants as u64);
     let options = options.build().expect("both capacities are set");
     Cache::with_options(options, UnitWeighter, DefaultHashBuilder::default(), DefaultLifecycle::default())
-}
-
-/// Returns the current runtime if its time is enabled. Tokio has no other way to find this out.
-fn runtime_with_time() -> Option<Handle> {
-    let runtime = Handle::try_current().ok()?;
-    catch_unwind(|| drop(sleep(Duration::ZERO))).ok()?;
-    Some(runtime)
 }
 
 impl<I: Clone + Eq + Hash + Send + Sync + 'static> FindTenant for LookupCache<I> {

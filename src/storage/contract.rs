@@ -355,8 +355,7 @@ pub trait Storage: Any + fmt::Debug + Send + Sync {
     /// # Errors
     ///
     /// Returns an error if the storage does not support the policy. For example, its states can
-    /// grow longer than the storage allows, or it is not a single fixed window and the storage
-    /// is [`Leases`](super::Leases). The default implementation never fails.
+    /// grow longer than the storage allows. The default implementation never fails.
     fn validate(&self, policy: &Policy) -> Result<(), ConfigError> {
         let _ = policy;
         Ok(())

@@ -41,7 +41,7 @@ pub(crate) struct Table<T> {
 
 /// Identifies a row: a hash of 128 bits of the policy, the kind and the key. Each table has its own
 /// random secrets, so clients cannot construct keys that collide.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct TableKey([u64; 2]);
 
 #[derive(Debug)]

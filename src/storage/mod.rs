@@ -11,9 +11,9 @@
 //! | [`Cas`] | your own store, by two methods of [`CasStorage`] | |
 //! | [`AnyStorage`] | a storage that is chosen at run time, for example by a URL | |
 //!
-//! Every strategy runs on every storage, with two exceptions. Storages on servers reject policies
-//! whose logs can become [too long](crate::guide::several_processes#long-logs), and [`Leases`]
-//! accept only a single fixed window.
+//! Every strategy runs on every storage. Storages on servers reject policies whose logs can become
+//! [too long](crate::guide::several_processes#long-logs). [`Leases`] reject strategies whose states
+//! change with each hit or refusal.
 //!
 //! A wrapper is a storage around another storage. This table lists them from the inside out:
 //!
@@ -58,9 +58,11 @@ mod names;
 mod net;
 #[cfg(feature = "postgres")]
 mod postgres;
+mod queues;
 #[cfg(feature = "redis")]
 mod redis;
 mod refusal_cache;
+mod runtime;
 mod slots;
 #[cfg(feature = "sqlite")]
 mod sqlite;
@@ -98,6 +100,7 @@ pub use self::postgres::PostgresStorage;
 #[cfg(feature = "redis")]
 pub use self::redis::RedisStorage;
 pub use self::refusal_cache::RefusalCache;
+pub(crate) use self::runtime::runtime_with_time;
 #[cfg(feature = "testing")]
 pub(crate) use self::slots::Ledger;
 pub(crate) use self::slots::{Claim, Granted, LONGEST_TIME_TO_LIVE, SlotStore};

@@ -16,7 +16,8 @@ pub(super) struct Ticket<A> {
 }
 
 /// The caller's side of a call. If it is dropped, the executing side decides if it still executes the
-/// call. Groups of Redis hits skip one that has not begun, and all other storages execute it.
+/// call. Groups of Redis hits and leases skip one that has not begun, and all other storages execute
+/// it.
 #[derive(Debug)]
 pub(super) struct Caller<A> {
     stage: Arc<Mutex<CallStage>>,
@@ -61,7 +62,6 @@ impl<A> Ticket<A> {
     }
 
     /// Returns `true` if the caller was dropped.
-    #[cfg(feature = "redis")]
     pub(super) fn is_dropped(&self) -> bool {
         self.answer.is_closed()
     }
@@ -96,6 +96,12 @@ impl<A> Ticket<A> {
 }
 
 impl<A> Caller<A> {
+    /// Waits for the answer, for as long as the executing side needs. Returns `None` if that side was
+    /// dropped.
+    pub(super) async fn answer(self) -> Option<A> {
+        self.answer.await.ok()
+    }
+
     /// Waits for the answer until `deadline`.
     pub(super) async fn wait(mut self, deadline: Instant) -> Result<A, Unanswered> {
         if let Ok(answer) = timeout_at(deadline, &mut self.answer).await {

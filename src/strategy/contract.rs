@@ -12,9 +12,8 @@ use crate::time::Timestamp;
 
 /// An algorithm that spends a quota over time, as a pure function.
 ///
-/// A custom strategy is part of a [`Policy`](crate::Policy), and runs on every storage except
-/// [`Leases`](crate::storage::Leases). The feature `testing` has property tests for it. All durations
-/// are in whole microseconds.
+/// A custom strategy is part of a [`Policy`](crate::Policy), and runs on every storage. The feature
+/// `testing` has property tests for it. All durations are in whole microseconds.
 ///
 /// ```
 /// use tower_ratelimit::strategy::{Hit, State, Status, Strategy};

@@ -472,7 +472,7 @@ fn invalid_flags_of_shared_storages_are_rejected_with_one_clear_line() {
     ]);
 }
 
-/// A refusal cache and leases need a server, and leases need a fixed window.
+/// A refusal cache and leases need a server, and not every strategy can be leased.
 #[cfg(feature = "redis")]
 #[test]
 fn invalid_cache_and_lease_flags_suggest_valid_ones() {
@@ -488,8 +488,8 @@ fn invalid_cache_and_lease_flags_suggest_valid_ones() {
         ),
         (&["--lease", "many"], "--lease: cannot read \"many\": write a number of units, for example 100"),
         (
-            &["--lease", "100", "--storage", "redis://localhost"],
-            "use a single fixed window, for example \"fixed-window 10000/minute\"",
+            &["--lease", "100", "--storage", "redis://localhost", "--policy", "elastic-window 9/minute"],
+            "use a fixed, moving or sliding window or a token bucket",
         ),
     ] {
         let output = refused(flags);

@@ -97,7 +97,7 @@ async fn run() {
         ask(&queue, with("x-client", "dave")).await;
     }
 
-    hits("fixed-window 9/day", Leases::new(RefusalCache::new(MemoryStorage::new()), 5)).await;
+    hits("fixed-window 99/day", Leases::new(RefusalCache::new(MemoryStorage::new()), 5)).await;
     hits("fixed-window 1/day", RefusalCache::new(MemoryStorage::new())).await;
     hits("1/day", Breaker::new(MemoryStorage::new())).await;
     hits("9/day", Breaker::new(failing()).failures(1).fallback(MemoryStorage::new(), 3)).await;

@@ -8,7 +8,7 @@ use common::{EVERY_STRATEGY, FakeStorage, failing, memory, memory_with_manual_cl
 use tower_ratelimit::storage::{
     AnyStorage, Breaker, Clock, Leases, ManualClock, RefusalCache, StorageFuture, StorageRequest, Summary,
 };
-use tower_ratelimit::testing::{Model, StorageLaws, decides_like_the_model};
+use tower_ratelimit::testing::{Model, StorageLaws, concurrent_hits_are_exact, decides_like_the_model};
 use tower_ratelimit::{Decision, DecisionSource, Key, Op, Policy, Storage, Timestamp};
 
 /// The scripts of wrappers that pass each call on. The memory storage inside runs many more.
@@ -181,43 +181,20 @@ async fn cached_refusals_and_waits_equal_the_models() {
     }
 }
 
-/// A single node decides exactly as without leases.
-#[test]
-fn leases_obey_the_laws() {
-    for slice in [1, 2, 7, 1_000] {
-        StorageLaws::new(|clock: ManualClock| {
-            let storage = memory(clock.clone());
-            Leases::new(storage, slice).clock(clock)
-        })
-        .scripts(96)
-        .check();
-    }
+/// Leases around a refusal cache and a breaker.
+fn leased(slice: u32) -> Leases {
+    let clock = ManualClock::default();
+    let memory = || memory(clock.clone());
+    let breaker = Breaker::new(memory()).fallback(memory(), 2);
+    Leases::new(RefusalCache::new(breaker).clock(FastClock(clock.clone())), slice).clock(clock)
 }
 
+/// Law 9: a process spends leased units exactly once.
 #[test]
-fn leases_with_few_keys_and_large_quotas_decide_like_the_model() {
-    let texts = [
-        "fixed-window 40/minute",
-        "fixed-window-aligned 50/minute",
-        "fixed-window 2/second",
-        "fixed-window 1/second",
-        "calendar 30/day in America/Havana",
-    ];
-    for (slice, max_keys) in [(4, 1), (9, 2), (50, 1_000)] {
-        decides_like_the_model(&texts.map(policy), |clock: ManualClock| {
-            let storage = memory(clock.clone());
-            Leases::new(storage, slice).max_keys(max_keys).clock(clock)
-        });
+fn concurrent_hits_of_leases_are_exact() {
+    for slice in [1, 7, 1_000] {
+        for text in ["fixed-window 5000/day", "moving-window 5000/day", "5000/day"] {
+            concurrent_hits_are_exact(&policy(text), &leased(slice));
+        }
     }
-}
-
-#[test]
-fn stacked_wrappers_obey_the_laws() {
-    StorageLaws::new(|clock: ManualClock| {
-        let memory = || memory(clock.clone());
-        let breaker = Breaker::new(memory()).fallback(memory(), 2);
-        Leases::new(RefusalCache::new(breaker).clock(FastClock(clock.clone())), 5).clock(clock)
-    })
-    .scripts(96)
-    .check();
 }

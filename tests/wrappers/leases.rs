@@ -1,25 +1,32 @@
-//! Leases: slices of a window are spent without the storage, and never exceed the limit.
+//! Leases: units are spent without the storage for a short time.
 
-use std::collections::HashMap;
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Arc, OnceLock};
-use std::task::Poll;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use common::random::Numbers;
 use common::{
-    Behavior, FAILURE, FakeStorage, decide, hit, memory_with_manual_clock, message, panic_message, policy, poll,
-    start_hit,
+    Behavior, FAILURE, FakeStorage, decide, hit, memory_with_manual_clock, message, outside_of_a_runtime,
+    panic_message, policy, poll, start_hit,
 };
-use tokio::task::JoinSet;
+use tokio::task::{JoinSet, yield_now};
+use tokio::time::sleep;
 use tower_ratelimit::storage::{
-    Breaker, Clock, Leases, ManualClock, StorageError, StorageFuture, StorageRequest, Summary,
+    Breaker, Clock, Leases, ManualClock, StorageFuture, StorageRequest, Summary, TokioClock,
 };
-use tower_ratelimit::strategy::Status;
 use tower_ratelimit::{
     Decision, FixedWindow, Key, Limit, MemoryStorage, OnError, Op, PeerIp, Policy, Quota, RateLimitLayer, RateLimiter,
-    Storage, Timestamp, TokenBucket,
+    Storage, TokenBucket,
 };
+
+/// Every strategy that can be leased, with 1,000 units per minute, so that leases end after a second.
+const LEASABLE: [&str; 6] = [
+    "fixed-window 1000/minute",
+    "fixed-window-aligned 1000/minute",
+    "moving-window 1000/minute",
+    "sliding-window-counter 1000/minute",
+    "sliding-window-counter-aligned 1000/minute",
+    "token-bucket 1000/minute",
+];
 
 /// Leases on a storage that counts its calls, and the manual clock of both.
 fn leased(slice: u32) -> (Leases, FakeStorage, ManualClock) {
@@ -40,98 +47,216 @@ async fn remains(storage: &impl Storage, policy: &Policy) -> u32 {
     decide(storage, policy, "a", Op::Peek, 1).await.remaining()
 }
 
-#[tokio::test]
-async fn slice_costs_one_round_trip() {
-    let (leases, storage, _) = leased(10);
-    let policy = policy("fixed-window 1000/minute");
-    for spent in 1..=10 {
-        let decision = hit(&leases, &policy, "a", 1).await;
-        assert_eq!((decision.is_admitted(), decision.remaining()), (true, 1000 - spent));
-        assert_eq!(decision.reset_after(), Duration::from_secs(60));
-    }
-    assert_eq!((storage.take_decisions(), leases.misses(), leases.local_decisions(), leases.len()), (1, 1, 9, 1));
-    assert!(!leases.try_admit(StorageRequest::new(&policy, &Key::from("a"), Op::Hit, 1), None), "no unit is leased");
-    let _ = hit(&leases, &policy, "a", 1).await;
-    let mut shown = Summary::default();
-    assert!(leases.try_admit(StorageRequest::new(&policy, &Key::from("a"), Op::Hit, 3), Some(&mut shown)));
-    assert_eq!((storage.take_decisions(), shown.limit.remaining()), (1, 986));
+fn admits_locally(storage: &impl Storage, policy: &Policy) -> bool {
+    storage.try_admit(StorageRequest::new(policy, &Key::from("a"), Op::Hit, 1), None)
 }
 
-/// Slices shrink with the units that remain, and the last units are taken one by one, so the limit
-/// is exact.
-#[tokio::test]
-async fn last_units_are_not_leased_in_slices() {
-    let (leases, storage, clock) = leased(1_000);
-    let (other, policy) = (Leases::new(storage.clone(), 1_000).clock(clock), policy("fixed-window 100/minute"));
-    assert!(hit(&leases, &policy, "a", 1).await.is_admitted());
-    assert_eq!(remains(&storage, &policy).await, 94);
-    let mut admitted = 1;
-    while hit(&leases, &policy, "a", 1).await.is_admitted() {
-        admitted += 1;
+/// Lets spawned tasks run.
+async fn run_tasks() {
+    for _ in 0..20 {
+        yield_now().await;
     }
-    assert_eq!(admitted, 100);
-    assert!(leases.misses() < 60, "{}", leases.misses());
-    assert!(hit(&other, &policy, "a", 1).await.is_refused());
 }
 
-/// A refusal reports all remaining units: those leased here and those in the storage.
 #[tokio::test]
-async fn cost_is_paid_from_the_lease_and_the_storage() {
-    let (leases, storage, _) = leased(4);
-    let policy = policy("fixed-window 20/minute");
-    for (cost, left) in [(3, 17), (3, 14), (9, 5), (3, 2)] {
-        assert_eq!(hit(&leases, &policy, "a", cost).await.remaining(), left);
+async fn first_hit_goes_to_the_storage_and_the_second_takes_a_slice() {
+    for text in LEASABLE {
+        let (leases, storage, _) = leased(10);
+        let policy = policy(text);
+        for spent in 1..=12 {
+            let decision = hit(&leases, &policy, "a", 1).await;
+            assert_eq!((decision.is_admitted(), decision.remaining()), (true, 1_000 - spent), "{text}");
+        }
+        assert_eq!((storage.take_decisions(), leases.misses(), leases.local_decisions()), (2, 2, 10), "{text}");
+        assert_eq!((leases.len(), remains(&storage, &policy).await), (1, 988), "{text}");
+        assert!(!admits_locally(&leases, &policy), "no unit is leased");
+        let _ = hit(&leases, &policy, "a", 1).await;
+        let mut shown = Summary::default();
+        assert!(leases.try_admit(StorageRequest::new(&policy, &Key::from("a"), Op::Hit, 3), Some(&mut shown)));
+        assert_eq!(shown.limit.remaining(), 984, "{text}");
     }
-    let refused = hit(&leases, &policy, "a", 3).await;
-    assert_eq!((refused.is_refused(), refused.remaining()), (true, 2));
-    assert_eq!(refused.retry_after(), Some(Duration::from_secs(60)));
-    assert_eq!(hit(&leases, &policy, "a", 21).await.retry_after(), None);
-    assert_eq!(remains(&leases, &policy).await, 2);
-    assert!(hit(&leases, &policy, "a", 2).await.is_admitted());
-    assert_eq!(remains(&storage, &policy).await, 0);
 }
 
-/// The nodes hit in random order, with random costs, refunds and new windows. The units admitted in
-/// a window never exceed the limit.
+/// A lease ends after its time, counted from when the request was sent, for any delay of the reply and
+/// any difference of the clocks.
 #[tokio::test]
-async fn several_nodes_never_exceed_the_limit() {
-    let mut numbers = Numbers(42);
-    for round in 0..200 {
-        let (memory, clock) = memory_with_manual_clock();
+async fn lease_ends_after_its_time() {
+    for (text, trip) in LEASABLE.into_iter().flat_map(|text| [0, 300, 999, 1_500].map(|trip| (text, trip))) {
+        let (memory, theirs) = memory_with_manual_clock();
+        let ours = ManualClock::new(theirs.now().plus(3_600_000_000));
         let storage = FakeStorage::around(memory);
-        let (count, limit) = (2 + numbers.below(5), numbers.one_of(&[5, 40, 300]));
-        let slice = numbers.one_of(&[2, 10, 100]);
-        let nodes: Vec<Leases> = (0..count).map(|_| Leases::new(storage.clone(), slice).clock(clock.clone())).collect();
-        let text = if round % 2 == 0 { "fixed-window" } else { "fixed-window-aligned" };
-        let policy = policy(&format!("{text} {limit}/minute"));
-        // The spent units by the end of their window.
-        let mut spent: HashMap<u64, u32> = HashMap::new();
-        let window = |decision: &Decision| decision.shown().hit(decision.at(), 1).until.as_micros();
-        let mut last = None;
-        for _ in 0..400 {
-            let node = &nodes[usize::try_from(numbers.below(count)).unwrap()];
-            clock.advance(Duration::from_millis(numbers.below(600)));
-            if let (0, Some((decision, of))) = (numbers.below(10), last.take()) {
-                let of: &Leases = of;
-                of.settle(&policy, &Key::from("a"), &decision, 0).await.unwrap();
-                if clock.now().as_micros() < window(&decision) {
-                    *spent.get_mut(&window(&decision)).unwrap() -= decision.cost();
-                }
-                continue;
+        let leases = Leases::new(storage.clone(), 10).clock(ours.clone());
+        let pass = |millis: u64| [&ours, &theirs].map(|clock| clock.advance(Duration::from_millis(millis)));
+        let (policy, key) = (policy(text), Key::from("a"));
+        let _ = hit(&leases, &policy, "a", 1).await;
+        storage.close();
+        let mut waiting = start_hit(&leases, &policy, &key, 1);
+        assert!(poll(&mut waiting).is_pending());
+        run_tasks().await;
+        pass(trip);
+        storage.open();
+        assert!(waiting.await.unwrap().is_admitted(), "the storage has admitted it");
+        run_tasks().await;
+        let mut local = 0;
+        while local < 20 && admits_locally(&leases, &policy) {
+            local += 1;
+            pass(100);
+        }
+        assert_eq!(local, 1_000_u64.saturating_sub(trip).div_ceil(100).min(10), "{text}, {trip} ms");
+    }
+}
+
+#[tokio::test]
+async fn lease_ends_with_its_window() {
+    for text in [
+        "fixed-window 1000/second",
+        "fixed-window-aligned 1000/second",
+        "calendar 1000/day",
+        "fixed-window 9999/hour; 1000/second",
+    ] {
+        let (leases, _, clock) = leased(10);
+        let (leases, policy) = (leases.ttl(Duration::from_secs(9)), policy(text));
+        // The last second of the day.
+        clock.advance(Duration::from_secs(86_399));
+        for _ in 0..2 {
+            let _ = hit(&leases, &policy, "a", 1).await;
+        }
+        clock.advance(Duration::from_millis(999));
+        assert!(admits_locally(&leases, &policy));
+        clock.advance(Duration::from_millis(if text.contains(';') { 1_001 } else { 1 }));
+        assert!(!admits_locally(&leases, &policy), "{text}");
+    }
+}
+
+/// The time of a lease is a twentieth of the shortest period, and at most a second.
+#[tokio::test]
+async fn time_of_a_lease_follows_from_the_shortest_period() {
+    for (text, millis) in [("1000/10s", 500), ("1000/day", 1_000), ("1000/hour; fixed-window 1000/2s", 100)] {
+        let (leases, _, clock) = leased(10);
+        for (leases, millis) in [(leases.clone(), millis), (leases.ttl(Duration::from_millis(3)), 3)] {
+            for _ in 0..2 {
+                let _ = hit(&leases, &policy(text), "a", 1).await;
             }
-            let decision = hit(node, &policy, "a", numbers.one_of(&[1, 1, 1, 2, 3])).await;
-            if decision.is_admitted() {
-                let spent = spent.entry(window(&decision)).or_default();
-                *spent += decision.cost();
-                assert!(*spent <= limit, "{spent} of {limit}");
-                assert!(clock.now().as_micros() < window(&decision), "the window has ended");
-                last = Some((decision, node));
-            }
+            clock.advance(Duration::from_micros(millis * 1_000 - 1));
+            assert!(admits_locally(&leases, &policy(text)), "{text}");
+            clock.advance(Duration::from_micros(1));
+            assert!(!admits_locally(&leases, &policy(text)), "{text}");
         }
     }
 }
 
-/// Eight tasks on each of several nodes over one storage, on one thread and on several.
+/// A clock that goes back ends the lease.
+#[tokio::test]
+async fn lease_ends_when_the_clock_goes_back() {
+    let (leases, _, clock) = leased(10);
+    let policy = policy("fixed-window 1000/minute");
+    for _ in 0..2 {
+        let _ = hit(&leases, &policy, "a", 1).await;
+    }
+    clock.set(clock.now().minus(1));
+    assert!(!admits_locally(&leases, &policy));
+}
+
+/// A token bucket has refilled the slice when its lease ends, so nothing is refunded.
+#[tokio::test(start_paused = true)]
+async fn unspent_units_are_refunded_when_the_lease_ends() {
+    for text in LEASABLE {
+        let clock = Arc::new(TokioClock::new());
+        let memory = MemoryStorage::builder().clock(Arc::clone(&clock)).build().unwrap();
+        let storage = FakeStorage::around(memory);
+        let (leases, policy) = (Leases::new(storage.clone(), 10).clock(clock), policy(text));
+        let is_bucket = text.starts_with("token");
+        for _ in 0..2 {
+            let _ = hit(&leases, &policy, "a", 1).await;
+        }
+        assert_eq!((remains(&storage, &policy).await, storage.take_changes()), (988, 0), "{text}");
+        sleep(Duration::from_millis(1_002)).await;
+        run_tasks().await;
+        let expected = if is_bucket { (1_000, 0) } else { (998, 1) };
+        assert_eq!((remains(&storage, &policy).await, storage.take_changes()), expected, "{text}");
+    }
+}
+
+/// Returns the units of each request to the storage, after hits at these intervals in milliseconds.
+async fn requested(text: &str, slice: u32, intervals: &[u64]) -> Vec<u32> {
+    let costs = Arc::new(Mutex::new(Vec::new()));
+    let recorded = Arc::clone(&costs);
+    let (storage, clock) = FakeStorage::scripted(move |request| {
+        recorded.lock().unwrap().push(request.cost);
+        None
+    });
+    let leases = Leases::new(storage, slice).clock(clock.clone());
+    for interval in intervals {
+        clock.advance(Duration::from_millis(*interval));
+        assert!(hit(&leases, &policy(text), "a", 1).await.is_admitted());
+    }
+    std::mem::take(&mut *costs.lock().unwrap())
+}
+
+#[tokio::test]
+async fn slice_has_the_units_that_are_spent_in_the_time_of_a_lease() {
+    // One hit in 100 ms is ten in a second.
+    assert_eq!(requested("fixed-window 1000/minute", 100, &[0, 100]).await, [1, 1 + 10]);
+    // The eleven hits of that lease took 100 ms.
+    let twelve = [0, 100, 10, 10, 10, 10, 10, 10, 10, 10, 10, 10, 10];
+    assert_eq!(requested("fixed-window 2000/minute", 200, &twelve).await, [1, 1 + 10, 1 + 100]);
+    // A key with less than one hit in a second is not leased.
+    assert_eq!(requested("fixed-window 1000/minute", 100, &[0, 1_500, 1_500, 1_500]).await, [1; 4]);
+}
+
+#[tokio::test]
+async fn slice_is_bounded() {
+    // By the configured slice, and by a sixteenth of the units that remain.
+    assert_eq!(requested("moving-window 1000/minute", 7, &[0, 0]).await, [1, 1 + 7]);
+    assert_eq!(requested("moving-window 1000/minute", 500, &[0, 0]).await, [1, 1 + 999 / 16]);
+    assert_eq!(requested("moving-window 16/minute", 500, &[0, 0, 0]).await, [1; 3]);
+    assert_eq!(requested("fixed-window 9999/hour; 1000/minute", 500, &[0, 0]).await, [1, 1 + 999 / 16]);
+    // By the refill of a bucket in a second.
+    assert_eq!(requested("token-bucket 600/minute burst 6000", 500, &[0, 0]).await, [1, 1 + 10]);
+    assert_eq!(requested("token-bucket 30/minute burst 6000", 500, &[0, 0]).await, [1; 2]);
+    let together = "sliding-window-counter 9000/hour; token-bucket 300/minute burst 6000";
+    assert_eq!(requested(together, 500, &[0, 0]).await, [1, 1 + 5]);
+}
+
+/// The last units are taken one by one, so the limit is exact.
+#[tokio::test]
+async fn several_processes_admit_exactly_the_limit() {
+    for text in LEASABLE {
+        let (memory, clock) = memory_with_manual_clock();
+        let storage = FakeStorage::around(memory);
+        let nodes: Vec<_> = (0..4).map(|_| Leases::new(storage.clone(), 50).clock(clock.clone())).collect();
+        let (policy, mut admitted) = (policy(text), 0);
+        for node in nodes.iter().chain(&nodes) {
+            for _ in 0..60 {
+                admitted += u32::from(hit(node, &policy, "a", 1).await.is_admitted());
+            }
+        }
+        for node in &nodes {
+            while hit(node, &policy, "a", 1).await.is_admitted() {
+                admitted += 1;
+            }
+        }
+        assert_eq!(admitted, 1_000, "{text}");
+        assert!(storage.take_decisions() < 250, "{text}");
+    }
+}
+
+/// A refusal reports the remaining units of the storage.
+#[tokio::test]
+async fn rest_of_a_lease_is_refunded_before_a_larger_hit() {
+    let (leases, storage, _) = leased(4);
+    let policy = policy("fixed-window 100/minute");
+    for (cost, left) in [(1, 99), (1, 98), (3, 95), (2, 93), (93, 0)] {
+        assert_eq!(hit(&leases, &policy, "a", cost).await.remaining(), left);
+    }
+    let refused = hit(&leases, &policy, "a", 1).await;
+    assert_eq!((refused.is_refused(), refused.remaining()), (true, 0));
+    assert_eq!(refused.retry_after(), Some(Duration::from_secs(60)));
+    assert_eq!(hit(&leases, &policy, "a", 101).await.retry_after(), None);
+    assert_eq!(remains(&storage, &policy).await, 0);
+}
+
+/// Tasks on each of several nodes over one storage, on one thread and on several.
 #[test]
 fn concurrent_tasks_on_several_nodes_admit_exactly_the_limit() {
     let runtimes = [
@@ -144,7 +269,7 @@ fn concurrent_tasks_on_several_nodes_admit_exactly_the_limit() {
         let (memory, clock) = memory_with_manual_clock();
         let storage = FakeStorage::around(memory);
         let limit = 2_000;
-        let policy = policy(&format!("fixed-window {limit}/day"));
+        let policy = policy(&format!("sliding-window-counter {limit}/day"));
         let (admitted, calls) = runtime.block_on(async {
             let admitted = Arc::new(AtomicU32::new(0));
             let mut all = JoinSet::new();
@@ -155,12 +280,11 @@ fn concurrent_tasks_on_several_nodes_admit_exactly_the_limit() {
                     (nodes[task % nodes.len()].clone(), policy.clone(), Arc::clone(&admitted));
                 all.spawn(async move {
                     loop {
-                        let at_once = node.try_admit(StorageRequest::new(&policy, &Key::from("a"), Op::Hit, 1), None);
-                        if !at_once && hit(&node, &policy, "a", 1).await.is_refused() {
+                        if !admits_locally(&node, &policy) && hit(&node, &policy, "a", 1).await.is_refused() {
                             break;
                         }
                         admitted.fetch_add(1, Ordering::SeqCst);
-                        tokio::task::yield_now().await;
+                        yield_now().await;
                     }
                 });
             }
@@ -179,399 +303,179 @@ fn concurrent_tasks_on_several_nodes_admit_exactly_the_limit() {
 #[tokio::test]
 async fn callers_of_one_key_share_one_round_trip() {
     let (leases, storage, _) = leased(10);
-    let policy = policy("fixed-window 1000/minute");
+    let (policy, key) = (policy("fixed-window 1000/minute"), Key::from("a"));
+    let _ = hit(&leases, &policy, "a", 1).await;
+    storage.take_decisions();
     storage.close();
-    let key = Key::from("a");
-    let waiting = waiting_hits(&leases, &policy, &key, 100);
+    let mut waiting = waiting_hits(&leases, &policy, &key, 50);
+    run_tasks().await;
+    waiting.extend(waiting_hits(&leases, &policy, &key, 50));
+    assert_eq!(storage.take_decisions(), 1);
+    // Another key does not wait.
+    let mut other = start_hit(&leases, &policy, &Key::from("b"), 1);
+    assert!(poll(&mut other).is_pending());
     assert_eq!(storage.take_decisions(), 1);
     storage.open();
     for caller in waiting {
         assert!(caller.await.unwrap().is_admitted());
     }
-    assert!(storage.take_decisions() <= 2, "one for the first caller, one for all others");
-    // Another key does not wait.
-    storage.close();
-    let mut first = start_hit(&leases, &policy, &key, 50);
-    let _ = poll(&mut first);
-    let mut other = leases.decide(StorageRequest::new(&policy, &Key::from("b"), Op::Hit, 1));
-    assert!(poll(&mut other).is_pending());
-    assert_eq!(storage.take_decisions(), 2);
+    assert_eq!(storage.take_decisions(), 1, "one more for all others");
 }
 
-/// A lease ends with its window, for any delay of the reply and any difference of the clocks.
+/// The storage reports 1,000 units but admits only one at a time, as if other processes were faster.
 #[tokio::test]
-async fn leased_units_are_not_spent_after_their_window() {
-    for (decides_late, trip) in [(false, 0), (false, 300), (false, 999), (false, 1_500), (true, 300), (true, 1_500)] {
-        // The clocks are an hour apart and advance together.
-        let (memory, theirs) = memory_with_manual_clock();
-        let ours = ManualClock::new(theirs.now().plus(3_600_000_000));
-        let storage = FakeStorage::around(memory);
-        let leases = Leases::new(storage.clone(), 10).clock(ours.clone());
-        let pass = |millis: u64| {
-            for clock in [&ours, &theirs] {
-                clock.advance(Duration::from_millis(millis));
-            }
-        };
-        let (policy, key) = (policy("fixed-window 1000/second"), Key::from("a"));
-        storage.work_when_open(decides_late);
-        storage.close();
-        let mut first = start_hit(&leases, &policy, &key, 1);
-        assert!(poll(&mut first).is_pending());
-        let start = theirs.now();
-        pass(trip);
-        let decided = if decides_late { theirs.now() } else { start };
-        storage.open();
-        let first = first.await.unwrap();
-        assert!(first.is_admitted(), "the requesting hit is admitted");
-        storage.work_when_open(false);
-        storage.take_decisions();
-        let mut here = 0;
-        for _ in 0..9 {
-            let now = theirs.now();
-            let at_once = leases.try_admit(StorageRequest::new(&policy, &key, Op::Hit, 1), None);
-            if at_once {
-                here += 1;
-                assert!(now.since(decided) < 1_000_000 - trip * 1_000 * u64::from(decides_late), "{now:?}");
-            }
-            pass(100);
-        }
-        assert_eq!(storage.take_decisions(), 0);
-        let spans = (1_000_u64.saturating_sub(trip)).div_ceil(100);
-        assert_eq!(here, spans.min(9), "{decides_late} {trip}");
-        // The next window is complete.
-        pass(1_000);
-        let next = hit(&leases, &policy, "a", 1).await;
-        assert_eq!((next.is_admitted(), next.remaining()), (true, 999));
+async fn hits_of_a_refused_slice_are_sent_alone() {
+    let (storage, clock) = FakeStorage::scripted(|request| {
+        (request.cost > 1).then(|| Ok(request.policy.refuse(ManualClock::default().now(), request.cost, 9)))
+    });
+    let leases = Leases::new(storage.clone(), 100).clock(clock);
+    let (policy, key) = (policy("fixed-window 1000/day"), Key::from("a"));
+    assert!(hit(&leases, &policy, "a", 1).await.is_admitted());
+    storage.take_decisions();
+    for caller in waiting_hits(&leases, &policy, &key, 6) {
+        assert!(caller.await.unwrap().is_admitted());
     }
-}
-
-/// The times in a local decision are those of the storage's clock.
-#[tokio::test]
-async fn local_hit_reports_the_time_of_the_storage() {
-    let (leases, storage, clock) = leased(10);
-    let policy = policy("fixed-window-aligned 1000/minute");
-    clock.advance(Duration::from_secs(15));
-    let first = hit(&leases, &policy, "a", 1).await;
-    clock.advance(Duration::from_secs(20));
-    let second = hit(&leases, &policy, "a", 1).await;
-    assert_eq!(storage.take_decisions(), 1);
-    assert_eq!(second.at(), first.at().plus(20_000_000));
-    assert_eq!((first.reset_after(), second.reset_after()), (Duration::from_secs(45), Duration::from_secs(25)));
+    assert_eq!(storage.take_decisions(), 1 + 6);
+    assert!(hit(&leases, &policy, "a", 5).await.is_refused());
 }
 
 #[tokio::test]
 async fn refunds_return_to_the_lease_or_the_storage() {
-    let (leases, storage, clock) = leased(10);
-    let (policy, key) = (policy("fixed-window 1000/minute"), Key::from("a"));
-    let (first, second) = (hit(&leases, &policy, "a", 3).await, hit(&leases, &policy, "a", 4).await);
-    assert_eq!((remains(&storage, &policy).await, remains(&leases, &policy).await), (990, 993));
-    leases.settle(&policy, &key, &second, 0).await.unwrap();
-    assert_eq!((remains(&storage, &policy).await, remains(&leases, &policy).await), (990, 997));
-    assert_eq!(storage.take_changes(), 0);
-    // All units are refunded, as if there had been no hit.
-    leases.settle(&policy, &key, &first, 0).await.unwrap();
-    assert_eq!((storage.take_changes(), remains(&storage, &policy).await), (1, 1000));
-    // A node without a lease refunds to the storage.
-    let second_handle = Leases::new(storage.clone(), 10).clock(clock.clone());
-    let taken = hit(&leases, &policy, "a", 10).await;
-    second_handle.settle(&policy, &key, &taken, 0).await.unwrap();
-    assert_eq!((storage.take_changes(), remains(&storage, &policy).await), (1, 1000));
-    // After its window a hit is not refunded.
-    let old = hit(&leases, &policy, "a", 10).await;
-    clock.advance(Duration::from_secs(60));
+    for text in LEASABLE {
+        let (leases, storage, clock) = leased(10);
+        let (policy, key) = (policy(text), Key::from("a"));
+        let _ = hit(&leases, &policy, "a", 1).await;
+        let (first, second) = (hit(&leases, &policy, "a", 3).await, hit(&leases, &policy, "a", 4).await);
+        assert_eq!((remains(&storage, &policy).await, remains(&leases, &policy).await), (986, 992), "{text}");
+        leases.settle(&policy, &key, &second, 0).await.unwrap();
+        assert_eq!((remains(&storage, &policy).await, remains(&leases, &policy).await), (986, 996), "{text}");
+        assert_eq!(storage.take_changes(), 0, "{text}");
+        // After the lease, the same hit is refunded to the storage, once for each settlement.
+        clock.advance(Duration::from_secs(1));
+        leases.settle(&policy, &key, &first, 1).await.unwrap();
+        assert_eq!(storage.take_changes(), 1, "{text}");
+        let _ = hit(&leases, &policy, "a", 1).await;
+        let expected = if text.starts_with("token") { 999 } else { 1_000 - 1 - 1 - 1 };
+        assert_eq!(remains(&leases, &policy).await, expected, "{text}");
+        // Refusals and free hits refund nothing.
+        let refused = hit(&leases, &policy, "a", 1_001).await;
+        storage.take_changes();
+        leases.settle(&policy, &key, &refused, 0).await.unwrap();
+        assert!(refused.is_refused() && storage.take_changes() == 0, "{text}");
+    }
+}
+
+/// A moving window keeps one entry for each slice.
+#[tokio::test]
+async fn local_hits_report_the_time_of_their_slice() {
+    let (leases, _, clock) = leased(10);
+    let policy = policy("moving-window 1000/minute");
     let _ = hit(&leases, &policy, "a", 1).await;
-    leases.settle(&policy, &key, &old, 0).await.unwrap();
-    assert_eq!(remains(&leases, &policy).await, 999);
-    // Refusals and free hits refund nothing.
-    storage.take_changes();
-    let refused = hit(&leases, &policy, "a", 1001).await;
-    leases.settle(&policy, &key, &refused, 0).await.unwrap();
-    assert_eq!(storage.take_changes(), 0);
+    let slice = hit(&leases, &policy, "a", 1).await;
+    clock.advance(Duration::from_millis(700));
+    let local = hit(&leases, &policy, "a", 1).await;
+    assert_eq!((local.at(), local.reset_after()), (slice.at(), slice.reset_after()));
 }
 
 #[tokio::test]
 async fn clear_drops_the_lease_and_a_slice_in_flight() {
     let (leases, storage, _) = leased(10);
     let (policy, key) = (policy("fixed-window 1000/minute"), Key::from("a"));
-    assert!(hit(&leases, &policy, "a", 1).await.is_admitted());
+    for _ in 0..2 {
+        let _ = hit(&leases, &policy, "a", 1).await;
+    }
     leases.clear(&policy, &key).await.unwrap();
-    assert_eq!((leases.len(), remains(&storage, &policy).await), (0, 1000));
+    assert_eq!((leases.len(), remains(&storage, &policy).await), (0, 1_000));
     // The same while a slice is in flight.
     storage.close();
     let mut late = start_hit(&leases, &policy, &key, 1);
     assert!(poll(&mut late).is_pending());
+    run_tasks().await;
     let mut clear = leases.clear(&policy, &key);
     assert!(poll(&mut clear).is_pending());
     storage.open();
     assert!(late.await.unwrap().is_admitted());
     clear.await.unwrap();
-    assert_eq!((leases.len(), remains(&storage, &policy).await), (0, 1000));
+    run_tasks().await;
+    assert_eq!((leases.len(), remains(&storage, &policy).await), (0, 1_000));
 }
 
-/// A caller queued before the clear takes a slice while the clear waits. That slice is dropped too.
+/// The clear began before the slice was decided, and ends after it.
 #[tokio::test]
-async fn clear_drops_a_lease_taken_while_it_waited() {
+async fn slice_that_arrives_during_a_clear_is_dropped() {
     let (leases, storage, _) = leased(10);
     let (policy, key) = (policy("fixed-window 1000/minute"), Key::from("a"));
+    let _ = hit(&leases, &policy, "a", 1).await;
+    storage.work_when_open(true);
     storage.close();
-    let begin = || start_hit(&leases, &policy, &key, 1);
-    let (mut asking, mut behind, mut clear) = (begin(), begin(), leases.clear(&policy, &key));
-    assert!(poll(&mut asking).is_pending() && poll(&mut behind).is_pending() && poll(&mut clear).is_pending());
+    let mut clear = leases.clear(&policy, &key);
+    assert!(poll(&mut clear).is_pending());
+    storage.work_when_open(false);
     storage.open();
-    assert!(asking.await.unwrap().is_admitted() && behind.await.unwrap().is_admitted());
-    clear.await.unwrap();
-    assert_eq!((leases.len(), remains(&leases, &policy).await), (0, 1000));
-    let mut admitted = 0;
-    while hit(&leases, &policy, "a", 1).await.is_admitted() {
-        admitted += 1;
-    }
-    assert_eq!(admitted, 1000);
-}
-
-/// A clear in another runtime does not queue behind the hits, so it drops the units that are leased
-/// when it ends.
-#[test]
-fn clear_in_another_runtime_drops_the_lease_when_it_ends() {
-    for is_given_up in [false, true] {
-        let (leases, storage, _) = leased(10);
-        let (policy, key) = (policy("fixed-window 1000/minute"), Key::from("a"));
-        let [one, two] = [(); 2].map(|()| tokio::runtime::Builder::new_current_thread().build().unwrap());
-        storage.close();
-        let begin = || start_hit(&leases, &policy, &key, 1);
-        let inside = one.enter();
-        let (mut asking, mut behind) = (begin(), begin());
-        assert!(poll(&mut asking).is_pending() && poll(&mut behind).is_pending());
-        drop(inside);
-        let inside = two.enter();
-        storage.work_when_open(true);
-        let mut clear = leases.clear(&policy, &key);
-        assert!(poll(&mut clear).is_pending());
-        storage.work_when_open(false);
-        drop(inside);
-        storage.open();
-        one.block_on(async { assert!(asking.await.unwrap().is_admitted() && behind.await.unwrap().is_admitted()) });
-        assert_eq!(leases.len(), 1);
-        if is_given_up {
-            drop(clear);
-        } else {
-            two.block_on(clear).unwrap();
-            assert_eq!(one.block_on(remains(&storage, &policy)), 1000);
-        }
-        assert_eq!(leases.len(), 0);
-    }
-}
-
-/// The slice was decided before the clear, and arrives after it.
-#[test]
-fn slice_that_arrives_after_a_clear_in_another_runtime_is_dropped() {
-    let (leases, storage, _) = leased(10);
-    let (policy, key) = (policy("fixed-window 1000/minute"), Key::from("a"));
-    let [one, two] = [(); 2].map(|()| tokio::runtime::Builder::new_current_thread().build().unwrap());
-    storage.close();
-    let inside = one.enter();
-    let mut asking = start_hit(&leases, &policy, &key, 1);
-    assert!(poll(&mut asking).is_pending());
-    drop(inside);
-    storage.open();
-    two.block_on(leases.clear(&policy, &key)).unwrap();
-    assert!(one.block_on(asking).unwrap().is_admitted());
-    assert_eq!((leases.len(), one.block_on(remains(&storage, &policy))), (0, 1000));
-}
-
-/// A hit in another runtime bypasses the lease, so its refund goes to the storage.
-#[test]
-fn refund_of_a_hit_in_another_runtime_goes_to_the_storage() {
-    let (leases, storage, _) = leased(6);
-    let (policy, key) = (policy("fixed-window 100/minute"), Key::from("a"));
-    let [one, two] = [(); 2].map(|()| tokio::runtime::Builder::new_current_thread().build().unwrap());
-    assert!(one.block_on(hit(&leases, &policy, "a", 1)).is_admitted());
-    storage.close();
-    let inside = one.enter();
-    let mut asking = leases.decide(StorageRequest::new(&policy, &key, Op::Peek, 1));
-    assert!(poll(&mut asking).is_pending());
-    drop(inside);
-    storage.open();
-    two.block_on(async {
-        let beside = hit(&leases, &policy, "a", 10).await;
-        leases.settle(&policy, &key, &beside, 0).await.unwrap();
-    });
-    one.block_on(async {
-        assert_eq!(asking.await.unwrap().remaining(), 99);
-        for _ in 0..99 {
-            assert!(hit(&leases, &policy, "a", 1).await.is_admitted());
-        }
-    });
-}
-
-#[tokio::test]
-async fn refused_slices_fall_back_to_the_needed_cost() {
-    // The storage reports five units but admits only one at a time, as if other nodes were always
-    // faster.
-    let (storage, _) = FakeStorage::scripted(|request| {
-        let status = Status::refused(1_000, 5, 9_000_000, Some(9_000_000));
-        (request.cost > 1).then(|| Ok(Decision::of(Timestamp::EPOCH, request.cost, status)))
-    });
-    let leases = Leases::new(storage.clone(), 100).clock(ManualClock::default());
-    let (policy, key) = (policy("fixed-window 1000/day"), Key::from("a"));
-    storage.close();
-    let waiting = waiting_hits(&leases, &policy, &key, 6);
-    storage.open();
-    for caller in waiting {
-        assert!(caller.await.unwrap().is_admitted());
-    }
-    assert!(storage.take_decisions() < 40);
-}
-
-/// A storage that refuses but reports that all units remain. If `fails`, it fails for all costs but
-/// 1.
-fn contradictory(fails: bool) -> FakeStorage {
-    let calls = AtomicU32::new(0);
-    let (storage, _) = FakeStorage::scripted(move |request| {
-        assert!(calls.fetch_add(1, Ordering::SeqCst) < 100, "the storage is called forever");
-        let status = Status::refused(1_000, 1_000, 9_000_000, Some(9_000_000));
-        let refused = Decision::of(Timestamp::EPOCH, request.cost, status);
-        Some(if fails && request.cost > 1 { Err(StorageError::from_boxed("too much")) } else { Ok(refused) })
-    });
-    storage
-}
-
-/// Leases do not loop on a contradictory storage, even if a fallback decides sometimes.
-#[tokio::test]
-async fn contradictory_decisions_are_returned_unchanged() {
-    let policy = policy("fixed-window 1000/day");
-    let refused = hit(&Leases::new(contradictory(false), 10), &policy, "a", 2).await;
-    assert_eq!((refused.is_refused(), refused.cost(), refused.remaining()), (true, 2, 1_000));
-    let breaker = Breaker::new(contradictory(true)).failures(1_000).fallback(memory_with_manual_clock().0, 1);
-    let admitted = hit(&Leases::new(breaker, 10), &policy, "a", 1).await;
-    assert_eq!((admitted.is_admitted(), admitted.cost(), admitted.is_from_fallback()), (true, 1, true));
-}
-
-#[tokio::test]
-async fn caller_that_runs_the_requests_of_others_returns_once_its_own_hit_is_decided() {
-    // At each call of the storage another caller arrives, so that there is always more work.
-    let (cell, calls) = (Arc::new(OnceLock::<Leases>::new()), Arc::new(AtomicU32::new(0)));
-    let (others, count) = (Arc::clone(&cell), Arc::clone(&calls));
-    let (storage, clock) = FakeStorage::scripted(move |request| {
-        if count.fetch_add(1, Ordering::SeqCst) < 10_000 {
-            tokio::spawn(others.get().unwrap().decide(request));
-        }
-        None
-    });
-    let leases = Leases::new(storage, 10).clock(clock);
-    cell.set(leases.clone()).unwrap();
-    let (policy, key) = (policy("fixed-window 1/day"), Key::from("a"));
-    let mut first = start_hit(&leases, &policy, &key, 1);
-    assert!(matches!(poll(&mut first), Poll::Ready(Ok(decision)) if decision.is_admitted()));
-    assert!(calls.load(Ordering::SeqCst) < 100);
-    // The others get their decisions, too.
-    while calls.load(Ordering::SeqCst) < 10_000 {
-        tokio::task::yield_now().await;
-    }
-    assert!(hit(&leases, &policy, "a", 1).await.is_refused());
-}
-
-#[tokio::test]
-async fn contended_peek_is_passed_on_unchanged() {
-    let (storage, _) = FakeStorage::scripted(|request| {
-        (request.op == Op::Peek).then(|| Ok(request.policy.refuse(Timestamp::EPOCH, request.cost, 9).contended()))
-    });
-    let leases = Leases::new(storage, 10);
-    let policy = policy("fixed-window 1000/day");
     assert!(hit(&leases, &policy, "a", 1).await.is_admitted());
+    assert_eq!(leases.len(), 1);
+    clear.await.unwrap();
+    assert_eq!((leases.len(), remains(&storage, &policy).await), (0, 1_000));
+}
+
+#[tokio::test]
+async fn peeks_show_leased_units_and_undecided_ones_are_passed_on() {
+    let is_contended = Arc::new(Mutex::new(false));
+    let contended = Arc::clone(&is_contended);
+    let (storage, clock) = FakeStorage::scripted(move |request| {
+        (request.op == Op::Peek && *contended.lock().unwrap())
+            .then(|| Ok(request.policy.refuse(ManualClock::default().now(), request.cost, 9).contended()))
+    });
+    let (leases, policy) = (Leases::new(storage.clone(), 10).clock(clock), policy("token-bucket 6000/minute"));
+    for _ in 0..2 {
+        let _ = hit(&leases, &policy, "a", 1).await;
+    }
+    let peek = decide(&leases, &policy, "a", Op::Peek, 5_998).await;
+    assert_eq!((peek.is_admitted(), peek.remaining(), remains(&storage, &policy).await), (true, 5_998, 5_988));
+    let peek = decide(&leases, &policy, "a", Op::Peek, 5_999).await;
+    assert_eq!((peek.is_admitted(), peek.remaining()), (false, 5_998));
+    assert!(peek.retry_after().is_some());
+    *is_contended.lock().unwrap() = true;
     let peek = decide(&leases, &policy, "a", Op::Peek, 1).await;
     assert!(leases.len() == 1 && peek.is_refused() && peek.is_contended());
 }
 
-/// Callers that are dropped before or after units were assigned to them spend nothing.
+/// Callers that leave before their units were assigned to them spend nothing.
 #[tokio::test]
-async fn dropped_callers_spend_nothing() {
+async fn callers_that_leave_before_the_answer_spend_nothing() {
+    for is_sent in [false, true] {
+        let (leases, storage, _) = leased(10);
+        let (policy, key) = (policy("fixed-window 1000/minute"), Key::from("a"));
+        let _ = hit(&leases, &policy, "a", 1).await;
+        storage.close();
+        let mut hits = [start_hit(&leases, &policy, &key, 3), start_hit(&leases, &policy, &key, 3)];
+        if is_sent {
+            assert!(hits.iter_mut().all(|hit| poll(hit).is_pending()));
+            run_tasks().await;
+        }
+        drop(hits);
+        storage.open();
+        run_tasks().await;
+        assert_eq!(hit(&leases, &policy, "a", 1).await.remaining(), 998, "{is_sent}");
+    }
+}
+
+#[tokio::test]
+async fn storage_failure_reaches_all_waiting_callers() {
     let (leases, storage, _) = leased(10);
     let (policy, key) = (policy("fixed-window 1000/minute"), Key::from("a"));
-    let begin = || start_hit(&leases, &policy, &key, 3);
-    for left_after in ["never polled", "asking", "answered"] {
-        storage.close();
-        let (mut one, mut two) = (begin(), begin());
-        if left_after != "never polled" {
-            assert!(poll(&mut one).is_pending() && poll(&mut two).is_pending());
-        }
-        if left_after == "answered" {
-            storage.open();
-            tokio::task::yield_now().await;
-            while storage.take_decisions() > 0 || leases.is_empty() {
-                tokio::task::yield_now().await;
-            }
-        }
-        drop((one, two));
-        storage.open();
-        // The next caller is served after them.
-        let third = hit(&leases, &policy, "a", 1).await;
-        assert_eq!(third.remaining(), 999, "{left_after}");
-        leases.clear(&policy, &key).await.unwrap();
-    }
-}
-
-#[tokio::test]
-async fn units_of_callers_dropped_at_random_points_are_not_lost() {
-    let mut numbers = Numbers(7);
-    for _ in 0..100 {
-        let (leases, storage, _) = leased(numbers.one_of(&[1, 3, 20]));
-        let (policy, key) = (policy("fixed-window 200/minute"), Key::from("a"));
-        let (mut spent, mut waiting) = (0, Vec::new());
-        for _ in 0..80 {
-            match numbers.below(6) {
-                0 => {
-                    if numbers.below(2) == 0 {
-                        storage.open();
-                    } else {
-                        storage.close();
-                    }
-                }
-                1 => tokio::task::yield_now().await,
-                2 if !waiting.is_empty() => {
-                    let gone = usize::try_from(numbers.below(waiting.len() as u64)).unwrap();
-                    drop(waiting.swap_remove(gone));
-                }
-                _ => waiting.push(leases.decide(StorageRequest::new(
-                    &policy,
-                    &key,
-                    Op::Hit,
-                    numbers.one_of(&[1, 1, 2, 5]),
-                ))),
-            }
-            waiting.retain_mut(|hit| match poll(hit) {
-                Poll::Ready(decision) => {
-                    let decision = decision.unwrap();
-                    spent += if decision.is_admitted() { decision.cost() } else { 0 };
-                    false
-                }
-                Poll::Pending => true,
-            });
-        }
-        drop(waiting);
-        storage.open();
-        // The peek is queued behind everything that is in flight.
-        assert_eq!(remains(&leases, &policy).await, 200 - spent);
-        while hit(&leases, &policy, "a", 1).await.is_admitted() {
-            spent += 1;
-        }
-        assert_eq!(spent, 200);
-    }
-}
-
-#[tokio::test]
-async fn storage_failure_reaches_all_waiting_callers_and_is_not_cached() {
-    let (leases, storage, _) = leased(10);
-    let (policy, key) = (policy("fixed-window 100/minute"), Key::from("a"));
+    let _ = hit(&leases, &policy, "a", 1).await;
     storage.set(Behavior::FailsAfterCounting);
     storage.close();
     let waiting = waiting_hits(&leases, &policy, &key, 5);
+    storage.take_decisions();
     storage.open();
     for caller in waiting {
         assert_eq!(message(caller.await.unwrap_err()), FAILURE);
     }
     assert_eq!(storage.take_decisions(), 1);
     storage.set(Behavior::Works);
-    // The first hit after a failure takes no slice.
+    // The first hit after a failure is sent alone.
     for _ in 0..2 {
         assert!(hit(&leases, &policy, "a", 1).await.is_admitted());
     }
@@ -579,21 +483,40 @@ async fn storage_failure_reaches_all_waiting_callers_and_is_not_cached() {
     assert!(hit(&leases, &policy, "a", 1).await.is_admitted(), "leased units are spent during an outage");
 }
 
-/// Without a runtime a hit fails instead of hanging. A stopped runtime does not block callers in
-/// another one.
+/// A fallback's decision serves the hits that wait for it. Nothing is leased from it.
+#[tokio::test]
+async fn slice_of_a_fallback_is_refunded() {
+    let (primary, clock) = FakeStorage::in_memory(Behavior::Works);
+    let (fallback, _) = memory_with_manual_clock();
+    let breaker = Breaker::new(primary.clone()).failures(1_000).fallback(fallback.clone(), 1);
+    let leases = Leases::new(breaker, 10).clock(clock);
+    let policy = policy("fixed-window 1000/minute");
+    let _ = hit(&leases, &policy, "a", 1).await;
+    primary.set(Behavior::Fails);
+    for left in [999, 998] {
+        let decision = hit(&leases, &policy, "a", 1).await;
+        assert!(decision.is_admitted() && decision.is_from_fallback());
+        run_tasks().await;
+        assert_eq!((leases.len(), remains(&fallback, &policy).await), (0, left));
+    }
+}
+
+/// Nothing is leased without a runtime. A stopped runtime does not block callers in another one.
 #[test]
-fn stopped_runtime_does_not_block_callers() {
+fn runtimes_do_not_block_each_other() {
     let (leases, storage, _) = leased(10);
     let (policy, key) = (policy("fixed-window 1000/minute"), Key::from("a"));
+    for spent in 1..=3 {
+        assert_eq!(outside_of_a_runtime(hit(&leases, &policy, "a", 1)).remaining(), 1_000 - spent);
+    }
+    assert_eq!(storage.take_decisions(), 3);
     storage.close();
-    let mut alone = start_hit(&leases, &policy, &key, 1);
-    let Poll::Ready(Err(error)) = poll(&mut alone) else { panic!("the hit is pending") };
-    assert!(error.to_string().contains("need a running tokio runtime"), "{error}");
-    let [one, two] = [(); 2].map(|()| tokio::runtime::Builder::new_current_thread().build().unwrap());
+    let [one, two] = [(); 2].map(|()| tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap());
     let inside = one.enter();
     let mut waiting = start_hit(&leases, &policy, &key, 1);
     assert!(poll(&mut waiting).is_pending());
     drop(inside);
+    one.block_on(run_tasks());
     storage.open();
     two.block_on(async {
         assert!(hit(&leases, &policy, "a", 1).await.is_admitted());
@@ -601,78 +524,86 @@ fn stopped_runtime_does_not_block_callers() {
     });
     drop(one);
     two.block_on(async {
-        assert!(waiting.await.is_err(), "the worker has ended");
-        assert_eq!(hit(&leases, &policy, "a", 1).await.remaining(), 999);
+        assert!(waiting.await.unwrap_err().to_string().contains("runtime has shut down"));
+        // The slice in flight was lost.
+        for left in [999, 998] {
+            assert_eq!(hit(&leases, &policy, "a", 1).await.remaining(), left);
+        }
         assert_eq!(leases.len(), 1);
     });
 }
 
-/// In a full table the least recently used lease is evicted, and its units are refunded.
+/// In a full table, the key that was not used for the longest time makes room, unless it has units.
 #[tokio::test]
-async fn evicted_leases_are_refunded() {
+async fn leases_are_not_evicted() {
     let (leases, storage, clock) = leased(10);
     let (leases, policy) = (leases.max_keys(2), policy("fixed-window 1000/day"));
-    for key in ["a", "b", "a", "c", "d"] {
-        assert!(decide(&leases, &policy, key, Op::Hit, 1).await.is_admitted());
-        assert!(leases.len() <= 2);
+    for key in ["a", "a", "b", "b", "c", "c", "c"] {
+        assert!(hit(&leases, &policy, key, 1).await.is_admitted());
         clock.advance(Duration::from_millis(1));
     }
-    for (key, here, there) in [("a", 998, 998), ("b", 999, 999), ("c", 999, 990), ("d", 999, 990)] {
-        let remaining = decide(&storage, &policy, key, Op::Peek, 1).await.remaining();
-        assert_eq!((decide(&leases, &policy, key, Op::Peek, 1).await.remaining(), remaining), (here, there), "{key}");
+    assert_eq!((leases.len(), storage.take_decisions()), (2, 2 + 2 + 3));
+    for key in ["a", "b"] {
+        for _ in 0..10 {
+            assert!(hit(&leases, &policy, key, 1).await.is_admitted());
+        }
     }
-    for key in 0..1_000_u32 {
-        assert!(decide(&leases, &policy, &key.to_string(), Op::Hit, 1).await.is_admitted());
-        assert!(leases.len() <= 2);
+    assert_eq!(storage.take_decisions(), 0);
+    // All units of both leases are spent.
+    for key in ["c", "c", "d", "d"] {
+        assert!(hit(&leases, &policy, key, 1).await.is_admitted());
     }
+    assert_eq!(leases.len(), 2);
 }
 
 #[tokio::test]
-async fn busy_entries_are_not_evicted() {
-    let (leases, storage, _) = leased(10);
-    let (leases, policy) = (leases.max_keys(1), policy("fixed-window 1000/day"));
-    storage.close();
-    let hit = |key: &str| leases.decide(StorageRequest::new(&policy, &Key::from(key), Op::Hit, 1));
-    let (mut first, mut second) = (hit("a"), hit("b"));
-    assert!(poll(&mut first).is_pending() && poll(&mut second).is_pending());
-    storage.open();
-    assert!(first.await.unwrap().is_admitted() && second.await.unwrap().is_admitted());
-    assert_eq!((remains(&storage, &policy).await, leases.len()), (990, 1), "only the first is leased");
-}
-
-#[tokio::test]
-async fn only_policies_of_a_single_fixed_window_are_leased() {
+async fn policies_whose_states_change_with_each_hit_are_rejected() {
     let leases = || Leases::new(MemoryStorage::new(), 10);
-    for text in
-        ["10/minute", "token-bucket 10/minute", "fixed-window 1/second; fixed-window 9/minute", "elastic-window 1/day"]
-    {
+    for text in [
+        "elastic-window 1/day",
+        "leaky-bucket 1/second queue 3",
+        "lockout 3/minute for 1m",
+        "9/second; lockout 5 refusals/m for 1h",
+        "fixed-window 1/second; elastic-window 9/minute",
+    ] {
         let error = RateLimiter::try_with_storage(policy(text), leases()).unwrap_err().to_string();
-        assert!(error.contains("fixed-window 10000/minute") && error.contains(&policy(text).to_string()), "{error}");
+        assert!(error.contains("cannot lease units of") && error.contains("token bucket"), "{error}");
     }
-    for text in ["fixed-window-aligned 9/day", "calendar 9/month from 15 in Europe/Berlin"] {
-        assert!(RateLimiter::try_with_storage(policy(text), leases()).is_ok());
+    for text in LEASABLE
+        .into_iter()
+        .chain(["fixed-window 1/second; token-bucket 9/minute burst 20", "calendar 9/month from 15 in Europe/Berlin"])
+    {
+        assert!(RateLimiter::try_with_storage(policy(text), leases()).is_ok(), "{text}");
     }
     assert!(panic_message(|| Leases::new(MemoryStorage::new(), 0)).contains("for example 100"));
     for max_keys in [0, usize::MAX] {
         assert!(panic_message(|| leases().max_keys(max_keys)).contains("10_000"));
     }
-    // Policies chosen for a request and shadow limits go to the storage unchanged.
-    let (leases, storage, _) = leased(10);
+    for ttl in [Duration::ZERO, Duration::MAX] {
+        assert!(panic_message(|| leases().ttl(ttl)).contains("Duration::from_secs(1)"));
+    }
+    // A shadow limit is leased, too. A policy that is chosen for a request may be of any strategy.
     let tried = policy("fixed-window 9/day").shadow(Limit::new(TokenBucket::new(), Quota::per_day(9)));
     let tried = tried.shadow(Limit::new(FixedWindow::new(), Quota::per_day(1_000)));
-    let layer = RateLimitLayer::new(tried.clone(), PeerIp::new());
-    assert!(layer.try_storage(leases.clone(), OnError::Admit).is_ok());
-    for shadow in tried.shadows() {
-        leases.validate(shadow).unwrap();
-        for _ in 0..3 {
-            assert!(hit(&leases, shadow, "a", 1).await.is_admitted());
-        }
-        assert_eq!((storage.take_decisions(), leases.len()), (3, 0));
-    }
-    let two = policy("2/minute");
+    assert!(RateLimitLayer::new(tried, PeerIp::new()).try_storage(leases(), OnError::Admit).is_ok());
+    let (leases, storage, _) = leased(10);
+    let elastic = policy("elastic-window 2/minute");
     for left in [1, 0] {
-        assert_eq!(hit(&leases, &two, "a", 1).await.remaining(), left);
+        assert_eq!(hit(&leases, &elastic, "a", 1).await.remaining(), left);
     }
-    assert!(hit(&leases, &two, "a", 1).await.is_refused());
-    assert_eq!((storage.take_decisions(), leases.len()), (3, 0));
+    assert!(hit(&leases, &elastic, "a", 1).await.is_refused());
+    assert_eq!((storage.take_decisions(), leases.len(), leases.misses()), (3, 0, 0));
+}
+
+/// A policy of the same name with another quota cannot spend the lease. It is refunded first.
+#[tokio::test]
+async fn lease_of_another_policy_of_the_name_is_refunded() {
+    let (leases, storage, _) = leased(10);
+    let [one, two] = ["fixed-window 1000/minute", "fixed-window 500/minute"].map(|it| policy(it).with_name("api"));
+    for _ in 0..2 {
+        let _ = hit(&leases, &one, "a", 1).await;
+    }
+    assert_eq!(remains(&storage, &one).await, 988);
+    assert_eq!(hit(&leases, &two, "a", 1).await.remaining(), 497);
+    assert_eq!(storage.take_changes(), 1);
 }

@@ -7,9 +7,10 @@ use tokio::runtime::Handle;
 use tokio::time::timeout;
 
 use super::Loaded;
-use super::job::JobQueues;
+use super::job::{Job, JobKey};
 use super::skew::{Skew, View};
 use crate::error::BoxError;
+use crate::storage::queues::JobQueues;
 use crate::storage::{Clock, StorageError, StorageErrorKind};
 use crate::time::Timestamp;
 
@@ -24,7 +25,7 @@ pub(super) struct CasShared<S> {
     pub(super) store: S,
     /// The name of the store, for errors.
     pub(super) name: Arc<str>,
-    pub(super) queues: JobQueues,
+    pub(super) queues: JobQueues<JobKey, Job>,
     pub(super) skew: Skew,
     time: TimeSource,
 }

@@ -19,6 +19,7 @@ use super::job::{Job, JobKey, JobResult, late};
 use super::shared::{CasShared, store_deadline};
 use super::{CasStorage, Loaded, Swapped};
 use crate::storage::{StorageError, StorageErrorKind};
+use crate::time::Timestamp;
 
 /// The maximum number of retries without a delay.
 const IMMEDIATE_RETRIES: u32 = 4;
@@ -164,7 +165,7 @@ impl<S: CasStorage> Worker<S> {
             .await
             .ok_or_else(|| late(&shared.name, false))?
             .map_err(|error| StorageError::from_boxed(error).uncounted())?;
-        self.shared.queues.set_contended(&self.place, self.shared.now(&loaded));
+        self.set_contended(self.shared.now(&loaded));
         Ok(loaded)
     }
 
@@ -187,8 +188,14 @@ impl<S: CasStorage> Worker<S> {
         let is_cancelled = swapped.as_ref().is_err_and(|error| error.is_timeout() && !error.may_have_counted());
         self.blocked = if is_cancelled { begun.elapsed() } else { Duration::ZERO };
         let swapped = swapped?;
-        self.shared.queues.set_contended(&self.place, self.shared.now(loaded));
+        self.set_contended(self.shared.now(loaded));
         Ok(swapped)
+    }
+
+    /// Records for each waiting job of the key that the current batch still delayed it at the time
+    /// `at`.
+    fn set_contended(&self, at: Timestamp) {
+        self.shared.queues.visit(&self.place, |job| job.ticket.set_contended(at));
     }
 
     /// Waits for the store, and measures the round trip. Returns `None` after a timeout.

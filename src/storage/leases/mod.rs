@@ -1,4 +1,4 @@
-//! Leases: units of a window that a node takes in one round trip and spends locally.
+//! Leases: units that a process takes in one round trip and spends locally for a short time.
 
 mod lease;
 mod route;
@@ -7,89 +7,115 @@ mod worker;
 
 use std::fmt;
 use std::sync::Arc;
+use std::time::Duration;
 
-use tokio::sync::oneshot;
-
-use self::route::{Route, Taken};
-use self::table::{Command, LeaseEntry, LeaseResult, LeaseTable};
+use self::lease::with_unspent;
+use self::table::{LeaseEntry, LeaseSettings, LeaseTable};
 use crate::decision::Decision;
 use crate::error::ConfigError;
 use crate::key::Key;
-use crate::policy::{Op, Policy};
+use crate::policy::{Limit, Op, Policy};
 use crate::storage::key_table::assert_max_keys;
-use crate::storage::{
-    AnyStorage, Clock, Storage, StorageError, StorageErrorKind, StorageFuture, StorageRequest, Summary, SystemClock,
-};
+use crate::storage::{AnyStorage, Clock, Storage, StorageError, StorageFuture, StorageRequest, Summary, SystemClock};
+use crate::strategy::Status;
+use crate::time::micros;
 
-/// Takes units of a fixed window from the storage in advance, and spends them locally. Use it for a
-/// few keys that several nodes hit more often than the server can answer.
+/// Takes units from the storage in advance, and spends them locally for a short time. Use it for
+/// keys that several processes hit more often than the server can answer.
 ///
 /// ```
 /// use tower_ratelimit::storage::Leases;
-/// use tower_ratelimit::{FixedWindow, Key, MemoryStorage, Policy, Quota, RateLimiter};
+/// use tower_ratelimit::{Key, MemoryStorage, Quota, RateLimiter};
 ///
 /// # #[tokio::main(flavor = "current_thread")]
 /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
 /// // In production, wrap a storage on a server, such as Redis.
 /// let storage = Leases::new(MemoryStorage::new(), 100);
-/// let policy = Policy::new(FixedWindow::new(), Quota::per_minute(100_000));
-/// let limiter = RateLimiter::with_storage(policy, storage.clone());
+/// let limiter = RateLimiter::with_storage(Quota::per_minute(100_000), storage.clone());
 ///
 /// for _ in 0..1_000 {
 ///     assert!(limiter.hit(&Key::global()).await?.is_admitted());
 /// }
-/// // Each miss leases 100 units. The other hits need no request.
-/// assert_eq!((storage.misses(), storage.local_decisions()), (10, 990));
+/// // The first hit takes its own unit. Each later request takes up to 100 units more.
+/// assert!(storage.misses() < 20 && storage.local_decisions() > 980);
 /// # Ok(())
 /// # }
 /// ```
 ///
-/// The units that one request takes are a *slice*. The unspent units of a key are its *lease*.
+/// The units that one request takes are a *slice*, and those that are not spent yet are a *lease*. A
+/// lease ends after the [`ttl`](Self::ttl), called L here. It ends earlier with its window. Then the
+/// unspent units are refunded.
 ///
-/// - The storage counts leased units as spent, so all nodes together never admit more than the
-///   limit. Unspent units of a lease are not available to other nodes. Choose a slice of about one
-///   percent of the limit.
-/// - Slices shrink as the window runs out: a slice is at most one sixteenth of the remaining units,
-///   unless the hits that wait for it need more. After a failed request, each request takes the
-///   units of a single hit, until one succeeds.
-/// - Hits on one key that need a slice wait for the same request. A refund returns the units to the
-///   lease.
-/// - A lease ends with its window. A clear drops the lease of this node, but other nodes keep
-///   theirs.
-/// - An admitted hit can report too many remaining units, because other nodes spend units too.
+/// # Bounds
 ///
-/// The policy must be a single [`FixedWindow`](crate::FixedWindow), anchored or aligned, or a single
-/// [`CalendarWindow`](crate::CalendarWindow). Other policies fail [validation](Storage::validate). Two kinds of hits are sent to the storage
-/// unchanged: those of shadow limits, and those of a policy that was chosen for the request and is
-/// not a single window of these kinds.
+/// **A unit that the storage admits at the time t and a process spends in the span from t to t + L
+/// belongs, in any span d, to the units that the storage admitted in d + L. So in any span d, all
+/// processes together spend at most what the strategy promises for d + L.**
 ///
-/// At most 10,000 keys have a lease ([`max_keys`](Self::max_keys)). Beyond that, a new lease evicts
-/// one that was not used recently. The evicted lease is refunded.
+/// For N units per period P, this means:
 ///
-/// Make `Leases` the outermost wrapper of a storage. A storage with round trips needs a tokio
-/// runtime. Clones share their leases. The guide on [several
-/// processes](crate::guide::several_processes#fewer-requests-to-the-storage) has the details and
-/// the bounds.
-///
-/// # Shutdown
-///
-/// | event | unspent units |
+/// | strategy | all processes together spend at most |
 /// |---|---|
-/// | [`close`](Self::close) | are refunded |
-/// | the last handle is dropped inside a tokio runtime | a task refunds them, if the runtime runs long enough |
-/// | the last handle is dropped outside a runtime | are lost until their window ends |
-/// | the process ends without any of these | are lost until their window ends |
+/// | fixed window, aligned window, calendar window | N in each window, because a lease ends with its window |
+/// | moving window | N in any span of P - L |
+/// | sliding window counter | 2N in any span of P - L |
+/// | token bucket with the burst B | B + N·(d + L)/P in any span d |
+/// | several limits | the bounds of all limits, with the shortest L of them |
+///
+/// - The bounds hold for any number of processes, for clocks that differ, for lost replies, and for
+///   processes that crash or stop for a while. Each process measures L by its own monotonic clock,
+///   and begins before it sends the request.
+/// - Refusals always come from the storage. While a process has leased units, another one can be
+///   refused too early, for at most L.
+/// - An admitted hit reports the units of the lease plus those that remained in the storage. Other
+///   processes may have spent some of them. It reports the time at which the storage admitted its
+///   slice.
+///
+/// Elastic windows, leaky buckets and lockouts cannot be leased, because each hit or refusal changes
+/// their states. Such policies fail [validation](Storage::validate). A policy that was chosen for a
+/// request is sent to the storage unchanged.
+///
+/// # Slices
+///
+/// The first hits of a key are sent to the storage. A slice then has as many units as this process
+/// will spend in L if it continues as before, but at most
+///
+/// - the units that [`new`](Self::new) was called with,
+/// - a sixteenth of the units that remain in the storage,
+/// - for a token bucket, the units that it refills in L.
+///
+/// Hits that find no lease wait for one request, which takes their own units and a slice. If the
+/// storage refuses it, each of them is sent alone. After a failed request, hits are sent alone until
+/// one succeeds.
+///
+/// Charges and settlements use the lease first. A [clear](Storage::clear) drops the lease of this
+/// process. Others keep theirs, for at most L.
+///
+/// # Lost units
+///
+/// Lost units count in the storage although no process spends them, until the strategy forgets them.
+///
+/// | event | lost units per key and process, at most |
+/// |---|---|
+/// | an outage that loses replies | one slice, and the costs of the hits that were in flight |
+/// | a crash, or the end of the runtime | one slice |
+/// | the last handle is dropped | none, if the runtime still runs for L |
+/// | [`close`](Self::close), if the storage does not fail | none |
+///
+/// A token bucket refills a slice within L. What it has refilled is not refunded, because a bucket
+/// that was full meanwhile would get it twice.
+///
+/// Make `Leases` the outermost wrapper of a storage. Clones share their leases. The guide on [several
+/// processes](crate::guide::several_processes#fewer-requests-to-the-storage) has the details.
 ///
 /// # Errors
 ///
-/// If the storage fails, all hits that wait for the request fail with the same [`StorageError`].
+/// If the storage fails, all hits that wait for the request fail with the same [`StorageError`]. A hit
+/// can wait for two timeouts of the storage: for the request in flight, and for its own. If that one
+/// is refused and the hit is sent alone, it waits for a third.
 ///
-/// A call fails with the kind [`Cancelled`](crate::storage::StorageErrorKind::Cancelled) if its
-/// runtime shuts down, or if it waits for a storage with round trips outside a runtime.
-///
-/// A hit can wait for two timeouts of the storage: for the request in flight, and for its own. If
-/// the storage contains a [`Breaker`](super::Breaker) with a fallback, a hit can wait for a third
-/// timeout.
+/// A call fails with the kind [`Cancelled`](crate::storage::StorageErrorKind::Cancelled) if its runtime
+/// shuts down. Nothing is leased outside of a tokio runtime with time.
 #[derive(Clone)]
 pub struct Leases(Arc<LeaseTable>);
 
@@ -97,11 +123,7 @@ pub struct Leases(Arc<LeaseTable>);
 const MAX_KEYS: usize = 10_000;
 
 impl Leases {
-    /// Wraps `storage`. `slice` is the number of units that one request takes from it.
-    ///
-    /// A request takes at most a sixteenth of the remaining units, or of the capacity if the
-    /// remaining units are not known yet. If the hits that wait for the request need more than this
-    /// or more than `slice`, the request takes as many units as they need.
+    /// Wraps `storage`. A lease has at most `slice` units.
     ///
     /// # Panics
     ///
@@ -109,16 +131,38 @@ impl Leases {
     #[track_caller]
     pub fn new(storage: impl Storage, slice: u32) -> Self {
         assert!(slice > 0, "invalid slice 0: a slice must be at least 1, for example 100");
-        Self(Arc::new(LeaseTable::new(AnyStorage::new(storage), slice, MAX_KEYS, Arc::new(SystemClock::new()))))
+        let settings = LeaseSettings { slice, max_keys: MAX_KEYS, ttl: None, clock: Arc::new(SystemClock::new()) };
+        Self(Arc::new(LeaseTable::new(AnyStorage::new(storage), settings)))
     }
 
     /// Returns a handle to the same storage, with these settings and without leases.
-    fn with(self, max_keys: usize, clock: Arc<dyn Clock>) -> Self {
-        Self(Arc::new(LeaseTable::new(self.0.inner.clone(), self.0.slice, max_keys, clock)))
+    fn with(self, change: impl FnOnce(&mut LeaseSettings)) -> Self {
+        let mut settings = self.0.settings.clone();
+        change(&mut settings);
+        Self(Arc::new(LeaseTable::new(self.0.inner.clone(), settings)))
     }
 
-    /// Sets the maximum number of keys that have a lease at the same time. Defaults to 10,000. A
-    /// key counts once for each policy.
+    /// Sets the longest time of a lease. Defaults to a twentieth of the shortest period of the policy,
+    /// and at most one second.
+    ///
+    /// A longer time saves requests, and weakens the [bounds](Self#bounds). The returned storage has
+    /// no leases, and is independent of clones of this one.
+    ///
+    /// # Panics
+    ///
+    /// Panics if `ttl` is less than a millisecond or more than a day.
+    #[must_use]
+    #[track_caller]
+    pub fn ttl(self, ttl: Duration) -> Self {
+        assert!(
+            (Duration::from_millis(1)..=Duration::from_secs(86_400)).contains(&ttl),
+            "invalid ttl {ttl:?}: it must be at least 1 ms and at most 1 day, for example Duration::from_secs(1)"
+        );
+        self.with(|settings| settings.ttl = Some(micros(ttl)))
+    }
+
+    /// Sets the maximum number of keys that can have a lease at the same time. Defaults to 10,000. A
+    /// key counts once for each policy. The hits of further keys are sent to the storage.
     ///
     /// The returned storage has no leases, and is independent of clones of this one.
     ///
@@ -129,8 +173,7 @@ impl Leases {
     #[track_caller]
     pub fn max_keys(self, max_keys: usize) -> Self {
         assert_max_keys(max_keys, "10_000", "to lease nothing, remove the leases");
-        let clock = Arc::clone(&self.0.clock);
-        self.with(max_keys, clock)
+        self.with(|settings| settings.max_keys = max_keys)
     }
 
     /// Sets the clock that measures the time until a lease ends, for example in tests. Defaults to
@@ -139,8 +182,7 @@ impl Leases {
     /// The returned storage has no leases, and is independent of clones of this one.
     #[must_use]
     pub fn clock(self, clock: impl Clock) -> Self {
-        let max_keys = self.0.max_keys;
-        self.with(max_keys, Arc::new(clock))
+        self.with(|settings| settings.clock = Arc::new(clock))
     }
 
     /// Returns the inner storage.
@@ -153,17 +195,17 @@ impl Leases {
         self.0.counters.counted().0
     }
 
-    /// Returns the number of times that units were requested from the inner storage. Several
-    /// waiting hits can share one request. Hits, peeks and charges that are sent to the storage
-    /// unchanged are not counted.
+    /// Returns the number of hits and slices that were requested from the inner storage. Several
+    /// waiting hits can share one request.
     pub fn misses(&self) -> u64 {
         self.0.counters.counted().1
     }
 
-    /// Returns the number of keys that have a lease whose window has not ended, even if all its
-    /// units are spent. A key counts once for each policy.
+    /// Returns the number of keys that have a lease that has not ended, even if all its units are
+    /// spent. A key counts once for each policy.
     pub fn len(&self) -> usize {
-        self.0.len()
+        let now = self.0.now();
+        self.0.table.count(|entry| entry.lease.as_ref().is_some_and(|lease| lease.time_left(now).is_some()))
     }
 
     /// Returns `true` if [`len`](Self::len) is 0.
@@ -177,153 +219,111 @@ impl Leases {
     /// `close` applies to all clones of this handle, from the first poll of the future:
     ///
     /// - Later hits go to the storage, each with its own cost.
-    /// - A slice in flight serves the hits that wait for it. The rest is refunded. The future waits
-    ///   for that, unless the slice was requested in another runtime.
-    /// - A lease whose window has ended is dropped.
+    /// - A slice in flight serves the hits that wait for it. The future waits for it and refunds the
+    ///   rest, unless the slice was requested in another runtime. Then the rest is refunded when its
+    ///   lease ends.
     ///
-    /// If the future is dropped early, the leases of fewer than 100 keys can be lost until their
-    /// windows end. The other leases stay until `close` is called again or the last handle is
-    /// dropped.
+    /// If the future is dropped early, the leases of fewer than 100 keys can be lost. The other
+    /// leases are refunded when they end, or by another call.
     ///
     /// # Errors
     ///
     /// Returns the first error of a refund, after all refunds have been tried. Units whose refund
-    /// failed are lost until their window ends.
+    /// failed are lost until the strategy forgets them.
     pub fn close(&self) -> impl Future<Output = Result<(), StorageError>> + Send + use<> {
         let shared = Arc::clone(&self.0);
         async move { shared.close().await }
     }
 }
 
-/// Returns an error for a policy that is neither a single fixed window nor a shadow policy.
-fn check(policy: &Policy) -> Result<(), ConfigError> {
-    if policy.is_shadow() || is_leased(policy) {
-        return Ok(());
-    }
-    Err(ConfigError::new(format!(
-        "cannot lease units of {policy}: use a single fixed window, for example \"fixed-window 10000/minute\", \
-         or remove the leases"
-    )))
-}
-
-/// Returns `true` for a policy whose hits are served from leases.
-fn is_leased(policy: &Policy) -> bool {
-    match policy.limits() {
-        [limit] if !policy.is_shadow() => limit.is_fixed_window(),
-        _ => false,
-    }
+/// Returns `true` if units of the limit can be spent without its state.
+fn is_leasable(limit: &Limit) -> bool {
+    !limit.counts_refusals() && !limit.strategy().delays() && !limit.locks()
 }
 
 impl Storage for Leases {
-    fn decide(&self, mut request: StorageRequest<'_>) -> StorageFuture<Decision> {
-        // The slice may pay a part of a charge. Then the storage decides on less.
-        let (cost, mut taken) = (request.cost, None);
-        if request.op == Op::Charge && cost > 0 && is_leased(request.policy) {
-            match self.0.take_for_charge(request.policy, request.key, cost) {
-                Some((all, Some(decision))) => {
-                    all.keep();
-                    return StorageFuture::ok(decision);
-                }
-                Some((part, None)) => (request.cost, taken) = (cost - part.units(), Some(part)),
-                None => {}
-            }
+    fn decide(&self, request: StorageRequest<'_>) -> StorageFuture<Decision> {
+        if request.cost == 0 || !request.policy.limits().iter().all(is_leasable) {
+            return self.0.inner.decide(request);
         }
-        // The part that the slice has paid is put back unless the storage charges the rest.
-        let complete = move |decided: Result<Decision, StorageError>| {
-            let decision = decided?;
-            if decision.is_admitted() {
-                taken.into_iter().for_each(Taken::keep);
-            }
-            Ok(decision.of_cost(cost))
-        };
-        match self.0.decide(&request, is_leased(request.policy)) {
-            Route::Local(decision) => StorageFuture::ok(decision),
-            Route::Inner => self.0.inner.decide(request).map(complete),
-            Route::Wait(answer) => {
-                let (inner, request) = (self.0.inner.clone(), request.owned());
-                StorageFuture::new(async move {
-                    complete(match answer.await.map_err(|_| cancelled())?? {
-                        Some(given) => given.claim().ok_or_else(cancelled),
-                        None => inner.decide(request.borrow()).await,
-                    })
+        let (shared, StorageRequest { policy, key, cost, .. }) = (Arc::clone(&self.0), request);
+        match request.op {
+            Op::Hit => match shared.take(&request) {
+                Some(decision) => StorageFuture::ok(decision),
+                None => StorageFuture::new(shared.decide(request.owned())),
+            },
+            Op::Peek => {
+                let (place, policy) = (shared.place(policy, key), policy.clone());
+                shared.inner.decide(request).map(move |decided| {
+                    let now = shared.now();
+                    let unspent = shared.with_entry(place, |entry| entry.lease_at(&policy, now).map(|it| it.unspent));
+                    Ok(seen(decided?, unspent.flatten().unwrap_or(0)))
                 })
+            }
+            Op::Charge => {
+                let (inner, owned) = (shared.inner.clone(), request.owned());
+                let charge_storage = move |rest| {
+                    inner.decide(StorageRequest { cost: rest, ..owned.borrow() }).map(move |it| Ok(it?.of_cost(cost)))
+                };
+                let charge = (policy.clone(), key.clone(), cost);
+                StorageFuture::new(shared.charge(charge, |charged| charged, charge_storage, Decision::is_admitted))
             }
         }
     }
 
     #[inline]
     fn try_admit(&self, request: StorageRequest<'_>, shown: Option<&mut Summary>) -> bool {
-        if request.op != Op::Hit || request.cost == 0 {
-            return false;
+        if request.cost == 0 || !request.policy.limits().iter().all(is_leasable) {
+            return self.0.inner.try_admit(request, shown);
         }
-        if let Some(decision) = self.0.take(&request) {
-            if let Some(shown) = shown {
-                *shown = Summary { at: decision.at(), limit: *decision.shown() };
-            }
-            return true;
+        let Some(decision) = self.0.take(&request) else { return false };
+        if let Some(shown) = shown {
+            *shown = Summary { at: decision.at(), limit: *decision.shown() };
         }
-        let is_leased = is_leased(request.policy) && !self.0.is_closed();
-        !is_leased && !self.0.knows(request.policy, request.key) && self.0.inner.try_admit(request, shown)
+        true
     }
 
     fn clear(&self, policy: &Policy, key: &Key) -> StorageFuture<()> {
-        match self.0.enqueue(policy, key, Command::Clear) {
-            Route::Local(_) => StorageFuture::ok(()),
-            Route::Wait(answer) => done(answer),
-            Route::Inner => {
-                // A lease of this time may be older than the clear.
-                let (table, place) = (Arc::clone(&self.0), self.0.place(policy, key));
-                self.0.inner.clear(policy, key).finally(move || table.forget(place))
-            }
-        }
+        let (shared, place) = (Arc::clone(&self.0), self.0.place(policy, key));
+        let forget = move || {
+            shared.with_entry(place, LeaseEntry::forget);
+        };
+        forget();
+        // A slice that arrives meanwhile may be older than the clear.
+        self.0.inner.clear(policy, key).finally(forget)
     }
 
-    /// Corrects the cost of a hit, from the lease if possible:
+    /// Corrects the cost of a hit, in the lease if possible:
     ///
-    /// - If `actual` is less than the cost, refunds the difference to the lease. The refund goes to
-    ///   the storage instead if the key has no lease of the same window, or if units of that window
-    ///   were charged to the storage.
-    /// - If `actual` is more, takes the difference from the lease. If the lease has too few units,
-    ///   charges the rest to the storage.
+    /// - If `actual` is less than the cost, refunds the difference to the lease that the hit was spent
+    ///   from, or to the storage if that lease has ended.
+    /// - If `actual` is more, charges the difference.
     fn settle(&self, policy: &Policy, key: &Key, decision: &Decision, actual: u32) -> StorageFuture<()> {
-        if !decision.has_spent() || actual == decision.cost() {
-            return StorageFuture::ok(());
-        }
-        let Some(units) = actual.checked_sub(decision.cost()) else {
-            // A hit by another kind of policy has spent units of other limits, too.
-            let put_back = || self.0.put_back(policy, key, decision, decision.cost() - actual);
-            return match is_leased(policy).then(put_back).flatten() {
-                Some(Route::Local(_)) => StorageFuture::ok(()),
-                Some(Route::Wait(answer)) => done(answer),
-                Some(Route::Inner) | None => self.0.inner.settle(policy, key, decision, actual),
-            };
-        };
-        let take = || self.0.take_for_charge(policy, key, units).map(|(taken, _)| taken);
-        let taken = if decision.is_from_fallback() { None } else { take() };
-        let actual = actual - taken.as_ref().map_or(0, Taken::units);
-        if actual == decision.cost() {
-            taken.into_iter().for_each(Taken::keep);
-            return StorageFuture::ok(());
-        }
-        // If the storage does not charge the rest, the units of the slice are put back.
-        self.0.inner.settle(policy, key, decision, actual).map(move |settled| {
-            if settled.is_ok() {
-                taken.into_iter().for_each(Taken::keep);
+        let (shared, inner, cost) = (Arc::clone(&self.0), self.0.inner.clone(), decision.cost());
+        match actual.checked_sub(cost) {
+            _ if !decision.has_spent() => StorageFuture::ok(()),
+            Some(0) => StorageFuture::ok(()),
+            None if shared.put_back(policy, key, decision, cost - actual) => StorageFuture::ok(()),
+            Some(more) if !decision.is_from_fallback() => {
+                let (hit, of) = (decision.clone(), (policy.clone(), key.clone()));
+                let charge_storage = move |rest| inner.settle(&of.0, &of.1, &hit, cost + rest);
+                let charge = (policy.clone(), key.clone(), more);
+                StorageFuture::new(shared.charge(charge, drop, charge_storage, |()| true))
             }
-            settled
-        })
+            _ => inner.settle(policy, key, decision, actual),
+        }
     }
 
     fn check(&self) -> StorageFuture<()> {
         self.0.inner.check()
     }
 
-    /// Clears the inner storage, and then drops all leases of this node, even if the inner storage
+    /// Clears the inner storage, and then drops all leases of this process, even if the inner storage
     /// fails.
     fn clear_all(&self) -> StorageFuture<u64> {
         // Leases of this time may be older than the clear.
-        let table = Arc::clone(&self.0);
-        self.0.inner.clear_all().finally(move || table.table.visit_all(LeaseEntry::forget))
+        let shared = Arc::clone(&self.0);
+        self.0.inner.clear_all().finally(move || shared.table.visit_all(LeaseEntry::forget))
     }
 
     fn wrapped(&self) -> Option<&dyn Storage> {
@@ -331,32 +331,43 @@ impl Storage for Leases {
     }
 
     fn validate(&self, policy: &Policy) -> Result<(), ConfigError> {
-        check(policy)?;
-        self.0.inner.validate(policy)
+        match policy.limits().iter().find(|limit| !is_leasable(limit)) {
+            Some(limit) => Err(ConfigError::new(format!(
+                "cannot lease units of \"{limit}\", because each hit or refusal changes its state: use a fixed, moving \
+                 or sliding window or a token bucket, or remove the leases"
+            ))),
+            None => self.0.inner.validate(policy),
+        }
     }
 }
 
-/// Returns the future of a change that the key's worker makes.
-fn done(answer: oneshot::Receiver<LeaseResult>) -> StorageFuture<()> {
-    StorageFuture::new(async { answer.await.map_err(|_| cancelled())?.map(drop) })
-}
-
-fn cancelled() -> StorageError {
-    let message = "lease task was cancelled: leases on a storage with round trips need a running tokio runtime";
-    StorageError::new(StorageErrorKind::Cancelled, message)
+/// Returns the view of a process with leased units on the decision of a peek: a hit can spend them.
+fn seen(mut peek: Decision, unspent: u32) -> Decision {
+    let is_undecided = peek.is_from_fallback() || peek.is_contended() || peek.is_storage_full();
+    if unspent == 0 || is_undecided {
+        return peek;
+    }
+    let cost = peek.cost();
+    for status in peek.limits_mut() {
+        let retry = status.retry_after().map(micros);
+        *status = with_unspent(status, unspent);
+        if cost > status.remaining() {
+            *status = Status::refused(status.capacity(), status.remaining(), status.reset_after_micros(), retry);
+        }
+    }
+    peek.conclude(peek.at());
+    peek
 }
 
 /// Prints the inner storage, the settings and the counts, but no keys and no leases.
 impl fmt::Debug for Leases {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let (hits, misses) = self.0.counters.counted();
         f.debug_struct("Leases")
             .field("inner", &self.0.inner)
-            .field("slice", &self.0.slice)
-            .field("max_keys", &self.0.max_keys)
+            .field("settings", &self.0.settings)
             .field("len", &self.len())
-            .field("hits", &hits)
-            .field("misses", &misses)
+            .field("local_decisions", &self.local_decisions())
+            .field("misses", &self.misses())
             .finish_non_exhaustive()
     }
 }

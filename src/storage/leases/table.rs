@@ -1,330 +1,221 @@
-//! The table of all keys: their leases, and the jobs that wait for the worker of a key.
-//!
-//! Two flags limit the loss. The flag of a key, until a request of this key succeeds, gives the
-//! bound: one slice per key, node and outage, plus one hit per further request. The flag of the
-//! node stops the slices of all other keys, so that an outage does not cost one slice for each key.
-//! It would not be enough alone: if one shard of a cluster fails, keys on other shards succeed all
-//! the time.
-//!
-//! While a key is in doubt, a request is for one waiting hit. With 50 hits per timeout, all of them
-//! would cost half a slice per lost reply.
+//! The table of all keys: their leases, and the pace of their hits.
 
-use std::mem::take;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use tokio::runtime::Id;
-use tokio::sync::oneshot;
+use tokio::sync::Notify;
 
-use super::lease::Lease;
+use super::lease::{Lease, refill};
 use crate::decision::Decision;
 use crate::key::Key;
-use crate::policy::{Op, Policy};
+use crate::policy::Policy;
 use crate::storage::calls::Counters;
 use crate::storage::key_table::{Bucket, Table, TableKey};
+use crate::storage::queues::JobQueues;
+use crate::storage::ticket::Ticket;
 use crate::storage::{AnyStorage, Clock, StorageError, StorageRequest};
 use crate::time::Timestamp;
+
+/// A slice is at most the remaining units divided by this number. With 4, sixteen processes that
+/// begin a window together lease all of it, because each assumes that all remains. The last ones were
+/// refused with 99 % unused.
+const SHARES: u32 = 16;
+
+/// The longest default time of a lease, in microseconds.
+const LONGEST: u64 = 1_000_000;
+
+/// The number of leases of a period by default.
+const LEASES_PER_PERIOD: u64 = 20;
 
 /// The state that all handles share.
 pub(super) struct LeaseTable {
     pub(super) inner: AnyStorage,
+    pub(super) settings: LeaseSettings,
     pub(super) table: Table<LeaseEntry>,
+    pub(super) queues: JobQueues<LeaseKey, LeaseJob>,
     pub(super) counters: Counters,
-    pub(super) clock: Arc<dyn Clock>,
+    /// `true` after [`close`](super::Leases::close): no more slices are taken.
+    pub(super) is_closed: AtomicBool,
+    /// Notified when a worker ends.
+    pub(super) idle: Notify,
+}
+
+#[derive(Clone, Debug)]
+pub(super) struct LeaseSettings {
     pub(super) slice: u32,
     pub(super) max_keys: usize,
-    pub(super) outage: Outage,
-    /// `true` after [`close`](super::Leases::close): no more slices are taken.
-    pub(super) closed: AtomicBool,
+    /// The time of a lease in microseconds, or `None` for the default.
+    pub(super) ttl: Option<u64>,
+    pub(super) clock: Arc<dyn Clock>,
 }
 
-impl LeaseTable {
-    pub(super) fn new(inner: AnyStorage, slice: u32, max_keys: usize, clock: Arc<dyn Clock>) -> Self {
-        let (table, counters) = (Table::new(max_keys), Counters::new("ratelimit_leases_total"));
-        Self {
-            inner,
-            table,
-            counters,
-            clock,
-            slice,
-            max_keys,
-            outage: Outage::default(),
-            closed: AtomicBool::new(false),
-        }
-    }
+/// Identifies a worker by its runtime and its key.
+pub(super) type LeaseKey = (Id, TableKey);
 
-    /// Returns the table key. Policies with the same identity share an entry if their first limits
-    /// share states.
-    pub(super) fn place(&self, policy: &Policy, key: &Key) -> TableKey {
-        self.table.place(policy, policy.limit_digests().first().copied().unwrap_or_default(), key)
-    }
-
-    /// Returns the number of keys with a lease whose window has not ended.
-    pub(super) fn len(&self) -> usize {
-        let now = self.clock.now();
-        self.table.count(|entry| entry.lease.as_ref().is_some_and(|lease| lease.is_live(now)))
-    }
-
-    /// Drops the key's lease.
-    pub(super) fn forget(&self, place: TableKey) {
-        if let Some(entry) = self.table.lock(place).find() {
-            entry.forget();
-        }
-    }
-
-    pub(super) fn is_closed(&self) -> bool {
-        self.closed.load(Ordering::SeqCst)
-    }
-
-    /// Cleans up after a worker that was dropped before it ended. Its callers get an error, because
-    /// their jobs are dropped here. If a request for units was in flight (`is_requesting`), the
-    /// storage may have counted it.
-    pub(super) fn abandon(&self, place: TableKey, is_requesting: bool) {
-        if is_requesting {
-            self.outage.failed();
-        }
-        let mut bucket = self.table.lock(place);
-        let waiting = bucket.find().map(|entry| {
-            entry.is_uncertain |= is_requesting;
-            entry.end_worker();
-            std::mem::take(&mut entry.waiting)
-        });
-        drop(bucket);
-        drop(waiting);
-    }
+/// A hit that waits for a slice. `None` means that its caller must send it to the storage alone.
+pub(super) struct LeaseJob {
+    pub(super) policy: Policy,
+    pub(super) cost: u32,
+    pub(super) ticket: Ticket<Result<Option<Decision>, StorageError>>,
 }
 
-/// The lease of one key under one policy's name, and the callers that wait for it.
+/// The lease of one key under one policy's name.
 pub(super) struct LeaseEntry {
-    pub(super) key: Key,
-    pub(super) lease: Option<Lease>,
-    /// The jobs that the worker does next.
-    pub(super) waiting: Vec<Job>,
-    pub(super) worker: WorkerState,
-    /// The time of the latest use, for eviction.
-    pub(super) used: Timestamp,
-    /// The number of clears. A slice that was requested before a clear serves only the hits that
-    /// already wait for it.
-    pub(super) changes: u64,
-    /// `true` if the latest request for units failed. The storage may have counted it.
+    pub(super) lease: Option<Box<Lease>>,
+    /// The units that remained in the storage after its latest decision.
+    pub(super) remaining: u32,
+    /// The units that this process has spent since `since`, from which the next slice is computed.
+    pub(super) spent: u32,
+    pub(super) since: Timestamp,
+    /// `true` if the latest request failed. The storage may have counted it, so hits are sent alone
+    /// until one succeeds. This limits the loss to one slice per key and outage.
     pub(super) is_uncertain: bool,
-    /// The calls of [`close`](super::Leases::close) that wait for the worker. The worker drops the
-    /// senders when it ends, or sends the error if it fails to refund the lease.
-    pub(super) when_idle: Vec<oneshot::Sender<StorageError>>,
-}
-
-/// The state of a key's worker.
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub(super) enum WorkerState {
-    /// No worker runs.
-    Idle,
-    /// The worker runs in this runtime, or outside of a runtime (`None`). Callers in another
-    /// runtime do not wait for it, because its runtime may have stopped.
-    Running(Option<Id>),
+    /// The number of requests for a slice in flight.
+    pub(super) requests: u32,
+    /// The number of clears. A slice that was requested before a clear is not leased.
+    pub(super) clears: u64,
+    /// The runtime of the task that refunds the lease when it ends.
+    pub(super) timer: Option<Id>,
+    /// The time of the latest use, for eviction.
+    used: Timestamp,
 }
 
 impl LeaseEntry {
-    pub(super) fn new(key: Key, now: Timestamp) -> Self {
+    fn new(now: Timestamp) -> Self {
         Self {
-            key,
             lease: None,
-            waiting: Vec::new(),
-            worker: WorkerState::Idle,
-            used: now,
-            changes: 0,
+            remaining: 0,
+            spent: 0,
+            since: now,
             is_uncertain: false,
-            when_idle: Vec::new(),
+            requests: 0,
+            clears: 0,
+            timer: None,
+            used: now,
         }
     }
 
-    /// Decides a hit by spending units of the lease. Returns `None` for another operation, or if
-    /// the lease has too few units.
-    pub(super) fn take(&mut self, request: &StorageRequest<'_>, now: Timestamp) -> Option<Decision> {
-        if request.op != Op::Hit || request.cost == 0 {
-            return None;
-        }
-        let lease = self.lease.as_mut().filter(|lease| lease.is_live(now) && lease.policy == *request.policy)?;
-        let decision = lease.take(request.cost, now)?;
+    /// Decides a hit by spending units of the lease.
+    pub(super) fn take(&mut self, policy: &Policy, cost: u32, now: Timestamp) -> Option<Decision> {
+        let lease = self.lease_at(policy, now)?;
+        let decision = lease.take(cost)?;
+        self.spent = self.spent.saturating_add(cost);
         self.used = now;
         Some(decision)
     }
 
-    /// Drops the lease when the key is cleared. Of a slice in flight, only the hits that already
-    /// wait for it are served, and the rest is discarded.
+    /// Returns the lease, unless it has ended or belongs to another policy of the same name.
+    pub(super) fn lease_at(&mut self, policy: &Policy, now: Timestamp) -> Option<&mut Lease> {
+        self.lease.as_deref_mut().filter(|lease| lease.policy == *policy && lease.time_left(now).is_some())
+    }
+
+    /// Drops the lease when the key is cleared, and a slice in flight when it arrives.
     pub(super) fn forget(&mut self) {
-        self.changes += 1;
+        self.clears += 1;
         self.lease = None;
     }
 
-    /// Takes the waiting jobs. If there are none, the worker ends.
-    pub(super) fn next_jobs(&mut self) -> Vec<Job> {
-        let jobs = take(&mut self.waiting);
-        if jobs.is_empty() {
-            self.end_worker();
-        }
-        jobs
-    }
-
-    /// Records that the worker has ended, and wakes the calls of `close` that wait for it.
-    pub(super) fn end_worker(&mut self) {
-        self.worker = WorkerState::Idle;
-        self.when_idle.clear();
-    }
-
-    /// Returns `true` if the entry is empty and can be removed.
-    pub(super) fn is_idle(&self) -> bool {
-        self.worker == WorkerState::Idle && self.lease.is_none() && !self.is_uncertain
-    }
-}
-
-/// The error of a bucket in which all entries have a worker.
-pub(super) struct NoRoom;
-
-/// Makes room for one more key in a bucket:
-///
-/// 1. Removes all leases of ended windows.
-/// 2. If the bucket is still full, evicts the least recently used key, preferably one without a
-///    lease, and returns its lease.
-///
-/// Never evicts a key with a worker.
-pub(super) fn make_room(bucket: &mut Bucket<'_, LeaseEntry>, now: Timestamp) -> Result<Option<(Key, Lease)>, NoRoom> {
-    bucket.retain(|entry| {
-        if entry.worker == WorkerState::Idle {
-            entry.lease.take_if(|lease| now >= lease.end);
-        }
-        !entry.is_idle()
-    });
-    let ways = bucket.ways;
-    if bucket.others().count() < ways {
-        return Ok(None);
-    }
-    let idle = bucket.others().filter(|entry| entry.worker == WorkerState::Idle);
-    let victim = idle.min_by_key(|entry| (entry.lease.is_some(), entry.used)).ok_or(NoRoom)?;
-    victim.is_uncertain = false;
-    let evicted = victim.lease.take().map(|lease| (victim.key.clone(), lease));
-    bucket.retain(|entry| !entry.is_idle());
-    Ok(evicted)
-}
-
-/// The action that a caller requests for a key.
-#[derive(Debug)]
-pub(super) enum Command {
-    /// A hit of this cost on a window that is leased.
-    Hit(u32),
-    /// A request that the storage decides, such as a peek, a charge, or a hit by a policy that is
-    /// not leased.
-    Forward(Op, u32),
-    /// A settlement: the decision on a hit, and the actual cost of the hit.
-    Settle(Decision, u32),
-    Clear,
-}
-
-/// The reply to a job. `None` means that a change is done, or that the caller must send its hit to
-/// the storage itself.
-pub(super) type LeaseResult = Result<Option<Reply>, StorageError>;
-
-/// The job of one caller.
-pub(super) struct Job {
-    pub(super) policy: Policy,
-    pub(super) command: Command,
-    reply: oneshot::Sender<LeaseResult>,
-}
-
-impl Job {
-    pub(super) fn new(policy: &Policy, command: Command) -> (Self, oneshot::Receiver<LeaseResult>) {
-        let (reply, answer) = oneshot::channel();
-        (Self { policy: policy.clone(), command, reply }, answer)
-    }
-
-    /// Returns the cost, if the job is a hit by this policy.
-    pub(super) fn cost(&self, policy: &Policy) -> Option<u32> {
-        match self.command {
-            Command::Hit(cost) if self.policy == *policy => Some(cost),
-            _ => None,
+    /// Records the result of a request, before which this process has spent units.
+    pub(super) fn record(&mut self, decided: &Result<Decision, StorageError>) {
+        match decided {
+            Ok(decision) if decision.is_contended() || decision.is_storage_full() => {}
+            // A breaker hides the failure of its primary storage.
+            Ok(decision) if !decision.is_from_fallback() => {
+                self.is_uncertain = false;
+                self.remaining = decision.remaining();
+            }
+            _ => self.is_uncertain = true,
         }
     }
 
-    /// Returns `true` if the job is a hit or a peek whose caller has gone, so that it can be
-    /// skipped. Charges, settlements and clears are never skipped.
-    pub(super) fn is_abandoned(&self) -> bool {
-        matches!(self.command, Command::Hit(_) | Command::Forward(Op::Hit | Op::Peek, _)) && self.reply.is_closed()
+    /// Counts units for the pace of this key, which is measured anew after `span` microseconds.
+    pub(super) fn count(&mut self, units: u32, now: Timestamp, span: u64) {
+        if now.since(self.since) > span {
+            (self.since, self.spent) = (now, 0);
+        }
+        self.spent = self.spent.saturating_add(units);
     }
 
-    /// Sends the reply. The caller of this method must not hold a lock of the lease table: if the
-    /// receiver is gone, dropping the reply refunds its units, which takes such a lock.
-    pub(super) fn send(self, answer: LeaseResult) {
-        drop(self.reply.send(answer));
-    }
-}
-
-/// Takes back the units of an admitted hit whose caller has gone. [`LeaseTable`] implements this
-/// trait, so that jobs do not depend on the type of the storage.
-///
-/// [`LeaseTable`]: super::table::LeaseTable
-pub(super) trait TakeBack: Send + Sync {
-    fn take_back(self: Arc<Self>, policy: &Policy, key: &Key, decision: &Decision);
-}
-
-/// A decision on its way to its caller. If the caller is gone, its units are refunded.
-pub(super) struct Reply {
-    decision: Option<Decision>,
-    refund_to: Option<(Arc<dyn TakeBack>, Policy, Key)>,
-}
-
-impl Reply {
-    /// Creates a reply with a decision on a hit. If the hit was admitted, dropping the reply
-    /// refunds it.
-    pub(super) fn of(decision: Decision, leases: Arc<dyn TakeBack>, policy: &Policy, key: &Key) -> Self {
-        let refund_to = decision.is_admitted().then(|| (leases, policy.clone(), key.clone()));
-        Self { decision: Some(decision), refund_to }
-    }
-
-    /// Creates a reply with a decision that is not refunded if the caller has gone: a refusal, or a
-    /// decision that the storage made for this caller.
-    pub(super) fn without_units(decision: Decision) -> Self {
-        Self { decision: Some(decision), refund_to: None }
-    }
-
-    /// Returns the decision. The caller owns its units from now on.
-    pub(super) fn claim(mut self) -> Option<Decision> {
-        self.decision.take()
+    /// Returns `true` if the entry cannot be removed without a loss of units.
+    fn is_busy(&self, now: Timestamp) -> bool {
+        self.requests > 0 || self.lease.as_ref().is_some_and(|lease| lease.leftover(now).is_some())
     }
 }
 
-impl Drop for Reply {
-    fn drop(&mut self) {
-        if let (Some(decision), Some((leases, policy, key))) = (self.decision.take(), self.refund_to.take()) {
-            leases.take_back(&policy, &key, &decision);
+impl LeaseTable {
+    pub(super) fn new(inner: AnyStorage, settings: LeaseSettings) -> Self {
+        Self {
+            inner,
+            table: Table::new(settings.max_keys),
+            settings,
+            queues: JobQueues::default(),
+            counters: Counters::new("ratelimit_leases_total"),
+            is_closed: AtomicBool::new(false),
+            idle: Notify::new(),
         }
     }
-}
 
-/// Counts failed requests for units, over all keys. During an outage, each request is for the units
-/// of one hit instead of a slice.
-#[derive(Debug, Default)]
-pub(super) struct Outage {
-    failures: AtomicU64,
-    /// The value of `failures` when the latest successful request was sent.
-    ended: AtomicU64,
-}
-
-impl Outage {
-    /// Returns the number of failures so far. A request reads it before it is sent.
-    pub(super) fn failures(&self) -> u64 {
-        self.failures.load(Ordering::SeqCst)
+    pub(super) fn now(&self) -> Timestamp {
+        self.settings.clock.now()
     }
 
-    pub(super) fn failed(&self) {
-        self.failures.fetch_add(1, Ordering::SeqCst);
+    /// Returns the table key. Policies with the same identity share an entry.
+    pub(super) fn place(&self, policy: &Policy, key: &Key) -> TableKey {
+        self.table.place(policy, 0, key)
     }
 
-    /// Records the success of a request that was sent when the failure count was `failures`. If the
-    /// count has grown since, the success does not prove that the storage has recovered.
-    pub(super) fn answered(&self, failures: u64) {
-        self.ended.fetch_max(failures, Ordering::SeqCst);
+    /// Calls `f` for the entry of a key, if there is one.
+    pub(super) fn with_entry<T>(&self, place: TableKey, f: impl FnOnce(&mut LeaseEntry) -> T) -> Option<T> {
+        self.table.lock(place).find().map(f)
     }
 
-    pub(super) fn is_on(&self) -> bool {
-        self.ended.load(Ordering::SeqCst) < self.failures()
+    /// Returns the entry of a key. Makes room for it by removing the entry that was not used for the
+    /// longest time. Returns `None` if all others have a lease or a request in flight.
+    pub(super) fn entry<'a>(bucket: &'a mut Bucket<'_, LeaseEntry>, now: Timestamp) -> Option<&'a mut LeaseEntry> {
+        let ways = bucket.ways;
+        if bucket.find().is_none() && bucket.others().count() >= ways {
+            let oldest = bucket.others().filter(|entry| !entry.is_busy(now)).map(|entry| entry.used).min()?;
+            bucket.retain(|entry| entry.is_busy(now) || entry.used != oldest);
+        }
+        let entry = bucket.find_or_insert(|| LeaseEntry::new(now));
+        entry.used = now;
+        Some(entry)
+    }
+
+    /// Spends units of the key's lease, if it has enough.
+    pub(super) fn take(&self, request: &StorageRequest<'_>) -> Option<Decision> {
+        let (place, now) = (self.place(request.policy, request.key), self.now());
+        let decision = self.table.lock(place).find()?.take(request.policy, request.cost, now)?;
+        self.counters.here(request.policy);
+        Some(decision)
+    }
+
+    /// Returns the time of a lease in microseconds.
+    pub(super) fn ttl(&self, policy: &Policy) -> u64 {
+        let shortest = policy.limits().iter().map(|limit| limit.quota().period_micros() / LEASES_PER_PERIOD).min();
+        self.settings.ttl.unwrap_or_else(|| shortest.unwrap_or(0).min(LONGEST))
+    }
+
+    /// Returns the units of a slice that is requested in addition to the costs of waiting hits: those
+    /// that this process spends in the time of a lease if it continues as before. The slice is at
+    /// most
+    ///
+    /// - the configured one,
+    /// - a share of the units that remain,
+    /// - the units that a bucket refills in the time of a lease.
+    pub(super) fn slice(&self, policy: &Policy, entry: &LeaseEntry, now: Timestamp) -> u32 {
+        if entry.is_uncertain || self.is_closed.load(Ordering::SeqCst) {
+            return 0;
+        }
+        let ttl = self.ttl(policy);
+        let pace = u64::from(entry.spent).saturating_mul(ttl) / now.since(entry.since).max(1);
+        let most = u64::from(self.settings.slice.min(entry.remaining / SHARES));
+        let refilled = |slice: u64, limit| match refill(limit, now, u32::try_from(slice).unwrap_or(u32::MAX)) {
+            longer if longer > ttl => slice.saturating_mul(ttl) / longer,
+            _ => slice,
+        };
+        let slice = policy.limits().iter().fold(pace.min(most), refilled);
+        u32::try_from(slice).unwrap_or(u32::MAX)
     }
 }
