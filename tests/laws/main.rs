@@ -3,5 +3,6 @@
 mod broken_storages;
 mod broken_strategies;
 mod compare_and_swap;
+mod fleets;
 mod strategies_and_storages;
 mod wrappers;
