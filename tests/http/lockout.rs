@@ -146,7 +146,8 @@ async fn lock_is_reported_if_the_storage_does_not_end_it() {
 async fn ietf_fields_list_a_lockout_by_refusals_only_while_it_is_locked() {
     let (storage, _) = memory_with_manual_clock();
     let policy = policy("fixed-window 1/second; lockout 2 refusals/minute for 1h").with_name("api");
-    let layer = RateLimitLayer::new(policy, Global::new()).storage(storage, OnError::Refuse).headers(Headers::ietf());
+    let layer =
+        RateLimitLayer::new(policy, Global::new()).storage(storage, OnError::Refuse).headers(Headers::draft11());
     let service = layer.layer(login());
     let (first, lock) = ("\"api-1\";r=0;t=1", "\"api-2\";r=0;t=3600");
     let both = [first, lock].join(", ");
