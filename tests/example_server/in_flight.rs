@@ -37,7 +37,7 @@ fn assert_all_slots_are_free(server: &Server) {
 
 #[test]
 fn third_stream_is_refused_until_another_one_has_ended() {
-    let server = server(&["--headers", "ietf"]);
+    let server = server(&["--headers", "draft11"]);
     let streams = [stream(&server), stream(&server)];
     let (status, head) = server.get("/", "");
     assert!(status == 429 && head.contains("retry-after: 1\r\n"), "{head}");
@@ -64,7 +64,7 @@ fn curl(server: &Server) -> Child {
 
 #[test]
 fn killed_curl_gives_its_slot_back() {
-    let server = server(&["--headers", "ietf"]);
+    let server = server(&["--headers", "draft11"]);
     for _ in 0..5 {
         let mut clients = [curl(&server), curl(&server)];
         for client in &mut clients {

@@ -105,7 +105,7 @@ const ALSO: &str = "default = \"fixed-window 3/hour\"\n\
 fn policies_with_keys_of_their_own_are_all_or_none() {
     let file = PoliciesFile::new("also", ALSO);
     for flags in [&[][..], &["--in-order"]] {
-        let server = file.server(&[&["--key", "header:x-user", "--headers", "ietf"], flags].concat());
+        let server = file.server(&[&["--key", "header:x-user", "--headers", "draft11"], flags].concat());
         let ask = |user: &str, tenant: &str| server.get("/", &format!("x-user: {user}\r\nx-tenant: {tenant}\r\n"));
         for expected in [200, 200, 200, 429, 429] {
             assert_eq!(ask("alice", "acme").0, expected);
