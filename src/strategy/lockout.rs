@@ -121,7 +121,7 @@ impl Lockout {
     /// So it locks out a client that goes on although it is refused. It needs another limit: the
     /// first limit of a text and a [shadow limit](crate::Policy#shadow-limits) cannot count
     /// refusals. The remaining units and the capacity of a decision do not include this limit,
-    /// except that nothing remains while it is locked. [IETF fields](crate::Headers::ietf) list it
+    /// except that nothing remains while it is locked. [IETF fields](crate::Headers::draft11) list it
     /// only then.
     ///
     /// A hit that waits, as in [`acquire`](crate::RateLimiter::acquire), is one strike for each
