@@ -7,6 +7,7 @@ mod etcd;
 mod fleet;
 mod memcached;
 mod pgbouncer;
+mod ports;
 mod postgres;
 mod process;
 mod proxy;
@@ -18,7 +19,6 @@ use std::env;
 use std::fmt::Display;
 use std::fs;
 use std::io;
-use std::net::TcpListener;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -31,6 +31,7 @@ pub use self::etcd::{Etcd, Member};
 pub use self::fleet::{Cluster, Sentinels, wait_until_replicated};
 pub use self::memcached::Memcached;
 pub use self::pgbouncer::PgBouncer;
+pub use self::ports::free_port;
 pub use self::postgres::{Postgres, Session};
 use self::process::{Folder, Process};
 pub use self::proxy::{Mode, Proxy};
@@ -306,15 +307,4 @@ impl Drop for Server {
 
 fn program() -> String {
     env::var(PROGRAM).unwrap_or_else(|_| "redis-server".to_owned())
-}
-
-/// Returns a free port. The port 10,000 above, which the cluster bus uses, is free too.
-pub fn free_port() -> u16 {
-    let free = |port| Ok::<u16, io::Error>(TcpListener::bind(("127.0.0.1", port))?.local_addr()?.port());
-    loop {
-        let port = free(0).unwrap();
-        if port < 55_000 && free(port + 10_000).is_ok() {
-            return port;
-        }
-    }
 }
