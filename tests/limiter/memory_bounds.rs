@@ -4,8 +4,8 @@ use std::fmt::Write;
 use std::time::Duration;
 
 use common::{memory_with_manual_clock, now, policy};
-use tower_ratelimit::storage::{ManualClock, OnFull};
-use tower_ratelimit::{Decision, Key, MemoryStorage, Op, Policy, RateLimiter};
+use tower_ratelimit::storage::{ManualClock, OnFull, StorageRequest};
+use tower_ratelimit::{Decision, Key, MemoryStorage, Op, Policy, RateLimiter, Storage};
 
 const MIB: usize = 1 << 20;
 
@@ -96,6 +96,36 @@ fn strikes_on_a_lockout_stay_within_the_bounds() {
                 let stats = storage.stats();
                 assert!(stats.bytes <= MIB + MIB / 20 || max_bytes > MIB, "{policy}: {stats:?}");
                 assert!(stats.keys <= max_keys, "{policy}: {stats:?}");
+            }
+        }
+    }
+}
+
+/// Guards against this defect: a member that refuses stores its strike although there is no room.
+#[test]
+fn strikes_of_several_keys_stay_within_the_bounds() {
+    let counting = policy("fixed-window 1/hour; lockout 9 refusals/hour for 1h").with_name("counting");
+    let other = policy("fixed-window 1000000/hour").with_name("other");
+    for (max_keys, max_bytes) in [(1_000_000, MIB), (5_000, 64 * MIB)] {
+        // The cost never fits, or the second hit of each key is refused.
+        for (cost, rounds) in [(2, 1), (1, 3)] {
+            let (storage, clock) = storage(max_keys, max_bytes);
+            let all = Key::from("all");
+            for _ in 0..rounds {
+                for key in 0..30_000_u64 {
+                    let key = Key::from(key);
+                    let hits = [
+                        StorageRequest::new(&other, &all, Op::Hit, 1),
+                        StorageRequest::new(&counting, &key, Op::Hit, cost),
+                    ];
+                    let decisions = now(storage.decide_all(&hits));
+                    let is_admitted = decisions.iter().all(Decision::is_admitted);
+                    assert!(decisions.iter().all(|one| one.has_spent() == is_admitted), "{decisions:?}");
+                    clock.advance(Duration::from_micros(1));
+                }
+                let stats = storage.stats();
+                assert!(stats.bytes <= MIB + MIB / 20 || max_bytes > MIB, "cost {cost}: {stats:?}");
+                assert!(stats.keys <= max_keys, "cost {cost}: {stats:?}");
             }
         }
     }

@@ -37,6 +37,10 @@ pub(super) fn decide(inner: &MemoryInner, requests: &[StorageRequest<'_>]) -> Ve
     decisions
 }
 
+fn do_all_admit(members: &mut [Loaded<'_>], now: Timestamp) -> bool {
+    members.iter_mut().all(|member| member.member(now).admits())
+}
+
 /// A member, and the states of its key while they are taken out of their shard.
 struct Loaded<'a> {
     request: &'a StorageRequest<'a>,
@@ -55,8 +59,19 @@ impl Loaded<'_> {
         Member { policy, states: self.states, now, op, cost }
     }
 
-    fn need(&self, now: Timestamp) -> Need {
-        Need::of(self.request.policy, self.states, now, self.before.keys == 0)
+    /// Returns the room that this member needs. A hit that is refused anyway needs none, except for
+    /// strikes on lockouts by refusals.
+    fn need(&mut self, now: Timestamp, all_admit: bool) -> Need {
+        let StorageRequest { policy, op, cost, .. } = *self.request;
+        if op != Op::Hit || cost == 0 {
+            return Need::default();
+        }
+        let need = Need::of(policy, self.states, now, self.before.keys == 0);
+        match all_admit {
+            true => need,
+            false if self.member(now).admits() => Need::default(),
+            false => need.of_refusal(policy, self.states),
+        }
     }
 }
 
@@ -96,9 +111,8 @@ impl<'a> Locked<'a> {
 
     fn decide(&mut self, members: &mut [Loaded<'_>], now: Timestamp) -> Vec<Decision> {
         let mut log_guard = self.load_all(members);
-        let mut all_admit = members.iter_mut().all(|member| member.member(now).admits());
-        // A hit that is refused anyway is not stored and needs no room.
-        if all_admit && members.iter().any(|member| self.lacks_room(member, now)) {
+        let mut all_admit = do_all_admit(members, now);
+        while members.iter_mut().any(|member| self.lacks_room(member, now, all_admit)) {
             mem::forget(log_guard);
             for member in &mut *members {
                 self.save(member, now, None);
@@ -106,13 +120,19 @@ impl<'a> Locked<'a> {
             // Room for one member may be made by an eviction of another one, so all states are loaded
             // again after that.
             for member in &mut *members {
-                self.make_room(member, now);
+                self.make_room(member, now, all_admit);
             }
             log_guard = self.load_all(members);
-            all_admit = members.iter().all(|member| member.no_room.is_none_or(|_| self.is_not_stored(member)));
+            // The states that refused may have been evicted. Then all members need room.
+            if all_admit || !do_all_admit(members, now) {
+                break;
+            }
+            all_admit = true;
         }
+        all_admit &= members.iter().all(|member| member.no_room.is_none_or(|_| self.is_not_stored(member)));
         let decide = |member: &mut Loaded<'_>| match member.no_room {
             None => member.member(now).decide(all_admit),
+            Some(NoRoom::Strike) => member.request.policy.decide(member.states, now, Op::Peek, member.request.cost),
             Some(_) if self.is_not_stored(member) => {
                 let decision = member.member(now).decide(all_admit);
                 member.states.fill(State::Fresh);
@@ -123,7 +143,7 @@ impl<'a> Locked<'a> {
         let mut decisions: Vec<_> = members.iter_mut().map(decide).collect();
         mem::forget(log_guard);
         for (member, decision) in members.iter_mut().zip(&mut decisions) {
-            if let Some(no_room) = member.no_room {
+            if let Some(no_room) = member.no_room.filter(|no_room| *no_room != NoRoom::Strike) {
                 self.inner.count_full(no_room, member.before.keys == 0, true);
             }
             let is_changed = member.no_room.is_none() && (decision.has_spent() || decision.is_refused());
@@ -139,17 +159,17 @@ impl<'a> Locked<'a> {
     }
 
     /// Returns `true` if the states of the member need more room than there is.
-    fn lacks_room(&self, member: &Loaded<'_>, now: Timestamp) -> bool {
-        let StorageRequest { op, cost, .. } = *member.request;
-        let lacks = |need: Need| !need.is_empty() && self.inner.usage.lack(self.inner.bounds, &need).is_some();
-        op == Op::Hit && cost > 0 && lacks(member.need(now))
+    fn lacks_room(&self, member: &mut Loaded<'_>, now: Timestamp, all_admit: bool) -> bool {
+        let need = member.need(now, all_admit);
+        !need.is_empty() && self.inner.usage.lack(self.inner.bounds, &need).is_some()
     }
 
     /// Makes room for the states of a member, which stay in their shard.
-    fn make_room(&mut self, member: &mut Loaded<'_>, now: Timestamp) {
+    fn make_room(&mut self, member: &mut Loaded<'_>, now: Timestamp, all_admit: bool) {
         self.load(member);
-        if self.lacks_room(member, now) {
-            let (inner, need) = (self.inner, member.need(now));
+        member.no_room = None;
+        if self.lacks_room(member, now, all_admit) {
+            let (inner, need) = (self.inner, member.need(now, true));
             let log_guard = LogGuard { shared: inner, logs: member.before.logs };
             let Loaded { request, key, number, .. } = *member;
             let located = Located { key, padded: &inner.shards[number], number, now };
