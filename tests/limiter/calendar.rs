@@ -91,6 +91,9 @@ fn errors_say_what_to_write() {
         ("calendar 5/day in", "expected a time zone after \"in\", such as Europe/Berlin"),
         ("calendar 5/day in Europe/Berln", "did you mean \"calendar 5/day in Europe/Berlin\"?"),
         ("calendar 5/month from 3 in berlin; 5/s", "did you mean \"calendar 5/month from 3 in Europe/Berlin; 5/s\"?"),
+        ("calendar 5/day in America/New York", "did you mean \"calendar 5/day in America/New_York\"?"),
+        ("calendar 5/day in new york; 5/s", "did you mean \"calendar 5/day in America/New_York; 5/s\"?"),
+        ("calendar 5/day in Europe/Berln burst 9", "cannot read the time zone \"Europe/Berln\" in"),
         ("calendar 5/day in Middle/Earth", "the time zone database has no such zone"),
         ("calendar 5/day burst 9", "remove \"burst 9\""),
     ] {

@@ -68,13 +68,25 @@ fn meant_weekday(word: &str) -> Option<&'static str> {
 
 /// Scans the name of a time zone.
 fn scan_zone(scanner: &mut Scanner<'_>, window: CalendarWindow) -> Result<CalendarWindow, Unreadable> {
+    let is_part = |c: char| c.is_ascii_alphanumeric() || "/_-+".contains(c);
     let start = *scanner;
-    let name = scanner.take_while(|c| c.is_ascii_alphanumeric() || "/_-+".contains(c));
+    let name = scanner.take_while(is_part);
     if name.is_empty() {
         return Err(scanner.expected("a time zone after \"in\", such as Europe/Berlin"));
     }
-    window.find_zone(name).map_err(|UnknownZone { why, nearest }| {
-        let error = scanner.unreadable("the time zone", name, why);
-        error.meant(nearest.map(|nearest| scanner.replaced(&start, &nearest)))
+    window.find_zone(name).map_err(|unknown| {
+        let mut spaced = *scanner;
+        spaced.take_while(|c| is_part(c) || c == ' ');
+        let found = CalendarWindow::new()
+            .find_zone(spaced.read_since(&start))
+            .err()
+            .filter(|unknown| unknown.nearest.is_some());
+        let (end, UnknownZone { why, nearest }) = match found {
+            // A space stands for an underscore, as in `America/New York`.
+            Some(unknown) => (spaced, unknown),
+            None => (*scanner, unknown),
+        };
+        let error = scanner.unreadable("the time zone", end.read_since(&start), why);
+        error.meant(nearest.map(|nearest| end.replaced(&start, &nearest)))
     })
 }
