@@ -84,6 +84,12 @@ pub struct RateLimiter {
 
 impl RateLimiter {
     /// Creates a limiter with a new [`MemoryStorage`], which has the default bounds.
+    ///
+    /// # Panics
+    ///
+    /// Panics if no limit of the policy can refuse, because it is a lockout [by
+    /// refusals](crate::Lockout::by_refusals) alone.
+    #[track_caller]
     pub fn new(policy: impl IntoPolicy) -> Self {
         Self::with_storage(policy, MemoryStorage::new())
     }
@@ -94,8 +100,9 @@ impl RateLimiter {
     ///
     /// # Panics
     ///
-    /// Panics if the storage does not support the policy or one of its shadow limits. For example,
-    /// storages on servers do not support [long
+    /// Panics if the policy is a lockout [by refusals](crate::Lockout::by_refusals) alone, or if the
+    /// storage does not support the policy or one of its shadow limits. For example, storages on
+    /// servers do not support [long
     /// logs](crate::guide::several_processes#long-logs). To get an error instead, use
     /// [`try_with_storage`](Self::try_with_storage).
     #[track_caller]
@@ -107,7 +114,7 @@ impl RateLimiter {
     ///
     /// # Errors
     ///
-    /// Returns an error if the storage does not support the policy or one of its shadow limits.
+    /// Returns an error in the cases in which `with_storage` panics.
     pub fn try_with_storage(policy: impl IntoPolicy, storage: impl Storage) -> Result<Self, ConfigError> {
         let storage = AnyStorage::new(storage);
         let bound = storage.clone();
@@ -317,8 +324,9 @@ impl RateLimiter {
     }
 }
 
-/// Checks that the storage supports the policy and its shadow limits.
+/// Checks the policy, and that the storage supports it and its shadow limits.
 pub(crate) fn validate(policy: &Policy, storage: &AnyStorage) -> Result<(), ConfigError> {
+    policy.validate()?;
     storage.validate(policy)?;
     policy.shadows().iter().try_for_each(|shadow| storage.validate(shadow))
 }

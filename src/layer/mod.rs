@@ -87,6 +87,12 @@ impl RateLimitLayer {
     /// | [`LivePolicy`](crate::LivePolicy) | the same for all requests, but it can change later |
     /// | the result of [`policy_by`](crate::policy_by) | chosen by a closure for each request |
     /// | `PolicyLookup` (feature `lookup`) | looked up for each request, for example in a database |
+    ///
+    /// # Panics
+    ///
+    /// Panics if no limit of the policy can refuse, because it is a lockout [by
+    /// refusals](crate::Lockout::by_refusals) alone.
+    #[track_caller]
     pub fn new(policy: impl IntoPolicySource, key: impl KeyExtractor) -> Self {
         let storage = MemoryStorage::new().into();
         // A memory storage supports every policy.

@@ -2,6 +2,7 @@
 
 use super::RateLimiter;
 use crate::decision::Decision;
+use crate::error::or_panic;
 use crate::key::Key;
 use crate::policy::{IntoPolicy, Op, Policy, SharedPolicy};
 use crate::reservation::{LimitedKey, Reservation};
@@ -45,13 +46,24 @@ pub struct LocalLimiter {
 
 impl LocalLimiter {
     /// Creates a limiter with a new [`MemoryStorage`], which has the default bounds.
+    ///
+    /// # Panics
+    ///
+    /// Panics as [`with_storage`](Self::with_storage) does.
+    #[track_caller]
     pub fn new(policy: impl IntoPolicy) -> Self {
         Self::with_storage(policy, MemoryStorage::new())
     }
 
     /// Creates a limiter on `storage`, which supports every policy.
+    ///
+    /// # Panics
+    ///
+    /// Panics if no limit of the policy can refuse, because it is a lockout [by
+    /// refusals](crate::Lockout::by_refusals) alone.
+    #[track_caller]
     pub fn with_storage(policy: impl IntoPolicy, storage: MemoryStorage) -> Self {
-        Self { policy: policy.into_shared(), storage }
+        Self { policy: or_panic(policy.into_shared().bind(Policy::validate)), storage }
     }
 
     /// Spends one unit of `key` and returns `true` if the hit is admitted without a delay.

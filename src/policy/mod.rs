@@ -135,14 +135,21 @@ impl Policy {
     /// limit as a text that is empty or not printable ASCII, or if it is a lockout
     /// [by refusals](crate::Lockout::by_refusals), which needs another limit before it.
     pub fn try_new(strategy: impl Strategy, quota: Quota) -> Result<Self, ConfigError> {
-        let limit = Limit::try_new(strategy, quota)?;
-        if limit.counts_refusals_of_others() {
-            return Err(ConfigError::new(format!(
-                "\"{limit}\" counts the refusals of other limits: put another limit before it, for example \
-                 \"10/second; {limit}\""
-            )));
+        let policy = Self::from(Limit::try_new(strategy, quota)?);
+        policy.validate()?;
+        Ok(policy)
+    }
+
+    /// Returns an error if there is no limit whose refusals a lockout by refusals could count.
+    pub(crate) fn validate(&self) -> Result<(), ConfigError> {
+        if !self.limits().iter().all(Limit::counts_refusals_of_others) {
+            return Ok(());
         }
-        Ok(limit.into())
+        let limits = text_of(self.limits());
+        Err(ConfigError::new(format!(
+            "\"{limits}\" counts the refusals of other limits: put another limit before it, for example \
+             \"10/second; {limits}\""
+        )))
     }
 
     /// Starts a policy with a name. [`PolicyBuilder::limit`] and [`PolicyBuilder::with`] add the

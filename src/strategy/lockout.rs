@@ -118,9 +118,9 @@ impl Lockout {
     /// another limit refuses is one strike, whatever its cost. Admitted hits, charges and refunds
     /// change nothing.
     ///
-    /// So it locks out a client that goes on although it is refused. It needs another limit: the
-    /// first limit of a text and a [shadow limit](crate::Policy#shadow-limits) cannot count
-    /// refusals. The remaining units and the capacity of a decision do not include this limit,
+    /// So it locks out a client that goes on although it is refused. It needs another limit: a limiter
+    /// or layer with only this limit is rejected when it is built, and so is a text that begins with
+    /// it. A [shadow limit](crate::Policy#shadow-limits) cannot count refusals. The remaining units and the capacity of a decision do not include this limit,
     /// except that nothing remains while it is locked. [IETF fields](crate::Headers::draft11) list it
     /// only then.
     ///

@@ -2,9 +2,12 @@
 
 use std::time::Duration;
 
-use common::{memory_with_manual_clock, now, policy};
+use common::{memory_with_manual_clock, now, panic_message, policy};
 use tower_ratelimit::strategy::Status;
-use tower_ratelimit::{Decision, Key, Limit, Lockout, MemoryStorage, Policy, Quota, RateLimiter};
+use tower_ratelimit::{
+    Decision, FixedWindow, Global, Key, Limit, LocalLimiter, Lockout, MemoryStorage, Policy, Quota, RateLimitLayer,
+    RateLimiter,
+};
 
 const MINUTE: Duration = Duration::from_secs(60);
 const DAY: Duration = Duration::from_secs(86_400);
@@ -66,6 +69,28 @@ fn errors_say_what_to_write() {
         "\"lockout 3 refusals/minute for 1 minute\" counts the refusals of other limits: put another limit before it, \
          for example \"10/second; lockout 3 refusals/minute for 1 minute\""
     );
+}
+
+/// Guards against this defect: such a policy is accepted, and never locks.
+#[test]
+fn policy_without_a_limit_that_refuses_is_an_error() {
+    let by_refusals = || Limit::new(Lockout::lasting(MINUTE).by_refusals(), Quota::per_minute(3));
+    let alone = Policy::from(by_refusals());
+    let two = Policy::named("login").with(by_refusals()).with(by_refusals());
+    for policy in [alone.clone(), two] {
+        let error = RateLimiter::try_with_storage(policy, MemoryStorage::new()).unwrap_err();
+        assert!(error.to_string().contains("put another limit before it"), "{error}");
+    }
+    let layer = alone.clone();
+    for build in [
+        Box::new(|| drop(RateLimitLayer::new(layer, Global::new()))) as Box<dyn FnOnce()>,
+        Box::new(|| drop(LocalLimiter::new(alone))),
+    ] {
+        let message = panic_message(build);
+        assert!(message.contains("put another limit before it"), "{message}");
+    }
+    // The order of the limits does not matter.
+    let _ = RateLimiter::new(Policy::from(by_refusals()).limit(FixedWindow::new(), Quota::per_second(10)));
 }
 
 /// Guards against this defect: such a lockout is accepted, and never locks.
