@@ -145,19 +145,19 @@ function bucket_rare()
   -- Reduces the debt to that of an empty bucket, if it is larger because the clock has gone back.
   -- An overdraft is reduced to its upper bound.
   local function refuse(now, till, early, mark, amount, full, full_part, largest)
-    local scale = largest - largest % 67108864
-    local step = 2 ^ (scale / 67108864)
     local micros, rest, anchor, ahead = owed(now, till, early, mark, amount, full, largest)
-    if ahead then
-      return state(now, micros, rest, anchor, amount, full, full_part, largest)
-    end
-    if ahead == nil and micros >= (largest % 67108864 + 1) / 65536 * step then
-      early = 0
-      if full_part > 0 then
-        full, early = full + 1, amount - full_part
+    if not ahead then
+      local scale = largest - largest % 67108864
+      local most = (largest % 67108864 + 1) / 65536 * 2 ^ (scale / 67108864)
+      if ahead == false or micros < most then
+        return
       end
-      return now + full, early, scale + (full - full % step) / step * 65536 + anchor
+      micros, rest = full, 0
+      if full_part > 0 then
+        micros, rest = full + 1, amount - full_part
+      end
     end
+    return state(now, micros, rest, anchor, amount, full, full_part, largest)
   end
 
   rare = { owed = owed, state = state, refuse = refuse }

@@ -34,23 +34,13 @@ end
 
 -- Only for settling.
 
-function calendar_charge(now, cost, till, count, anchor, amount, longest, ...)
-  if count == 0 or till <= now then
-    till, count, anchor = calendar_end(now, ...), 0, now % 4294967296
-  elseif till - now > longest then
-    till = calendar_end(now, ...)
-  end
-  return till, math.min(count + cost, 4294967295), anchor
+function calendar_charge(...)
+  return window_charge(calendar_hit, ...)
 end
 
-function calendar_refund(now, cost, till, count, anchor, hit, amount, longest, ...)
-  if till - now > longest then
-    till = calendar_end(now, ...)
-  end
-  if count > 0 and till == hit.till and anchor == hit.anchor then
-    if count <= cost then
-      return 0, 0, 0
-    end
-    return till, count - cost, anchor
+function calendar_refund(now, cost, till, count, anchor, hit, ...)
+  till = calendar_refuse(now, till, count, anchor, ...) or till
+  if till == hit.till then
+    return window_refund(cost, till, count, anchor, hit)
   end
 end

@@ -1,10 +1,9 @@
 use std::fmt;
 use std::ops::Range;
 
-use super::arithmetic::low_bits;
 use super::calendar::{Calendar, RecentWindows, Start, Unit, UnknownZone, Weekday, Zone};
 use super::contract::without_burst;
-use super::fixed_window::status;
+use super::window::{Window, status};
 use super::{Hit, Script, State, Status, Strategy};
 use crate::error::ConfigError;
 use crate::quota::{DAY, Quota};
@@ -145,20 +144,15 @@ impl CalendarWindow {
         self.recent.get(unit, now, || self.calendar.window(unit, now))
     }
 
-    /// Returns the end, count and anchor of the live window.
+    /// Returns the live window.
     ///
     /// A stored end may differ from that of the calendar, because the time zone or the first day has
     /// changed. It counts unless no window can be so long. Then the clock has gone back, and the window
     /// counts as the current one of the calendar.
     #[inline(always)]
-    fn live(&self, quota: &Quota, state: &State, now: Timestamp) -> Option<(Timestamp, u32, u32)> {
-        match *state {
-            State::Counts { until, amounts: [count, anchor] } if count > 0 && until > now => {
-                let is_ahead = until.since(now) > longest(quota);
-                Some((if is_ahead { self.window_at(quota, now).end } else { until }, count, anchor))
-            }
-            _ => None,
-        }
+    fn live(&self, quota: &Quota, state: &State, now: Timestamp) -> Option<Window> {
+        let is_ahead = |until: Timestamp| until.since(now) > longest(quota);
+        Window::live(state, now, |until| if is_ahead(until) { self.window_at(quota, now).end } else { until })
     }
 }
 
@@ -187,32 +181,26 @@ impl Strategy for CalendarWindow {
 
     #[inline(always)]
     fn check(&self, quota: &Quota, state: &State, now: Timestamp, cost: u32) -> Status {
-        let (end, count, _) = self.live(quota, state, now).unwrap_or((now, 0, 0));
-        let left = end.since(now);
+        let (left, count) = Window::left(self.live(quota, state, now), now);
         status(quota, left, count, cost, left)
     }
 
     #[inline(always)]
     fn spend(&self, quota: &Quota, state: &mut State, now: Timestamp, cost: u32) -> u64 {
-        let fresh = || (self.window_at(quota, now).end, 0, low_bits(now));
-        let (end, count, anchor) = self.live(quota, state, now).unwrap_or_else(fresh);
-        state.replace(State::Counts { until: end, amounts: [count.saturating_add(cost), anchor] });
-        0
+        let window = self.live(quota, state, now).unwrap_or_else(|| Window::new(self.window_at(quota, now).end, now));
+        window.spend(state, cost)
     }
 
     #[inline]
     fn refuse(&self, quota: &Quota, state: &mut State, now: Timestamp) {
-        if let Some((end, count, anchor)) = self.live(quota, state, now) {
-            *state = State::Counts { until: end, amounts: [count, anchor] };
+        if let Some(live) = self.live(quota, state, now) {
+            *state = live.store();
         }
     }
 
     fn refund(&self, quota: &Quota, state: &mut State, now: Timestamp, hit: &Hit, units: u32) {
-        if let Some((end, count, anchor)) = self.live(quota, state, now)
-            && (end, anchor) == (hit.until, hit.anchor)
-        {
-            let count = count.saturating_sub(units);
-            *state = if count == 0 { State::Fresh } else { State::Counts { until: end, amounts: [count, anchor] } };
+        if let Some(live) = self.live(quota, state, now).filter(|live| live.end == hit.until) {
+            live.refund(state, hit, units);
         }
     }
 
@@ -228,7 +216,7 @@ impl Strategy for CalendarWindow {
         let next = self.window_at(quota, current.end);
         let instants = [last.start, current.start, current.end, next.end].map(Timestamp::as_micros);
         let arguments = [&[quota.amount().into(), longest(quota)][..], &instants].concat();
-        let sources = &[include_str!("calendar_window.lua")];
+        let sources = &[include_str!("window.lua"), include_str!("calendar_window.lua")];
         Some(Script { name: Self::NAME, sources, arguments, delays: false })
     }
 

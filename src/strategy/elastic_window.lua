@@ -17,18 +17,10 @@ end
 
 -- Only for settling.
 
-function elastic_window_charge(now, cost, till, count, anchor, amount, period)
-  if count == 0 or till <= now then
-    count, anchor = 0, now % 4294967296
-  end
-  return now + period, math.min(count + cost, 4294967295), anchor
+function elastic_window_charge(...)
+  return window_charge(elastic_window_hit, ...)
 end
 
 function elastic_window_refund(now, cost, till, count, anchor, hit, amount, period)
-  if count > 0 and anchor == hit.anchor then
-    if count <= cost then
-      return 0, 0, 0
-    end
-    return math.min(till, now + period), count - cost, anchor
-  end
+  return window_refund(cost, math.min(till, now + period), count, anchor, hit)
 end

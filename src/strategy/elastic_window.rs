@@ -1,5 +1,4 @@
-use super::arithmetic::low_bits;
-use super::fixed_window::status;
+use super::window::{Window, status};
 use super::{Hit, Script, State, Status, Strategy};
 use crate::quota::Quota;
 use crate::time::Timestamp;
@@ -52,36 +51,21 @@ use crate::time::Timestamp;
 #[expect(clippy::exhaustive_structs, reason = "callers write its name as a value")]
 pub struct ElasticWindow;
 
-/// A live window: its end, the units spent in it, and an anchor that distinguishes it from a later
-/// window.
-struct Window {
-    end: Timestamp,
-    count: u32,
-    anchor: u32,
-}
-
-impl Window {
-    #[inline]
-    fn live(quota: &Quota, state: &State, now: Timestamp) -> Option<Self> {
-        match *state {
-            State::Counts { until, amounts: [count, anchor] } if count > 0 && until > now => {
-                // A stored end that is more than a period from now was written before the clock
-                // went back.
-                Some(Self { end: until.min(now.plus(quota.period_micros())), count, anchor })
-            }
-            _ => None,
-        }
-    }
-
-    fn store(self) -> State {
-        State::Counts { until: self.end, amounts: [self.count, self.anchor] }
-    }
-}
-
 impl ElasticWindow {
     /// Creates the strategy. It has no options.
     pub const fn new() -> Self {
         Self
+    }
+
+    /// Returns the live window. A stored end that is more than a period from now was written before the
+    /// clock went back.
+    fn live(quota: &Quota, state: &State, now: Timestamp) -> Option<Window> {
+        Window::live(state, now, |until| until.min(now.plus(quota.period_micros())))
+    }
+
+    /// Returns the live window with the end to which a hit moves it.
+    fn moved(quota: &Quota, state: &State, now: Timestamp) -> Option<Window> {
+        Window::live(state, now, |_| now.plus(quota.period_micros()))
     }
 }
 
@@ -92,27 +76,21 @@ impl Strategy for ElasticWindow {
 
     #[inline]
     fn check(&self, quota: &Quota, state: &State, now: Timestamp, cost: u32) -> Status {
-        let (left, count) = Window::live(quota, state, now).map_or((0, 0), |live| (live.end.since(now), live.count));
+        let (left, count) = Window::left(Self::live(quota, state, now), now);
         // A refused hit itself moves the end, so the wait is a whole period.
         status(quota, left, count, cost, quota.period_micros())
     }
 
     #[inline]
     fn spend(&self, quota: &Quota, state: &mut State, now: Timestamp, cost: u32) -> u64 {
-        let end = now.plus(quota.period_micros());
-        let (count, anchor) = match Window::live(quota, state, now) {
-            Some(live) => (live.count, live.anchor),
-            None => (0, low_bits(now)),
-        };
-        let count = count.saturating_add(cost);
-        state.replace(Window { end, count, anchor }.store());
-        0
+        let begun = || Window::new(now.plus(quota.period_micros()), now);
+        Self::moved(quota, state, now).unwrap_or_else(begun).spend(state, cost)
     }
 
     #[inline]
     fn refuse(&self, quota: &Quota, state: &mut State, now: Timestamp) {
-        if let Some(live) = Window::live(quota, state, now) {
-            *state = Window { end: now.plus(quota.period_micros()), ..live }.store();
+        if let Some(moved) = Self::moved(quota, state, now) {
+            *state = moved.store();
         }
     }
 
@@ -122,20 +100,13 @@ impl Strategy for ElasticWindow {
 
     fn script(&self, quota: &Quota, _: Timestamp, _: u32) -> Option<Script> {
         let arguments = vec![quota.amount().into(), quota.period_micros()];
-        Some(Script {
-            name: "elastic-window",
-            sources: &[include_str!("elastic_window.lua")],
-            arguments,
-            delays: false,
-        })
+        let sources = &[include_str!("window.lua"), include_str!("elastic_window.lua")];
+        Some(Script { name: "elastic-window", sources, arguments, delays: false })
     }
 
     fn refund(&self, quota: &Quota, state: &mut State, now: Timestamp, hit: &Hit, units: u32) {
-        if let Some(live) = Window::live(quota, state, now)
-            && live.anchor == hit.anchor
-        {
-            let count = live.count.saturating_sub(units);
-            *state = if count == 0 { State::Fresh } else { Window { count, ..live }.store() };
+        if let Some(live) = Self::live(quota, state, now) {
+            live.refund(state, hit, units);
         }
     }
 }

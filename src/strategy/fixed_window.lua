@@ -29,23 +29,13 @@ end
 
 -- Only for settling.
 
-function fixed_window_charge(now, cost, till, count, anchor, amount, period, aligned)
-  local latest = aligned == 1 and now - now % period + period or now + period
-  if count == 0 or till <= now then
-    till, count, anchor = latest, 0, now % 4294967296
-  end
-  return math.min(till, latest), math.min(count + cost, 4294967295), anchor
+function fixed_window_charge(...)
+  return window_charge(fixed_window_hit, ...)
 end
 
-function fixed_window_refund(now, cost, till, count, anchor, hit, amount, period, aligned)
-  local latest = aligned == 1 and now - now % period + period or now + period
-  if till > latest then
-    till = latest
-  end
-  if count > 0 and till == hit.till and anchor == hit.anchor then
-    if count <= cost then
-      return 0, 0, 0
-    end
-    return till, count - cost, anchor
+function fixed_window_refund(now, cost, till, count, anchor, hit, ...)
+  till = fixed_window_refuse(now, till, count, anchor, ...) or till
+  if till == hit.till then
+    return window_refund(cost, till, count, anchor, hit)
   end
 end

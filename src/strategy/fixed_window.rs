@@ -1,4 +1,4 @@
-use super::arithmetic::low_bits;
+use super::window::{Window, status};
 use super::{Hit, Script, State, Status, Strategy};
 use crate::quota::Quota;
 use crate::time::Timestamp;
@@ -65,17 +65,12 @@ impl FixedWindow {
         if self.aligned { now.floor_to(period).plus(period) } else { now.plus(period) }
     }
 
-    /// Returns the end, count and anchor of the live window. If the stored end is later than that
-    /// of a window started now, the clock has gone back, and the window counts as started now. A
-    /// refusal stores the earlier end, so that it does not move with later decisions.
+    /// Returns the live window. If the stored end is later than that of a window started now, the clock
+    /// has gone back, and the window counts as started now. A refusal stores the earlier end, so that it
+    /// does not move with later decisions.
     #[inline(always)]
-    fn live(self, quota: &Quota, state: &State, now: Timestamp) -> Option<(Timestamp, u32, u32)> {
-        match *state {
-            State::Counts { until, amounts: [count, anchor] } if count > 0 && until > now => {
-                Some((until.min(self.end_from(quota, now)), count, anchor))
-            }
-            _ => None,
-        }
+    fn live(self, quota: &Quota, state: &State, now: Timestamp) -> Option<Window> {
+        Window::live(state, now, |until| until.min(self.end_from(quota, now)))
     }
 }
 
@@ -86,50 +81,32 @@ impl Strategy for FixedWindow {
 
     #[inline(always)]
     fn check(&self, quota: &Quota, state: &State, now: Timestamp, cost: u32) -> Status {
-        let (end, count, _) = self.live(quota, state, now).unwrap_or((now, 0, 0));
-        let left = end.since(now);
+        let (left, count) = Window::left(self.live(quota, state, now), now);
         status(quota, left, count, cost, left)
     }
 
     #[inline(always)]
     fn spend(&self, quota: &Quota, state: &mut State, now: Timestamp, cost: u32) -> u64 {
-        let fresh = || (self.end_from(quota, now), 0, low_bits(now));
-        let (end, count, anchor) = self.live(quota, state, now).unwrap_or_else(fresh);
-        let count = count.saturating_add(cost);
-        state.replace(State::Counts { until: end, amounts: [count, anchor] });
-        0
+        let window = self.live(quota, state, now).unwrap_or_else(|| Window::new(self.end_from(quota, now), now));
+        window.spend(state, cost)
     }
 
     #[inline]
     fn refuse(&self, quota: &Quota, state: &mut State, now: Timestamp) {
-        if let Some((end, count, anchor)) = self.live(quota, state, now) {
-            *state = State::Counts { until: end, amounts: [count, anchor] };
+        if let Some(live) = self.live(quota, state, now) {
+            *state = live.store();
         }
     }
 
     fn script(&self, quota: &Quota, _: Timestamp, _: u32) -> Option<Script> {
         let arguments = vec![quota.amount().into(), quota.period_micros(), self.aligned.into()];
-        Some(Script { name: "fixed-window", sources: &[include_str!("fixed_window.lua")], arguments, delays: false })
+        let sources = &[include_str!("window.lua"), include_str!("fixed_window.lua")];
+        Some(Script { name: "fixed-window", sources, arguments, delays: false })
     }
 
     fn refund(&self, quota: &Quota, state: &mut State, now: Timestamp, hit: &Hit, units: u32) {
-        if let Some((end, count, anchor)) = self.live(quota, state, now)
-            && (end, anchor) == (hit.until, hit.anchor)
-        {
-            let count = count.saturating_sub(units);
-            *state = if count == 0 { State::Fresh } else { State::Counts { until: end, amounts: [count, anchor] } };
+        if let Some(live) = self.live(quota, state, now).filter(|live| live.end == hit.until) {
+            live.refund(state, hit, units);
         }
-    }
-}
-
-/// Returns the status of a hit of `cost` units on a window that ends in `left` microseconds and in
-/// which `count` units are spent. A refused hit has to wait for `wait` microseconds.
-pub(super) fn status(quota: &Quota, left: u64, count: u32, cost: u32, wait: u64) -> Status {
-    let capacity = quota.amount();
-    let remaining = capacity.saturating_sub(count);
-    if cost <= remaining {
-        Status::admitted(capacity, remaining, left)
-    } else {
-        Status::refused(capacity, remaining, left, (cost <= capacity).then_some(wait))
     }
 }

@@ -1,8 +1,8 @@
 use std::fmt;
 use std::time::Duration;
 
-use super::fixed_window::status;
 use super::state::{LEVEL_SHIFT, MAX_LEVEL, level};
+use super::window::status;
 use super::{Hit, Outcome, Script, State, Status, Strategy};
 use crate::error::{ConfigError, or_panic};
 use crate::quota::{Period, Quota, Time};

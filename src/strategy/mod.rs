@@ -55,6 +55,7 @@ mod moving_window;
 mod sliding_window_counter;
 mod state;
 mod token_bucket;
+mod window;
 
 use std::sync::Arc;
 
