@@ -12,7 +12,7 @@ use pin_project_lite::pin_project;
 use tokio::time::{Sleep, sleep};
 use tower_service::Service;
 
-use crate::headers;
+use crate::middleware::common::Progress;
 use crate::middleware::exchange::{HitWait, HttpExchange, ResponsePlan, Step, Wait};
 use crate::middleware::state::SharedState;
 use crate::rejection::Rejection;
@@ -36,41 +36,27 @@ pin_project! {
         S: Service<Request<B>>,
     {
         #[pin]
-        state: ResponseState<S, B, R>,
+        progress: ResponseProgress<S, B, R>,
     }
 }
 
-pin_project! {
-    #[project = StateProj]
-    enum ResponseState<S, B, R>
-    where
-        S: Service<Request<B>>,
-    {
-        Calling {
-            #[pin]
-            inner: S::Future,
-            plan: ResponsePlan,
-        },
-        Refused {
-            response: Option<S::Response>,
-        },
-        Waiting {
-            waiting: Pin<Box<WaitingRequest<S, B, R>>>,
-        },
-    }
-}
+type ResponseProgress<S, B, R> = Progress<
+    <S as Service<Request<B>>>::Future,
+    Pin<Box<WaitingRequest<S, B, R>>>,
+    <S as Service<Request<B>>>::Response,
+>;
 
 impl<S, B, R> ResponseFuture<S, B, R>
 where
     S: Service<Request<B>>,
 {
     pub(crate) fn calling(inner: S::Future, plan: ResponsePlan) -> Self {
-        Self { state: ResponseState::Calling { inner, plan } }
+        Self { progress: Progress::Calling { inner, plan } }
     }
 
     /// Returns the response that the rejection has built.
     pub(crate) fn refused(response: Option<S::Response>) -> Self {
-        Self { state: ResponseState::Refused { response } }
+        Self { progress: Progress::Refused { response } }
     }
 
     /// Lets the request wait. `ready` is the inner service that was polled ready.
@@ -79,7 +65,7 @@ where
         S: Clone,
     {
         let waiting = Box::pin(WaitingRequest::new(ready, request, shared, wait));
-        Self { state: ResponseState::Waiting { waiting } }
+        Self { progress: Progress::Waiting { waiting } }
     }
 }
 
@@ -91,50 +77,8 @@ where
     type Output = Result<Response<ResBody>, S::Error>;
 
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
-        let mut state = self.project().state;
-        loop {
-            match state.as_mut().project() {
-                StateProj::Calling { inner, plan } => {
-                    return poll_inner(inner, plan, cx);
-                }
-                StateProj::Refused { response } => {
-                    return Poll::Ready(Ok(response.take().expect("polled after completion")));
-                }
-                StateProj::Waiting { waiting } => {
-                    let next = ready!(waiting.as_mut().poll(cx))?;
-                    state.set(next);
-                }
-            }
-        }
+        self.project().progress.poll(cx, |waiting, cx| waiting.as_mut().poll(cx))
     }
-}
-
-/// Polls the inner future. When it is ready, settles the request and writes the header fields into
-/// the response in place. Until then, also polls the shadow checks.
-///
-/// Responses are large. The function is not inlined, so that the compiler does not move them.
-#[inline(never)]
-pub(crate) fn poll_inner<F, ResBody, E>(
-    inner: Pin<&mut F>,
-    plan: &mut ResponsePlan,
-    cx: &mut Context<'_>,
-) -> Poll<F::Output>
-where
-    F: Future<Output = Result<Response<ResBody>, E>>,
-{
-    if plan.is_nothing() {
-        return inner.poll(cx);
-    }
-    let mut polled = inner.poll(cx);
-    if let Poll::Ready(Ok(response)) = &mut polled {
-        match plan.after.take() {
-            None => headers::write_admitted(response, plan.numbers, None),
-            Some(after) => after.settle(response, plan.numbers),
-        }
-    } else if let Some(after) = &mut plan.after {
-        after.poll(cx);
-    }
-    polled
 }
 
 impl<S, B, R> fmt::Debug for ResponseFuture<S, B, R>
@@ -227,7 +171,7 @@ impl<S, B, R> WaitingRequest<S, B, R> {
             match step {
                 Step::Forward(plan) if is_ready => break plan,
                 Step::Forward(plan) => *this.wait = Wait::Service(plan),
-                Step::Respond => return Poll::Ready(Ok(ResponseState::Refused { response })),
+                Step::Respond => return Poll::Ready(Ok(Progress::Refused { response })),
                 Step::Wait(wait) => {
                     if !wait.keeps_service_ready() {
                         *service = unready(service);
@@ -238,11 +182,11 @@ impl<S, B, R> WaitingRequest<S, B, R> {
             }
         };
         let (mut ready, request) = this.call.take().expect("checked above");
-        Poll::Ready(Ok(ResponseState::Calling { inner: ready.call(request), plan }))
+        Poll::Ready(Ok(Progress::Calling { inner: ready.call(request), plan }))
     }
 }
 
-type AfterWait<S, B, R> = Result<ResponseState<S, B, R>, <S as Service<Request<B>>>::Error>;
+type AfterWait<S, B, R> = Result<ResponseProgress<S, B, R>, <S as Service<Request<B>>>::Error>;
 
 /// Returns a clone to keep during a wait. The caller drops the ready service, because it may hold a
 /// permit or a slot that another request needs.

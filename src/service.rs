@@ -9,8 +9,9 @@ use http::{Request, Response};
 use tower_service::Service;
 
 use crate::future::ResponseFuture;
+use crate::middleware::common::{Shared, inner_service};
 use crate::middleware::exchange::{HttpExchange, Step};
-use crate::middleware::state::SharedState;
+use crate::middleware::state::LayerState;
 use crate::rejection::{Rejection, TextRejection};
 
 /// The middleware that limits the requests to an inner service. Created by
@@ -30,29 +31,10 @@ use crate::rejection::{Rejection, TextRejection};
 /// occupies no permit of a `ConcurrencyLimit` and no slot of a `Buffer` while it waits.
 pub struct RateLimit<S, R = TextRejection> {
     inner: S,
-    shared: Arc<SharedState<R>>,
+    shared: Arc<Shared<LayerState, R>>,
 }
 
-impl<S, R> RateLimit<S, R> {
-    pub(crate) fn new(inner: S, shared: Arc<SharedState<R>>) -> Self {
-        Self { inner, shared }
-    }
-
-    /// Returns a reference to the inner service.
-    pub fn get_ref(&self) -> &S {
-        &self.inner
-    }
-
-    /// Returns a mutable reference to the inner service. Calls made to it directly are not limited.
-    pub fn get_mut(&mut self) -> &mut S {
-        &mut self.inner
-    }
-
-    /// Returns the inner service.
-    pub fn into_inner(self) -> S {
-        self.inner
-    }
-}
+inner_service!(RateLimit, LayerState);
 
 /// An inner service that can be cloned, as [`RateLimit`] requires. Implemented for all types that
 /// are [`Clone`].
@@ -95,12 +77,6 @@ where
                 ResponseFuture::waiting(ready, request, Arc::clone(&self.shared), wait)
             }
         }
-    }
-}
-
-impl<S: Clone, R> Clone for RateLimit<S, R> {
-    fn clone(&self) -> Self {
-        Self { inner: self.inner.clone(), shared: Arc::clone(&self.shared) }
     }
 }
 

@@ -1,7 +1,6 @@
 //! The admission of a request: it takes its slots, waits for them, or is refused.
 
 use std::convert::Infallible;
-use std::ops::Deref;
 use std::pin::Pin;
 use std::slice;
 use std::sync::Arc;
@@ -34,14 +33,8 @@ const RETRY_AFTER: Duration = Duration::from_secs(1);
 /// The default time to live of shared slots. A stream is renewed every ten seconds.
 const TIME_TO_LIVE: Duration = Duration::from_secs(30);
 
-/// The state that all services of a layer share.
-pub(crate) struct Shared<R> {
-    state: State,
-    pub(super) rejection: Arc<R>,
-}
-
-/// The part of the state that does not depend on the type of the rejection.
-pub(crate) struct State {
+/// The state that all services of a layer share, except for its rejection.
+pub(crate) struct SlotState {
     pub(super) options: Options,
     lints: Lints,
     /// `None` if the layer refuses without waiting.
@@ -93,22 +86,12 @@ impl Options {
     }
 }
 
-impl<R> Shared<R> {
-    pub(super) fn new(options: Options, rejection: Arc<R>) -> Arc<Self> {
+impl SlotState {
+    pub(super) fn new(options: Options) -> Self {
         let seats = options.config.wait.map(|bounds| Seats::new(bounds.max_waiting));
-        Arc::new(Self { state: State { options, lints: Lints::default(), seats }, rejection })
+        Self { options, lints: Lints::default(), seats }
     }
-}
 
-impl<R> Deref for Shared<R> {
-    type Target = State;
-
-    fn deref(&self) -> &State {
-        &self.state
-    }
-}
-
-impl State {
     /// Reports the lints that need no request.
     pub(super) fn start(&self) {
         self.lints.start(&self.options.config, None);

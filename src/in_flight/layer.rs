@@ -7,13 +7,14 @@ use std::time::Duration;
 use http::Response;
 use tower_layer::Layer;
 
-use super::admission::{Options, Shared};
+use super::admission::{Options, SlotState};
 use super::service::InFlight;
 use super::slots::SlotsSource;
 use crate::error::{ConfigError, or_panic};
 use crate::extract::{AllowList, Head, KeyExtractor};
 use crate::headers::Headers;
 use crate::lint::Lint;
+use crate::middleware::common::{Shared, common_options};
 use crate::middleware::config::{LayerConfig, LayerMember};
 use crate::middleware::{IntoCost, OnError};
 use crate::observe::Event;
@@ -51,6 +52,9 @@ use crate::waiting::WaitBounds;
 /// [`headers`](Self::headers) returns a layer with the same counts. The counts are kept in memory, and
 /// only for keys with requests in flight. A [storage](Self::storage) shares them with other processes.
 ///
+/// The [policy](Event::policy) of an [event](Self::observer) has the name of the [`Slots`](crate::Slots).
+/// Its only limit has the text `in-flight 20` for 20 slots.
+///
 /// The guide on [requests in flight](crate::guide::requests_in_flight) explains streams, uploads,
 /// web sockets, and the combination with a [`RateLimitLayer`](crate::RateLimitLayer).
 ///
@@ -60,7 +64,7 @@ use crate::waiting::WaitBounds;
 /// with a status, like a [`RateLimitLayer`](crate::RateLimitLayer#errors).
 #[must_use = "a layer limits nothing until it is put around a service"]
 pub struct InFlightLayer<R = TextRejection> {
-    shared: Arc<Shared<R>>,
+    shared: Arc<Shared<SlotState, R>>,
 }
 
 impl InFlightLayer {
@@ -75,7 +79,7 @@ impl InFlightLayer {
     /// | the result of [`slots_by`](crate::slots_by) | chosen by a closure for each request |
     pub fn new(slots: impl Into<SlotsSource>, key: impl KeyExtractor) -> Self {
         let config = LayerConfig::new(LayerMember { policies: slots.into().0, key: Arc::new(key), cost: None });
-        Self { shared: Shared::new(Options::new(config), Arc::new(TextRejection::new())) }
+        Self { shared: Shared::new(SlotState::new(Options::new(config)), Arc::new(TextRejection::new())) }
     }
 }
 
@@ -138,23 +142,7 @@ impl<R> InFlightLayer<R> {
     /// [`RateLimitLayer::rejection`](crate::RateLimitLayer::rejection) does. Defaults to
     /// [`TextRejection`].
     pub fn rejection<T>(self, rejection: T) -> InFlightLayer<T> {
-        InFlightLayer { shared: Shared::new(self.shared.options.clone(), Arc::new(rejection)) }
-    }
-
-    /// Sets a closure as the [`Rejection`](crate::Rejection).
-    pub fn rejection_by<F, B>(self, reject: F) -> InFlightLayer<F>
-    where
-        F: Fn(RejectReason<'_>, &Head<'_>) -> Response<B> + Send + Sync + 'static,
-    {
-        self.rejection(reject)
-    }
-
-    /// Sets the header fields that report the slots. Defaults to [`Headers::x_rate_limit`].
-    ///
-    /// If a response also has the fields of a rate, `X-RateLimit-*` and those of draft 6 report the rate.
-    /// The [IETF fields](Headers::draft11) list both.
-    pub fn headers(self, headers: Headers) -> Self {
-        self.with_config(|config| config.headers = headers)
+        InFlightLayer { shared: Shared::new(SlotState::new(self.shared.options.clone()), Arc::new(rejection)) }
     }
 
     /// Returns the number of slots that all keys use in this process at this moment.
@@ -169,7 +157,7 @@ impl<R> InFlightLayer<R> {
     fn with_options(self, change: impl FnOnce(&mut Options)) -> Self {
         let mut options = self.shared.options.clone();
         change(&mut options);
-        Self { shared: Shared::new(options, Arc::clone(&self.shared.rejection)) }
+        Self { shared: Shared::new(SlotState::new(options), Arc::clone(&self.shared.rejection)) }
     }
 }
 
@@ -198,7 +186,7 @@ impl<R> InFlightLayer<R> {
     /// - A process that was paused for longer claims its slots again, because its requests still run. If
     ///   others have taken them meanwhile, no request is admitted until enough of them have ended.
     /// - A request is refused although a slot is free if a process that has just given it back has not
-    ///   told the storage yet, or if other processes changed the key before every attempt.
+    ///   informed the storage yet, or if other processes changed the key before every attempt.
     ///
     /// A request waits for a round trip of the storage before it is called, also in a
     /// [shadow](Self::shadow) layer. A request that the layer admits although the storage failed takes no
@@ -249,25 +237,7 @@ impl<R> InFlightLayer<R> {
     }
 }
 
-/// Requests that are not limited.
-impl<R> InFlightLayer<R> {
-    /// Skips the requests for which `skip` returns `true`, as
-    /// [`RateLimitLayer::skip`](crate::RateLimitLayer::skip) does. Defaults to none.
-    pub fn skip<F>(self, skip: F) -> Self
-    where
-        F: Fn(&Head<'_>) -> bool + Send + Sync + 'static,
-    {
-        self.with_config(|config| config.skip.push(Arc::new(skip)))
-    }
-
-    /// Skips the requests of the clients in `list`, like [`skip`](Self::skip). Each call of this
-    /// method adds a list. Defaults to none.
-    pub fn allow_list(self, list: AllowList) -> Self {
-        self.with_config(|config| config.allow_lists.push(list))
-    }
-}
-
-/// Observation and shadow mode.
+/// Shadow mode.
 impl<R> InFlightLayer<R> {
     /// Runs the layer in shadow mode: it counts, and reports to its [observer](Self::observer) and the
     /// log, but forwards every request. Defaults to off.
@@ -276,34 +246,9 @@ impl<R> InFlightLayer<R> {
     pub fn shadow(self) -> Self {
         self.with_config(|config| config.shadow = true)
     }
-
-    /// Sets the observer, which receives every [`Event`] of this layer, as
-    /// [`RateLimitLayer::observer`](crate::RateLimitLayer::observer) does. Defaults to none.
-    ///
-    /// The [policy](Event::policy) of an event has the name of the [`Slots`](crate::Slots). Its only
-    /// limit has the text `in-flight 20` for 20 slots.
-    pub fn observer<F>(self, observer: F) -> Self
-    where
-        F: Fn(&Event<'_>) + Send + Sync + 'static,
-    {
-        self.with_config(|config| config.reporter.observer = Some(Arc::new(observer)))
-    }
-
-    /// Sets a closure that receives each [`Lint`], a probable mistake in the layer's configuration. It is
-    /// called at most once for each layer and lint. Defaults to none.
-    pub fn on_lint<F>(self, on_lint: F) -> Self
-    where
-        F: Fn(Lint) + Send + Sync + 'static,
-    {
-        self.with_config(|config| config.reporter.on_lint = Some(Arc::new(on_lint)))
-    }
-
-    /// Adds the keys of clients to log events (feature `tracing`), as
-    /// [`RateLimitLayer::log_keys`](crate::RateLimitLayer::log_keys) does. Defaults to off.
-    pub fn log_keys(self) -> Self {
-        self.with_config(|config| config.reporter.logs_keys = true)
-    }
 }
+
+common_options!(InFlightLayer, "InFlightLayer, PeerIp", "InFlightLayer::new(20, PeerIp::new())");
 
 impl<S, R> Layer<S> for InFlightLayer<R> {
     type Service = InFlight<S, R>;
@@ -311,12 +256,6 @@ impl<S, R> Layer<S> for InFlightLayer<R> {
     fn layer(&self, inner: S) -> Self::Service {
         self.shared.start();
         InFlight::new(inner, Arc::clone(&self.shared))
-    }
-}
-
-impl<R> Clone for InFlightLayer<R> {
-    fn clone(&self) -> Self {
-        Self { shared: Arc::clone(&self.shared) }
     }
 }
 

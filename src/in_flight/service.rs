@@ -5,13 +5,14 @@ use std::mem;
 use std::sync::Arc;
 use std::task::{Context, Poll};
 
-use http::{Request, Response};
+use http::{Method, Request, Response};
 use http_body::Body;
 use tower_service::Service;
 
-use super::admission::Shared;
+use super::admission::SlotState;
 use super::body::InFlightBody;
-use super::future::InFlightFuture;
+use super::future::{InFlightFuture, RequestForSlots};
+use crate::middleware::common::{Progress, Shared, inner_service};
 use crate::middleware::exchange::{HttpExchange, Step};
 use crate::rejection::{Rejection, TextRejection};
 use crate::service::CloneService;
@@ -24,29 +25,10 @@ use crate::service::CloneService;
 /// So it occupies no permit of a `ConcurrencyLimit` and no place of a `Buffer` while it waits.
 pub struct InFlight<S, R = TextRejection> {
     inner: S,
-    shared: Arc<Shared<R>>,
+    shared: Arc<Shared<SlotState, R>>,
 }
 
-impl<S, R> InFlight<S, R> {
-    pub(super) fn new(inner: S, shared: Arc<Shared<R>>) -> Self {
-        Self { inner, shared }
-    }
-
-    /// Returns a reference to the inner service.
-    pub fn get_ref(&self) -> &S {
-        &self.inner
-    }
-
-    /// Returns a mutable reference to the inner service. Calls made to it directly are not limited.
-    pub fn get_mut(&mut self) -> &mut S {
-        &mut self.inner
-    }
-
-    /// Returns the inner service.
-    pub fn into_inner(self) -> S {
-        self.inner
-    }
-}
+inner_service!(InFlight, SlotState);
 
 impl<S, R, B, ResBody> Service<Request<B>> for InFlight<S, R>
 where
@@ -63,26 +45,22 @@ where
     }
 
     fn call(&mut self, mut request: Request<B>) -> Self::Future {
-        let (mut response, mut permit) = (None, None);
+        let (mut response, mut permit, is_head) = (None, None, request.method() == Method::HEAD);
         let rejection = &*self.shared.rejection;
         let mut exchange = HttpExchange { rejection, request: &mut request, response: &mut response };
-        match self.shared.admit(&mut exchange, &mut permit) {
-            Step::Forward(plan) => InFlightFuture::calling(&mut self.inner, request, plan, permit),
-            Step::Respond => InFlightFuture::refused(response),
+        let progress = match self.shared.admit(&mut exchange, &mut permit) {
+            Step::Forward(plan) => Progress::Calling { inner: self.inner.call(request), plan },
+            Step::Respond => Progress::Refused { response },
             Step::Wait(hit) => {
                 // The ready service may hold a permit that another request needs, so it is dropped. Clones
                 // replace it, here and in the future.
                 let next = self.inner.clone();
                 let ready = mem::replace(&mut self.inner, next);
-                InFlightFuture::waiting(ready.clone(), request, Arc::clone(&self.shared), hit)
+                let waiting = RequestForSlots::new(ready.clone(), request, Arc::clone(&self.shared), hit);
+                Progress::Waiting { waiting }
             }
-        }
-    }
-}
-
-impl<S: Clone, R> Clone for InFlight<S, R> {
-    fn clone(&self) -> Self {
-        Self { inner: self.inner.clone(), shared: Arc::clone(&self.shared) }
+        };
+        InFlightFuture::new(progress, permit, is_head)
     }
 }
 

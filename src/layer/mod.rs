@@ -15,9 +15,10 @@ use crate::extract::{AllowList, Head, KeyExtractor};
 use crate::headers::Headers;
 use crate::limiter::LocalLimiter;
 use crate::lint::Lint;
+use crate::middleware::common::{Shared, common_options};
 use crate::middleware::config::{LayerConfig, LayerMember, OnError};
 use crate::middleware::options::{IntoPolicySource, PolicySource};
-use crate::middleware::state::SharedState;
+use crate::middleware::state::LayerState;
 use crate::observe::Event;
 use crate::rejection::{RejectReason, TextRejection};
 use crate::service::RateLimit;
@@ -72,7 +73,7 @@ use crate::waiting::WaitBounds;
 /// runtime, the lookup fails and does not panic.
 #[must_use = "a layer limits nothing until it is put around a service"]
 pub struct RateLimitLayer<R = TextRejection> {
-    pub(crate) shared: Arc<SharedState<R>>,
+    pub(crate) shared: Arc<Shared<LayerState, R>>,
 }
 
 impl RateLimitLayer {
@@ -111,13 +112,13 @@ impl RateLimitLayer {
 
     fn with(policies: PolicySource, key: impl KeyExtractor, storage: AnyStorage) -> Self {
         let first = LayerMember { policies, key: Arc::new(key), cost: None };
-        Self { shared: SharedState::new(LayerConfig::new(first), storage, Arc::new(TextRejection::new())) }
+        Self { shared: Shared::new(LayerState::new(LayerConfig::new(first), storage), Arc::new(TextRejection::new())) }
     }
 }
 
 /// Several keys.
 impl<R> RateLimitLayer<R> {
-    /// Adds a policy with a key of its own, for example for the tenant of a user, or for everybody. A
+    /// Adds a policy with a key of its own, for example for the tenant of a user, or for all clients. A
     /// request is admitted if all policies admit it, and spends its cost from each. A refused request
     /// spends nothing from any of them.
     ///
@@ -188,7 +189,7 @@ impl<R> RateLimitLayer<R> {
         let cost = config.others.last().unwrap_or(&config.first).cost.clone();
         config.others.push(LayerMember { policies: policy.into_policy_source(), key: Arc::new(key), cost });
         let config = config.bind(&storage)?.with(LayerConfig::assert_combines);
-        Ok(Self { shared: SharedState::new(config, storage, rejection) })
+        Ok(Self { shared: Shared::new(LayerState::new(config, storage), rejection) })
     }
 }
 
@@ -228,7 +229,7 @@ impl<R> RateLimitLayer<R> {
     pub fn try_storage(self, storage: impl Storage, on_error: OnError) -> Result<Self, ConfigError> {
         let (storage, (config, _, rejection)) = (AnyStorage::new(storage), self.into_parts());
         let config = config.bind(&storage)?.with(|config| config.on_error = on_error);
-        Ok(RateLimitLayer { shared: SharedState::new(config, storage, rejection) })
+        Ok(RateLimitLayer { shared: Shared::new(LayerState::new(config, storage), rejection) })
     }
 
     /// Sets the [`Rejection`](crate::Rejection). It builds the response to each request that this
@@ -238,32 +239,7 @@ impl<R> RateLimitLayer<R> {
     /// [`rejection_by`](Self::rejection_by) takes a closure.
     pub fn rejection<T>(self, rejection: T) -> RateLimitLayer<T> {
         let (config, storage, _) = self.into_parts();
-        RateLimitLayer { shared: SharedState::new(config, storage, Arc::new(rejection)) }
-    }
-
-    /// Sets a closure as the [`Rejection`](crate::Rejection).
-    ///
-    /// ```
-    /// use http::Response;
-    /// use tower_ratelimit::{Global, Quota, RateLimitLayer};
-    ///
-    /// let layer = RateLimitLayer::new(Quota::per_second(10), Global::new()).rejection_by(|refused, head| {
-    ///     let mut response = Response::new(format!("not now: {}", head.uri().path()));
-    ///     *response.status_mut() = refused.status();
-    ///     response
-    /// });
-    /// ```
-    pub fn rejection_by<F, B>(self, reject: F) -> RateLimitLayer<F>
-    where
-        F: Fn(RejectReason<'_>, &Head<'_>) -> Response<B> + Send + Sync + 'static,
-    {
-        self.rejection(reject)
-    }
-
-    /// Sets the header fields that report the limits. Defaults to [`Headers::x_rate_limit`].
-    /// [`Headers::and`] combines several families of fields.
-    pub fn headers(self, headers: Headers) -> Self {
-        self.with_config(|config| config.headers = headers)
+        RateLimitLayer { shared: Shared::new(LayerState::new(config, storage), Arc::new(rejection)) }
     }
 
     fn into_parts(self) -> (LayerConfig, AnyStorage, Arc<R>) {
@@ -273,45 +249,7 @@ impl<R> RateLimitLayer<R> {
 
     fn with_config(self, change: impl FnOnce(&mut LayerConfig)) -> Self {
         let (config, storage, rejection) = self.into_parts();
-        Self { shared: SharedState::new(config.with(change), storage, rejection) }
-    }
-}
-
-/// Requests that are not limited.
-impl<R> RateLimitLayer<R> {
-    /// Skips the requests for which `skip` returns `true`. A skipped request goes to the inner
-    /// service. It is not counted and not reported to the observer, and its response gets no header
-    /// fields.
-    ///
-    /// Each call of this method adds a condition. A request is skipped if at least one of them, or
-    /// an [allow list](Self::allow_list), selects it. Defaults to none.
-    ///
-    /// ```
-    /// use http::Method;
-    /// use tower_ratelimit::{PeerIp, Quota, RateLimitLayer};
-    ///
-    /// let layer = RateLimitLayer::new(Quota::per_minute(60), PeerIp::new())
-    ///     .skip(|head| head.uri().path() == "/health" || head.method == Method::OPTIONS);
-    /// ```
-    pub fn skip<F>(self, skip: F) -> Self
-    where
-        F: Fn(&Head<'_>) -> bool + Send + Sync + 'static,
-    {
-        self.with_config(|config| config.skip.push(Arc::new(skip)))
-    }
-
-    /// Skips the requests of the clients in `list`, like [`skip`](Self::skip). Each call of this
-    /// method adds a list. Defaults to none.
-    ///
-    /// ```
-    /// use tower_ratelimit::extract::AllowList;
-    /// use tower_ratelimit::{PeerIp, Quota, RateLimitLayer};
-    ///
-    /// let layer = RateLimitLayer::new(Quota::per_minute(60), PeerIp::new())
-    ///     .allow_list(AllowList::new(PeerIp::new()).except("10.9.0.0/16").allow("10.0.0.0/8"));
-    /// ```
-    pub fn allow_list(self, list: AllowList) -> Self {
-        self.with_config(|config| config.allow_lists.push(list))
+        Self { shared: Shared::new(LayerState::new(config.with(change), storage), rejection) }
     }
 }
 
@@ -392,7 +330,7 @@ impl<R> RateLimitLayer<R> {
     }
 }
 
-/// Observation and shadow mode.
+/// Shadow mode and decisions for handlers.
 impl<R> RateLimitLayer<R> {
     /// Runs the layer in shadow mode: it decides, counts, and reports to its
     /// [observer](Self::observer) and the log, but forwards every request without a delay. Defaults
@@ -438,64 +376,13 @@ impl<R> RateLimitLayer<R> {
     pub fn share_decision(self) -> Self {
         self.with_config(|config| config.shares_decision = true)
     }
-
-    /// Sets the observer, which receives every [`Event`](crate::Event) of this layer: decisions,
-    /// failures of the storage or of a lookup, missing keys and settlements. Defaults to none.
-    ///
-    /// The middleware calls the observer while it handles a request, so the observer must not block.
-    /// `metrics_observer` (feature `metrics`) returns one that counts the events. The observer
-    /// replaces an earlier one.
-    ///
-    /// If a handler panics, the middleware settles its request and reports the events while the
-    /// thread unwinds. A panic of the observer is then caught, because it would abort the process.
-    ///
-    /// ```
-    /// use std::sync::Arc;
-    /// use std::sync::atomic::{AtomicU64, Ordering};
-    /// use tower_ratelimit::{PeerIp, Quota, RateLimitLayer};
-    ///
-    /// let refused = Arc::new(AtomicU64::new(0));
-    /// let counter = Arc::clone(&refused);
-    /// let layer = RateLimitLayer::new(Quota::per_minute(60), PeerIp::new()).observer(move |event| {
-    ///     if event.outcome() == "refused" {
-    ///         counter.fetch_add(1, Ordering::Relaxed);
-    ///     }
-    /// });
-    /// ```
-    pub fn observer<F>(self, observer: F) -> Self
-    where
-        F: Fn(&Event<'_>) + Send + Sync + 'static,
-    {
-        self.with_config(|config| config.reporter.observer = Some(Arc::new(observer)))
-    }
-
-    /// Sets a closure that receives each [`Lint`](crate::Lint), a probable mistake in the layer's
-    /// configuration. It is called at most once for each layer and lint. Defaults to none.
-    ///
-    /// ```
-    /// use tower_ratelimit::{PeerIp, Quota, RateLimitLayer};
-    ///
-    /// let layer = RateLimitLayer::new(Quota::per_minute(60), PeerIp::new())
-    ///     .on_lint(|lint| eprintln!("{}: {lint}", lint.code()));
-    /// ```
-    pub fn on_lint<F>(self, on_lint: F) -> Self
-    where
-        F: Fn(Lint) + Send + Sync + 'static,
-    {
-        self.with_config(|config| config.reporter.on_lint = Some(Arc::new(on_lint)))
-    }
-
-    /// Adds the keys of clients to log events (feature `tracing`). Defaults to off, because keys
-    /// can be addresses or secrets.
-    ///
-    /// A key is written as its [bytes](crate::Key::as_bytes): one byte for its kind, then its
-    /// content. The text `alice` is written as `talice`, and the address 127.0.0.1 as
-    /// `4\x7f\x00\x00\x01`. Quotes, backslashes and bytes that are not printable ASCII are escaped.
-    /// A key is cut off after 256 bytes.
-    pub fn log_keys(self) -> Self {
-        self.with_config(|config| config.reporter.logs_keys = true)
-    }
 }
+
+common_options!(
+    RateLimitLayer,
+    "PeerIp, Quota, RateLimitLayer",
+    "RateLimitLayer::new(Quota::per_minute(60), PeerIp::new())"
+);
 
 impl<S, R> Layer<S> for RateLimitLayer<R> {
     type Service = RateLimit<S, R>;
@@ -503,12 +390,6 @@ impl<S, R> Layer<S> for RateLimitLayer<R> {
     fn layer(&self, inner: S) -> Self::Service {
         self.shared.start();
         RateLimit::new(inner, Arc::clone(&self.shared))
-    }
-}
-
-impl<R> Clone for RateLimitLayer<R> {
-    fn clone(&self) -> Self {
-        Self { shared: Arc::clone(&self.shared) }
     }
 }
 

@@ -3,6 +3,7 @@
 
 mod admission;
 mod apply;
+pub(crate) mod common;
 pub(crate) mod config;
 pub(crate) mod exchange;
 pub(crate) mod lints;

@@ -1,10 +1,10 @@
 //! The shared state of a layer.
 
-use std::ops::Deref;
 use std::sync::Arc;
 
 use tokio::time::Instant;
 
+use super::common::Shared;
 use super::config::LayerConfig;
 use super::exchange::{HitWait, Step, Wait, WaitingHit};
 use super::lints::Lints;
@@ -16,10 +16,7 @@ use crate::storage::{AnyStorage, StorageRequest};
 use crate::waiting::{WaitQueues, Waiter, WaitingRoom};
 
 /// The state that all services of a layer share.
-pub(crate) struct SharedState<R> {
-    state: LayerState,
-    pub(crate) rejection: Arc<R>,
-}
+pub(crate) type SharedState<R> = Shared<LayerState, R>;
 
 /// The part of the state that does not depend on the type of the rejection.
 pub(crate) struct LayerState {
@@ -32,23 +29,13 @@ pub(crate) struct LayerState {
     pub(super) room: Option<Arc<WaitingRoom>>,
 }
 
-impl<R> SharedState<R> {
-    pub(crate) fn new(config: LayerConfig, storage: AnyStorage, rejection: Arc<R>) -> Arc<Self> {
+impl LayerState {
+    pub(crate) fn new(config: LayerConfig, storage: AnyStorage) -> Self {
         let queues = Arc::<WaitQueues>::default();
         let room = config.wait.map(|bounds| WaitingRoom::new(bounds, Arc::clone(&queues)));
-        Arc::new(Self { state: LayerState { config, storage, lints: Lints::default(), queues, room }, rejection })
+        Self { config, storage, lints: Lints::default(), queues, room }
     }
-}
 
-impl<R> Deref for SharedState<R> {
-    type Target = LayerState;
-
-    fn deref(&self) -> &LayerState {
-        &self.state
-    }
-}
-
-impl LayerState {
     pub(super) fn observed(&self, policy: &Policy, key: &Key, shadow: bool) -> ObservedKey {
         let limited = LimitedKey { storage: self.storage.clone(), policy: policy.clone(), key: key.clone() };
         ObservedKey { limited, reporter: self.config.reporter.clone(), shadow, since: Instant::now() }
