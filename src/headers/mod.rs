@@ -363,8 +363,8 @@ pub(crate) fn write_refused(
     numbers: Option<Numbers>,
     other_fields: Option<OtherFields>,
 ) {
-    if !headers.contains_key(CACHE_CONTROL) {
-        set(headers, CACHE_CONTROL, HeaderValue::from_static("no-store"));
+    if let Ok(cache_control) = headers.try_entry(CACHE_CONTROL) {
+        let _ = cache_control.or_try_insert(HeaderValue::from_static("no-store"));
     }
     if let Some(wait) = wait {
         set(headers, RETRY_AFTER, repeated(seconds_up(wait).max(1)));

@@ -136,17 +136,23 @@ pub(super) fn set(headers: &mut HeaderMap, name: impl IntoHeaderName, value: Hea
 const SMALL: usize = 10_000;
 
 /// The small numbers with four digits each: `000000010002` and so on.
-static DIGITS: [u8; 4 * SMALL] = {
-    let mut digits = [b'0'; 4 * SMALL];
-    let mut at = 0;
-    while at < digits.len() {
-        let power = [1_000, 100, 10, 1][at % 4];
-        #[allow(clippy::cast_possible_truncation)] // a digit
-        let digit = (at / 4 / power % 10) as u8;
-        digits[at] += digit;
-        at += 1;
+static DIGITS: &str = {
+    const BYTES: [u8; 4 * SMALL] = {
+        let mut digits = [b'0'; 4 * SMALL];
+        let mut at = 0;
+        while at < digits.len() {
+            let power = [1_000, 100, 10, 1][at % 4];
+            #[allow(clippy::cast_possible_truncation)] // a digit
+            let digit = (at / 4 / power % 10) as u8;
+            digits[at] += digit;
+            at += 1;
+        }
+        digits
+    };
+    match str::from_utf8(&BYTES) {
+        Ok(digits) => digits,
+        Err(_) => unreachable!(),
     }
-    digits
 };
 
 /// The size in bytes of the blocks that larger numbers are written into, one after the other. A
@@ -157,8 +163,7 @@ const BLOCK: usize = 1_024;
 fn small(number: u64) -> Option<HeaderValue> {
     let number = usize::try_from(number).ok().filter(|number| *number < SMALL)?;
     let len = number.checked_ilog10().map_or(1, |log| log as usize + 1);
-    let digits = str::from_utf8(&DIGITS[4 * (number + 1) - len..4 * (number + 1)]);
-    Some(HeaderValue::from_static(digits.expect("digits are ASCII")))
+    Some(HeaderValue::from_static(&DIGITS[4 * (number + 1) - len..4 * (number + 1)]))
 }
 
 /// Returns a number as a header value. Suits numbers that change with each request.

@@ -27,9 +27,10 @@ impl LayerConfig {
         let (decision, StorageRequest { policy, key, .. }) = (&decisions[shown], requests[shown]);
         let fields = self.headers;
         let wait = fields.retry_after(decision, key);
-        let written = exchange.reject(RejectReason::Limit(LimitExceeded::new(decision, policy, key, wait)));
+        let refusal = LimitExceeded::new(decision, policy, key, wait);
+        let written = exchange.reject(RejectReason::Limit(refusal));
         let numbers = fields.numbers_of(decisions);
-        let numbers = if policy.counts_in_flight() { numbers.map(Numbers::without_reset) } else { numbers };
+        let numbers = if refusal.counts_in_flight { numbers.map(Numbers::without_reset) } else { numbers };
         let other_fields = fields.other_fields_of(decisions, requests);
         headers::write_refused(written, wait, numbers, other_fields);
         // Outer layers recognize the refusal by its decision.

@@ -10,6 +10,7 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 use super::{Event, EventKind};
+use crate::decision::Decision;
 use crate::error::chain;
 use crate::key::Key;
 use crate::lint::Lint;
@@ -52,9 +53,10 @@ impl EventLog {
             if let Some(failed) = self.storage_failures.ended() {
                 tracing::info!(policy = event.policy.identity(), failed, "rate limit storage recovered");
             }
-            if decision.is_admitted() {
-                return;
+            if decision.is_refused() {
+                refused(event, decision, with_key);
             }
+            return;
         }
         self.unusual_event(event, with_key);
     }
@@ -65,10 +67,8 @@ impl EventLog {
         let key = event.key.filter(|_| with_key).map(shortened);
         let key = key.as_deref();
         match event.kind {
-            EventKind::Decided(decision) => {
-                let retry_after = decision.retry_after().map(tracing::field::debug);
-                tracing::debug!(policy, outcome, shadow, cost = decision.cost(), retry_after, key, "request refused");
-            }
+            // Logged without these fields, which take longer than the test of the level.
+            EventKind::Decided(_) => {}
             EventKind::Failed { error, .. } if is_circuit_open_error(error) => {
                 let error = chain(error);
                 tracing::debug!(
@@ -133,6 +133,19 @@ impl EventLog {
             }
         }
     }
+}
+
+/// Computes the fields only if the line is written, because refusals are frequent.
+fn refused(event: &Event<'_>, decision: &Decision, with_key: bool) {
+    tracing::debug!(
+        policy = event.policy.identity(),
+        outcome = event.outcome(),
+        shadow = event.shadow,
+        cost = decision.cost(),
+        retry_after = decision.retry_after().map(tracing::field::debug),
+        key = event.key.filter(|_| with_key).map(shortened).as_deref(),
+        "request refused"
+    );
 }
 
 /// Escapes a key to printable ASCII. Cuts off a long key, because a client may choose it.

@@ -143,8 +143,12 @@ impl RejectReason<'_> {
                     let mut digits = itoa::Buffer::new();
                     let seconds = digits.format(seconds_up(wait).max(1));
                     // With an exact capacity, the conversion into a body does not reallocate.
-                    let in_flight = if refusal.policy().counts_in_flight() { " in flight" } else { "" };
-                    let parts = ["too many requests", in_flight, ", retry in ", seconds, " s", end];
+                    let what = if refusal.counts_in_flight {
+                        "too many requests in flight, retry in "
+                    } else {
+                        "too many requests, retry in "
+                    };
+                    let parts = [what, seconds, " s", end];
                     let mut text = String::with_capacity(parts.iter().map(|part| part.len()).sum());
                     for part in parts {
                         text.push_str(part);
@@ -313,6 +317,7 @@ impl<B: 'static> Rejection<B> for Box<dyn Rejection<B>> {
 pub struct LimitExceeded<'a> {
     decision: &'a Decision,
     policy: &'a Policy,
+    pub(crate) counts_in_flight: bool,
     /// `true` if the requests in flight of all clients have reached the limit.
     is_overload: bool,
     retry_after: Option<Duration>,
@@ -320,8 +325,8 @@ pub struct LimitExceeded<'a> {
 
 impl<'a> LimitExceeded<'a> {
     pub(crate) fn new(decision: &'a Decision, policy: &'a Policy, key: &Key, retry_after: Option<Duration>) -> Self {
-        let is_overload = policy.counts_in_flight() && key.is_global();
-        Self { decision, policy, is_overload, retry_after }
+        let counts_in_flight = policy.counts_in_flight();
+        Self { decision, policy, counts_in_flight, is_overload: counts_in_flight && key.is_global(), retry_after }
     }
 
     /// Returns the time after which the client should retry, or `None` if its request can never be
