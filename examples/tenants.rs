@@ -1,6 +1,6 @@
-//! A plan for each user, a quota for each tenant, and a limit for everybody, in one decision.
+//! A plan for each user, a quota for each tenant, and a limit for all clients, in one decision.
 //!
-//! A request spends from all three or from none. So a user who is refused takes nothing from the quota
+//! A request spends from all three or from none. So a refused user takes nothing from the quota
 //! of its tenant.
 
 use axum::Router;

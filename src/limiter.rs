@@ -210,7 +210,7 @@ impl RateLimiter {
     }
 
     /// Spends `cost` units of each key under its own limiter, or nothing if one of them refuses. Use it
-    /// for the limits of a user, a tenant and everybody. Returns a [`Reservation`], which settles all
+    /// for the limits of a user, a tenant and all clients. Returns a [`Reservation`], which settles all
     /// of them together.
     ///
     /// The limiters must share one storage, which decides on several keys
@@ -243,7 +243,7 @@ impl RateLimiter {
     ///
     /// Returns the storage's error if the storage fails, or if two of the pairs have the same policy and
     /// key. Returns an error of the kind [`Unsupported`](StorageErrorKind::Unsupported), and has spent
-    /// nothing, if there is no pair, if the limiters have different storages, or if the storage does not
+    /// nothing, if the list is empty, if the limiters have different storages, or if the storage does not
     /// decide on several keys together.
     pub fn reserve_all(members: &[(&Self, &Key)], cost: u32) -> StorageFuture<Reservation> {
         let unsupported = |why| StorageFuture::ready(Err(StorageError::new(StorageErrorKind::Unsupported, why)));

@@ -12,7 +12,7 @@ use crate::time::micros;
 /// Returns the wait of a refusal, lengthened by up to `percent` percent.
 ///
 /// The share depends on the key and on the end of the wait, so a client that asks again before the
-/// end is not told to wait longer than before.
+/// end gets the same end again.
 pub(super) fn lengthened(wait: Duration, percent: u8, decision: &Decision, key: &Key) -> Duration {
     let end = decision.wall_at().plus(micros(wait));
     let share = FixedState::with_seed(0).hash_one((key.as_bytes(), end.as_micros())) >> 32;

@@ -291,7 +291,7 @@ impl<T> Row<T> {
     pub(super) fn refuse(&mut self, ask: &Ask, claimed: &Result<Granted, StorageError>) -> Vec<(Waiting<T>, NotTaken)> {
         let free = self.free(number_of_slots(&ask.policy));
         let Some(more) = &mut self.more else { return Vec::new() };
-        // Other processes were faster each time, and nothing was stored. That is no failure of the store.
+        // Other processes were faster each time, and nothing was stored. The store has not failed.
         let failure = claimed.as_ref().err().filter(|error| error.kind() != StorageErrorKind::Contended);
         let asked = ask.last_ticket.map(|last| more.queue.range(..=last)).into_iter().flatten();
         let refused = asked.filter(|(_, waiting)| waiting.is_once || failure.is_some());

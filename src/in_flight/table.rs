@@ -246,7 +246,7 @@ impl Ticket {
 }
 
 fn cancelled() -> StorageError {
-    let message = "the task that claims slots has ended: there is no runtime, or it was shut down";
+    let message = "the task that claims slots has ended: no tokio runtime, or its runtime was shut down";
     StorageError::new(StorageErrorKind::Cancelled, message)
 }
 

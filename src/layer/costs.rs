@@ -140,7 +140,7 @@ impl<R> RateLimitLayer<R> {
     /// [clear](crate::Reservation::clear) the key. A request that costs 0 clears nothing.
     ///
     /// A client that can get such a response can reset the limit. So the key must not be shared
-    /// with other clients, and an address alone is no such key: an attacker with an account of
+    /// with other clients, and an address alone does not suffice: an attacker with an account of
     /// their own would clear the strikes of their address between two guesses. See the guide on
     /// [logins](crate::guide::protecting_a_login).
     pub fn clear_when<F>(self, clears: F) -> Self

@@ -181,7 +181,7 @@ impl IntoPolicy for Limit {}
 impl IntoPolicy for LivePolicy {}
 
 /// Converts into a policy that may change later. This is a trait of its own, which other crates
-/// cannot name, because [`SharedPolicy`] is no part of the API.
+/// cannot name, because [`SharedPolicy`] is not part of the API.
 pub trait IntoShared {
     fn into_shared(self) -> SharedPolicy;
 }

@@ -20,7 +20,7 @@ use crate::storage::{AnyStorage, ManualClock, Storage, StorageRequest};
 
 const LAW: &str = "15: all hits of several keys spend, or none does";
 
-/// Policies of a user, a tenant and everybody: each strategy, several limits, and limits that refusals
+/// Policies of a user, a tenant and all clients: each strategy, several limits, and limits that refusals
 /// change.
 const MEMBERS: [[&str; 3]; 4] = [
     ["fixed-window 3 per 7 seconds", "token-bucket 4 per 7 seconds burst 5", "moving-window 5 per 9 seconds"],
@@ -49,7 +49,7 @@ fn members_of(policies: [&str; 3]) -> [Policy; 3] {
     policies.map(|text| parsed(text).with_name(names.next().unwrap_or_default()))
 }
 
-/// Returns the members of a hit of a user: the user, the tenant, and everybody.
+/// Returns the members of a hit of a user: the user, the tenant, and all clients.
 fn requests<'a>(policies: &'a [Policy; 3], keys: &'a [Key; 3], costs: [u32; 3]) -> [StorageRequest<'a>; 3] {
     [0, 1, 2].map(|at| StorageRequest::new(&policies[at], &keys[at], Op::Hit, costs[at]))
 }

@@ -1,4 +1,4 @@
-//! Layers with several keys: a user, its tenant, and everybody.
+//! Layers with several keys: a user, its tenant, and all clients.
 
 use std::convert::Infallible;
 use std::future::ready;
@@ -23,7 +23,7 @@ fn named(text: &str, name: &str) -> Policy {
     policy(text).with_name(name)
 }
 
-/// A layer with a policy for the user, its tenant, and everybody.
+/// A layer with a policy for the user, its tenant, and all clients.
 fn layer([user, tenant, all]: [&str; 3], storage: impl Storage) -> RateLimitLayer {
     RateLimitLayer::new(named(user, "user"), Header::new("x-user"))
         .and(named(tenant, "tenant"), Header::new("x-tenant"))
@@ -35,7 +35,7 @@ fn from(user: &str, tenant: &str) -> Request<()> {
     Request::get("/").header("x-user", user).header("x-tenant", tenant).body(()).unwrap()
 }
 
-/// Returns the spent units of the user "u", its tenant "t", and everybody.
+/// Returns the spent units of the user "u", its tenant "t", and all clients.
 async fn spent([user, tenant, all]: [&str; 3], storage: &impl Storage) -> [u32; 3] {
     let mut spent = [0; 3];
     let keys = [Key::from("u"), Key::from("t"), Key::global()];

@@ -474,7 +474,7 @@ async fn layer_without_wait_refuses_at_once() {
     assert_eq!((status(&none, get("/")).await, begin.elapsed()), (429, Duration::ZERO));
 }
 
-/// Guards against this defect: one client fills all places, and nobody else can wait.
+/// Guards against this defect: one client fills all places, and no other can wait.
 #[tokio::test(start_paused = true)]
 async fn one_key_cannot_take_all_places() {
     let layer = RateLimitLayer::new(policy("fixed-window 1 per 50 seconds"), Header::new("x-user"))

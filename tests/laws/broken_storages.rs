@@ -221,7 +221,7 @@ impl Broken {
         };
         let kept = names.filter(|(position, _)| *position < most);
         let bucket = |position: usize| policy.limits()[position].strategy().name() == "token-bucket";
-        // The first amount of a bucket is no count.
+        // The first amount of a bucket is not a count.
         let counts = |position: usize| !policy.limits()[position].strategy().name().ends_with("-bucket");
         let rounded = kept.map(|(position, (name, state))| match state {
             State::Counts { until, amounts } if self.fault == StorageFault::RoundsInstants => {

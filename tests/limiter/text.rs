@@ -1,4 +1,4 @@
-//! Policies and quotas as text: what is parsed, and what the errors suggest.
+//! Policies and quotas as text: the accepted forms, and the suggestions of errors.
 
 use std::collections::{HashMap, HashSet};
 

@@ -132,7 +132,7 @@ impl Counts {
     fn go_on(&self, process: &Process) {
         let mut counted = self.lock();
         let reports = counted.processes.entry(process.0.id()).or_default();
-        // The process went on for a moment when it was told to stop. What it did then is old.
+        // The process went on for a moment after the signal to stop. Its reports of that time are old.
         *reports = Reports { in_use: 0, is_stopped: false, stops: reports.stops + 1 };
         drop(counted);
         signal(process, "CONT");

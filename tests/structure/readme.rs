@@ -173,7 +173,7 @@ fn core_compiles_at_most_the_crates_that_contributing_allows() {
     assert!(crates.len() <= allowed, "the core compiles {} crates: {crates:?}", crates.len());
 }
 
-/// The changelog of the first release is a summary: nobody has an earlier version.
+/// The changelog of the first release is a summary: no earlier version is published.
 #[test]
 fn changelog_of_the_first_release_has_at_most_ten_lines() {
     let changelog = read("CHANGELOG.md");

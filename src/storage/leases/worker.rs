@@ -41,7 +41,7 @@ impl Drop for LeaseWorker {
     }
 }
 
-/// What a worker does next.
+/// The next step of a worker.
 enum WorkerStep {
     /// Requests these units, while the key had been cleared so many times.
     Request { units: u32, clears: u64 },

@@ -1,4 +1,4 @@
-//! Stands in for time zones without the feature `calendar`.
+//! Replaces time zones without the feature `calendar`.
 
 use std::ops::Range;
 

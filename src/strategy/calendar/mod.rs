@@ -24,7 +24,7 @@ use crate::error::ConfigError;
 use crate::quota::{DAY, MONTH, Quota, WEEK, YEAR};
 use crate::time::Timestamp;
 
-/// The error for a name that is no time zone.
+/// The error for a name that is not a time zone.
 #[derive(Clone, Debug)]
 pub(crate) struct UnknownZone {
     /// The reason, and what to do.

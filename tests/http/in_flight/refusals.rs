@@ -101,7 +101,7 @@ async fn ietf_fields_name_concurrent_requests() {
 async fn request_takes_as_many_slots_as_it_costs() {
     let cost = |head: &Head<'_>| match head.uri().path()[1..].parse::<u32>() {
         Ok(cost) => Ok(cost),
-        Err(_) => Err(KeyError::client("the path is no number")),
+        Err(_) => Err(KeyError::client("the path is not a number")),
     };
     let layer = InFlightLayer::new(10, Global::new()).cost(cost);
     let service = streams(&layer);
