@@ -35,7 +35,7 @@ const TIME_TO_LIVE: Duration = Duration::from_secs(30);
 
 /// The state that all services of a layer share, except for its rejection.
 pub(crate) struct SlotState {
-    pub(super) options: Options,
+    pub(super) options: SlotOptions,
     lints: Lints,
     /// `None` if the layer refuses without waiting.
     seats: Option<Arc<Seats>>,
@@ -43,7 +43,7 @@ pub(crate) struct SlotState {
 
 /// The layer's configuration, except for its rejection.
 #[derive(Clone)]
-pub(super) struct Options {
+pub(super) struct SlotOptions {
     pub(super) config: LayerConfig,
     pub(super) retry_after: Duration,
     time_to_live: Duration,
@@ -63,7 +63,7 @@ pub(super) struct SlotWait {
     pub(super) taken: Pin<Box<dyn Future<Output = TakenInTime> + Send>>,
 }
 
-impl Options {
+impl SlotOptions {
     pub(super) fn new(config: LayerConfig) -> Self {
         let table = SlotTable::new(None);
         Self { config, retry_after: RETRY_AFTER, time_to_live: TIME_TO_LIVE, store: None, table }
@@ -87,7 +87,7 @@ impl Options {
 }
 
 impl SlotState {
-    pub(super) fn new(options: Options) -> Self {
+    pub(super) fn new(options: SlotOptions) -> Self {
         let seats = options.config.wait.map(|bounds| Seats::new(bounds.max_waiting));
         Self { options, lints: Lints::default(), seats }
     }
@@ -99,7 +99,7 @@ impl SlotState {
 
     /// Lets a request take its slots. Sets `permit` if the request holds any.
     pub(super) fn admit(&self, exchange: &mut dyn Exchange, permit: &mut Option<Permit>) -> Step<SlotWait> {
-        let (Options { config, table, .. }, head) = (&self.options, exchange.head());
+        let (SlotOptions { config, table, .. }, head) = (&self.options, exchange.head());
         if config.skips(&head) {
             return Step::Forward(ResponsePlan::NOTHING);
         }

@@ -7,7 +7,7 @@ use std::time::Duration;
 use http::Response;
 use tower_layer::Layer;
 
-use super::admission::{Options, SlotState};
+use super::admission::{SlotOptions, SlotState};
 use super::service::InFlight;
 use super::slots::SlotsSource;
 use crate::error::{ConfigError, or_panic};
@@ -79,7 +79,7 @@ impl InFlightLayer {
     /// | the result of [`slots_by`](crate::slots_by) | chosen by a closure for each request |
     pub fn new(slots: impl Into<SlotsSource>, key: impl KeyExtractor) -> Self {
         let config = LayerConfig::new(LayerMember { policies: slots.into().0, key: Arc::new(key), cost: None });
-        Self { shared: Shared::new(SlotState::new(Options::new(config)), Arc::new(TextRejection::new())) }
+        Self { shared: Shared::new(SlotState::new(SlotOptions::new(config)), Arc::new(TextRejection::new())) }
     }
 }
 
@@ -154,7 +154,7 @@ impl<R> InFlightLayer<R> {
         self.with_options(|options| options.config = options.config.clone().with(change))
     }
 
-    fn with_options(self, change: impl FnOnce(&mut Options)) -> Self {
+    fn with_options(self, change: impl FnOnce(&mut SlotOptions)) -> Self {
         let mut options = self.shared.options.clone();
         change(&mut options);
         Self { shared: Shared::new(SlotState::new(options), Arc::clone(&self.shared.rejection)) }

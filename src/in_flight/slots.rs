@@ -7,7 +7,7 @@ use crate::extract::Head;
 use crate::middleware::{IntoPolicySource, PolicySource, policy_by};
 use crate::policy::{Limit, LivePolicy, Policy};
 use crate::quota::Quota;
-use crate::strategy::InFlight;
+use crate::strategy::InFlightLimit;
 
 /// The number of slots of each key in an [`InFlightLayer`](crate::InFlightLayer), with a name.
 ///
@@ -28,7 +28,7 @@ pub struct Slots(Policy);
 impl Slots {
     /// Creates the slots with the name `in-flight`. Cloning slots is cheaper than creating them.
     pub fn new(slots: u32) -> Self {
-        Self(Policy::new(InFlight(slots), Quota::per_second(1)).with_name(InFlight::NAME))
+        Self(Policy::new(InFlightLimit(slots), Quota::per_second(1)).with_name(InFlightLimit::NAME))
     }
 
     /// Sets the name.

@@ -13,7 +13,7 @@ use super::row::{Ask, Grant, Next, NotTaken, Row, Waiting};
 use super::slots::number_of_slots;
 use crate::key::Key;
 use crate::policy::{Policy, SharedPolicy};
-use crate::storage::{Granted, StorageError, StorageErrorKind, Table, TableKey};
+use crate::storage::{Granted, KeyTable, StorageError, StorageErrorKind, TableKey};
 use crate::waiting::{Seat, Seats};
 
 /// The number of keys in flight up to which a lookup compares about 16 rows. More keys are slower, but
@@ -22,7 +22,7 @@ const KEYS: usize = 16 * 1_024;
 
 /// The slots in use, and the requests that wait for slots.
 pub(super) struct SlotTable {
-    rows: Table<Row<Taken>>,
+    rows: KeyTable<Row<Taken>>,
     /// The number of requests that have waited so far. It numbers their tickets.
     tickets: AtomicU64,
     /// Starts a task that makes claims for a row, if the slots are shared with other processes.
@@ -53,11 +53,11 @@ pub(super) enum Take {
     Taken(Taken),
     /// Contains the free slots of the key.
     Full(u32),
-    Waits(Ticket),
+    Waits(QueuePlace),
 }
 
 /// The place of a request in the queue of its key. Dropping it leaves the queue.
-pub(super) struct Ticket {
+pub(super) struct QueuePlace {
     table: Arc<SlotTable>,
     row: TableKey,
     number: u64,
@@ -68,7 +68,7 @@ pub(super) struct Ticket {
 impl SlotTable {
     /// Creates a table. `claims` starts a task for a row of a table whose slots are shared.
     pub(super) fn new(claims: Option<StartClaims>) -> Arc<Self> {
-        Arc::new(Self { rows: Table::new(KEYS), tickets: AtomicU64::new(0), claims })
+        Arc::new(Self { rows: KeyTable::new(KEYS), tickets: AtomicU64::new(0), claims })
     }
 
     /// Takes `cost` slots, at least 1, if they are free and no request of the key waits. Otherwise the
@@ -111,7 +111,7 @@ impl SlotTable {
         drop(bucket);
         metrics::add_waiting(1.0);
         self.start_claims(begins, at);
-        Take::Waits(Ticket { table: Arc::clone(self), row: at, number, answer: receiver, seat })
+        Take::Waits(QueuePlace { table: Arc::clone(self), row: at, number, answer: receiver, seat })
     }
 
     /// Returns the free slots of a key.
@@ -233,7 +233,7 @@ impl Drop for Slot {
     }
 }
 
-impl Ticket {
+impl QueuePlace {
     /// Waits for the slots. A request that has a seat gets `None` if they are not free at the deadline.
     pub(super) async fn taken_by(mut self, deadline: Instant) -> Option<Result<Taken, NotTaken>> {
         let answer = match self.seat {
@@ -250,7 +250,7 @@ fn cancelled() -> StorageError {
     StorageError::new(StorageErrorKind::Cancelled, message)
 }
 
-impl Drop for Ticket {
+impl Drop for QueuePlace {
     fn drop(&mut self) {
         metrics::add_waiting(-1.0);
         self.table.leave(self.row, |row| row.leave(self.number));

@@ -171,13 +171,13 @@ pub(super) fn lint(lint: Lint) {
 #[derive(Debug)]
 pub(super) struct Throttle {
     interval: Duration,
-    counters: Mutex<Counters>,
+    counters: Mutex<ThrottleCounts>,
     /// `true` from the first event until [`ended`](Self::ended) returns the total.
     is_active: AtomicBool,
 }
 
 #[derive(Debug, Default)]
-struct Counters {
+struct ThrottleCounts {
     /// The events since the last line.
     suppressed: u64,
     total: u64,
@@ -219,11 +219,11 @@ impl Throttle {
             return None;
         }
         let total = counters.total;
-        *counters = Counters::default();
+        *counters = ThrottleCounts::default();
         Some(total)
     }
 
-    fn counters(&self) -> MutexGuard<'_, Counters> {
+    fn counters(&self) -> MutexGuard<'_, ThrottleCounts> {
         unpoisoned(self.counters.lock())
     }
 }

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use crate::error::{ConfigError, or_panic};
 use crate::quota::Quota;
 use crate::strategy::{
-    CalendarWindow, InFlight, Lockout, Outcome, Part, SlidingWindowCounter, State, Status, Strategy, StrategyDyn,
+    CalendarWindow, InFlightLimit, Lockout, Outcome, Part, SlidingWindowCounter, State, Status, Strategy, StrategyDyn,
     TokenBucket,
 };
 use crate::time::Timestamp;
@@ -224,7 +224,7 @@ impl Limit {
 
     /// Returns `true` if this limit counts the requests in flight.
     pub(crate) fn counts_in_flight(&self) -> bool {
-        self.strategy.name() == InFlight::NAME
+        self.strategy.name() == InFlightLimit::NAME
     }
 
     /// Returns `true` if this limit counts the refusals by the other limits of its policy, so that it

@@ -16,10 +16,10 @@ use crate::sync::unpoisoned;
 /// The schemes of this crate's storages, without `+` and the part after it.
 const SCHEMES: &str = "memory redis rediss valkey valkeys memcached etcd etcds postgres postgresql sqlite";
 
-type Open = dyn Fn(&str) -> Result<AnyStorage, ConfigError> + Send + Sync;
+type OpenStorage = dyn Fn(&str) -> Result<AnyStorage, ConfigError> + Send + Sync;
 
 /// The schemes of storages in other crates.
-static REGISTERED: RwLock<BTreeMap<String, Arc<Open>>> = RwLock::new(BTreeMap::new());
+static REGISTERED: RwLock<BTreeMap<String, Arc<OpenStorage>>> = RwLock::new(BTreeMap::new());
 
 /// Calls `$call` on the storage of a handle.
 macro_rules! delegate {

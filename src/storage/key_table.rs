@@ -32,8 +32,8 @@ pub(crate) fn assert_max_keys(max_keys: usize, example: &str, alternative: &str)
 /// most [`ways`](Bucket::ways) rows in each bucket, so the table needs no counter that all threads
 /// share.
 #[derive(Debug)]
-pub(crate) struct Table<T> {
-    buckets: Box<[Mutex<Vec<Row<T>>>]>,
+pub(crate) struct KeyTable<T> {
+    buckets: Box<[Mutex<Vec<KeyedValue<T>>>]>,
     /// The maximum number of rows that callers may keep in a bucket.
     ways: usize,
     secrets: [RandomState; 2],
@@ -45,20 +45,20 @@ pub(crate) struct Table<T> {
 pub(crate) struct TableKey([u64; 2]);
 
 #[derive(Debug)]
-struct Row<T> {
+struct KeyedValue<T> {
     key: TableKey,
     value: T,
 }
 
 /// The rows of one bucket, locked, with the key that was looked up.
 pub(crate) struct Bucket<'a, T> {
-    rows: MutexGuard<'a, Vec<Row<T>>>,
+    rows: MutexGuard<'a, Vec<KeyedValue<T>>>,
     key: TableKey,
     /// The maximum number of rows that callers may keep in a bucket.
     pub(crate) ways: usize,
 }
 
-impl<T> Table<T> {
+impl<T> KeyTable<T> {
     /// Creates a table for up to `max_keys` keys, which must be between 1 and [`MAX_KEYS`].
     pub(crate) fn new(max_keys: usize) -> Self {
         let buckets = (max_keys / WAYS).max(1);
@@ -124,7 +124,7 @@ impl<T> Bucket<'_, T> {
     pub(crate) fn find_or_insert(&mut self, make: impl FnOnce() -> T) -> &mut T {
         let key = self.key;
         let at = self.rows.iter().position(|row| row.key == key).unwrap_or_else(|| {
-            self.rows.push(Row { key, value: make() });
+            self.rows.push(KeyedValue { key, value: make() });
             self.rows.len() - 1
         });
         &mut self.rows[at].value
@@ -164,7 +164,7 @@ mod tests {
 
     #[test]
     fn rows_differ_by_policy_kind_and_key() {
-        let table = Table::new(100);
+        let table = KeyTable::new(100);
         let [one, two] = ["one", "two"].map(|name| Policy::from(Quota::per_day(1)).with_name(name));
         let [a, b] = ["a", "b"].map(Key::from);
         let rows = [(&one, 0, &a), (&one, 0, &b), (&one, 1, &a), (&two, 0, &a)];
@@ -181,7 +181,7 @@ mod tests {
     #[test]
     fn table_holds_nearly_max_keys_and_never_more() {
         for max_keys in [1, 2, 15, 16, 17, 31, 32, 33, 1_000, 1_000_000] {
-            let table = Table::<()>::new(max_keys);
+            let table = KeyTable::<()>::new(max_keys);
             assert!(table.ways >= 1 && table.ways * table.buckets.len() <= max_keys, "{max_keys}");
             assert!(table.ways * table.buckets.len() * 17 / 16 + 16 > max_keys * 15 / 16, "{max_keys}");
         }

@@ -10,9 +10,9 @@ use crate::time::Timestamp;
 /// An [`InFlightLayer`](crate::InFlightLayer) counts the slots itself. The limit describes them in
 /// events, rejections and header fields.
 #[derive(Clone, Debug)]
-pub(crate) struct InFlight(pub(crate) u32);
+pub(crate) struct InFlightLimit(pub(crate) u32);
 
-impl InFlight {
+impl InFlightLimit {
     pub(crate) const NAME: &'static str = "in-flight";
 
     fn taken(state: &State) -> u32 {
@@ -20,7 +20,7 @@ impl InFlight {
     }
 }
 
-impl Strategy for InFlight {
+impl Strategy for InFlightLimit {
     fn name(&self) -> &'static str {
         Self::NAME
     }

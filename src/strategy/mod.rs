@@ -66,7 +66,7 @@ pub use self::contract::{Divided, Script, Strategy};
 pub(crate) use self::contract::{Part, StrategyDyn};
 pub use self::elastic_window::ElasticWindow;
 pub use self::fixed_window::FixedWindow;
-pub(crate) use self::in_flight::InFlight;
+pub(crate) use self::in_flight::InFlightLimit;
 pub use self::leaky_bucket::LeakyBucket;
 pub use self::lockout::Lockout;
 pub use self::log::Log;

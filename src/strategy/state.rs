@@ -104,7 +104,7 @@ const NEVER: u64 = u64::MAX;
 /// the times until a retry and a reset. See [`Decision::limits`](crate::Decision::limits).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Status {
-    verdict: Verdict,
+    verdict: StatusFlags,
     capacity: u32,
     remaining: u32,
     anchor: u32,
@@ -116,9 +116,9 @@ pub struct Status {
 
 /// Flags, 32 bits wide, so that a status has no padding, which makes copies faster.
 #[derive(Clone, Copy, PartialEq, Eq)]
-struct Verdict(u32);
+struct StatusFlags(u32);
 
-impl Verdict {
+impl StatusFlags {
     const ADMITTED: Self = Self(0);
     const REFUSED: Self = Self(1);
     /// The units of the limit do not count in the decision.
@@ -137,7 +137,7 @@ impl Verdict {
     }
 }
 
-impl fmt::Debug for Verdict {
+impl fmt::Debug for StatusFlags {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(if self.has(Self::REFUSED) { "Refused" } else { "Admitted" })?;
         f.write_str(if self.has(Self::LOCKED) { ", locked" } else { "" })
@@ -154,7 +154,7 @@ impl Status {
     #[inline]
     pub const fn admitted(capacity: u32, remaining: u32, reset_after: u64) -> Self {
         let (until, anchor) = (Timestamp::EPOCH, 0);
-        Self { verdict: Verdict::ADMITTED, capacity, remaining, anchor, reset_after, wait: 0, until }
+        Self { verdict: StatusFlags::ADMITTED, capacity, remaining, anchor, reset_after, wait: 0, until }
     }
 
     /// Creates the status of a limit that refuses. The first three values are as in
@@ -167,44 +167,44 @@ impl Status {
             None => NEVER,
         };
         let (until, anchor) = (Timestamp::EPOCH, 0);
-        Self { verdict: Verdict::REFUSED, capacity, remaining, anchor, reset_after, wait, until }
+        Self { verdict: StatusFlags::REFUSED, capacity, remaining, anchor, reset_after, wait, until }
     }
 
     /// Marks the units of this limit as not counted in the decision. If another limit refuses the hit,
     /// the `retry_after` of the decision is at least `wait` microseconds.
     pub(super) const fn uncounted(self, wait: u64) -> Self {
-        Self { verdict: self.verdict.with(Verdict::UNCOUNTED), wait, ..self }
+        Self { verdict: self.verdict.with(StatusFlags::UNCOUNTED), wait, ..self }
     }
 
     /// Marks this limit as locked. `mark` is the second amount of the state.
     pub(super) const fn locked(self, mark: u32) -> Self {
-        Self { verdict: self.verdict.with(Verdict::LOCKED), anchor: mark, ..self }
+        Self { verdict: self.verdict.with(StatusFlags::LOCKED), anchor: mark, ..self }
     }
 
     /// Returns the status of the next hit, if this decision has started the lock by refusing a hit:
     /// the lock refuses it.
     pub(crate) const fn of_next_hit(self) -> Self {
-        if !self.verdict.has(Verdict::NEW_LOCK) {
+        if !self.verdict.has(StatusFlags::NEW_LOCK) {
             return self;
         }
-        let flags = Verdict(self.verdict.0 & !Verdict::NEW_LOCK.0);
-        Self { verdict: flags.with(Verdict::REFUSED), ..self }
+        let flags = StatusFlags(self.verdict.0 & !StatusFlags::NEW_LOCK.0);
+        Self { verdict: flags.with(StatusFlags::REFUSED), ..self }
     }
 
     /// Sets the lock to that of another status, which had it before. Its units count in the decision
     /// if those of the other status do.
     pub(crate) const fn with_lock_of(self, other: &Self) -> Self {
-        let flags = other.verdict.0 & (Verdict::LOCKED.0 | Verdict::UNCOUNTED.0);
+        let flags = other.verdict.0 & (StatusFlags::LOCKED.0 | StatusFlags::UNCOUNTED.0);
         if flags == 0 {
             self
         } else {
-            Self { verdict: self.verdict.with(Verdict(flags)), anchor: other.anchor, ..self }
+            Self { verdict: self.verdict.with(StatusFlags(flags)), anchor: other.anchor, ..self }
         }
     }
 
     /// Marks the lock of this limit as started by this decision.
     pub(super) const fn newly_locked(self) -> Self {
-        Self { verdict: self.verdict.with(Verdict::NEW_LOCK), ..self }
+        Self { verdict: self.verdict.with(StatusFlags::NEW_LOCK), ..self }
     }
 
     /// Sets the delay of an admitted hit, in microseconds. Do not call it on the status of a limit
@@ -226,10 +226,10 @@ impl Status {
     /// Sets the delay of an admitted hit, and the data of its state that a refund needs.
     #[inline]
     pub(crate) fn set_spent(&mut self, delay: u64, state: &State) {
-        if self.verdict.has(Verdict::UNCOUNTED) {
+        if self.verdict.has(StatusFlags::UNCOUNTED) {
             return;
         }
-        if self.verdict.has(Verdict::LOCKED) {
+        if self.verdict.has(StatusFlags::LOCKED) {
             *self = self.newly_locked();
         }
         self.wait = delay;
@@ -250,8 +250,8 @@ impl Status {
     /// Returns `true` if the `retry_after` of a refusal depends on the wait of this limit, which
     /// may have admitted the hit and started a lock.
     const fn has_retry(&self) -> bool {
-        let is_new_lock = self.verdict.has(Verdict::UNCOUNTED) && self.wait > 0;
-        (self.verdict.has(Verdict::REFUSED) || is_new_lock) && self.wait != NEVER
+        let is_new_lock = self.verdict.has(StatusFlags::UNCOUNTED) && self.wait > 0;
+        (self.verdict.has(StatusFlags::REFUSED) || is_new_lock) && self.wait != NEVER
     }
 
     /// Subtracts `micros` microseconds from `reset_after` and `retry_after`, as if nothing else was
@@ -270,36 +270,36 @@ impl Status {
     pub(crate) fn refuse_delay(&mut self, max_delay: u64) {
         let excess = self.delay_micros().saturating_sub(max_delay);
         // The hit has no lock, because it is refunded.
-        let verdict = Verdict(self.verdict.0 & Verdict::UNCOUNTED.0);
-        let verdict = if excess > 0 { verdict.with(Verdict::REFUSED) } else { verdict };
+        let verdict = StatusFlags(self.verdict.0 & StatusFlags::UNCOUNTED.0);
+        let verdict = if excess > 0 { verdict.with(StatusFlags::REFUSED) } else { verdict };
         *self = Self { verdict, wait: excess, until: Timestamp::EPOCH, ..*self };
     }
 
     /// Turns an admission into a refusal with a `retry_after` of 1 microsecond.
     pub(crate) fn refuse_turn(&mut self) {
-        let verdict = self.verdict.with(Verdict::REFUSED);
+        let verdict = self.verdict.with(StatusFlags::REFUSED);
         *self = Self { verdict, wait: 1, until: Timestamp::EPOCH, ..*self };
     }
 
     /// Returns `true` if this limit admits. Another limit of the policy may refuse.
     #[inline]
     pub const fn is_admitted(&self) -> bool {
-        !self.verdict.has(Verdict::REFUSED)
+        !self.verdict.has(StatusFlags::REFUSED)
     }
 
     /// Returns the lock of a [`Lockout`](crate::Lockout), if it is locked after this decision.
     pub const fn lock(&self) -> Option<Lock> {
-        if !self.verdict.has(Verdict::LOCKED) {
+        if !self.verdict.has(StatusFlags::LOCKED) {
             return None;
         }
-        Some(Lock::new(level(self.anchor), self.reset_after, self.verdict.has(Verdict::NEW_LOCK)))
+        Some(Lock::new(level(self.anchor), self.reset_after, self.verdict.has(StatusFlags::NEW_LOCK)))
     }
 
     /// Returns `true` if the units of this limit count in the decision. Those of a lockout by
     /// refusals count only while it is locked.
     #[inline]
     pub(crate) const fn is_counted(&self) -> bool {
-        !self.verdict.has(Verdict::UNCOUNTED) || self.verdict.has(Verdict::LOCKED)
+        !self.verdict.has(StatusFlags::UNCOUNTED) || self.verdict.has(StatusFlags::LOCKED)
     }
 
     /// Returns the remaining units that count in the decision.
@@ -311,7 +311,7 @@ impl Status {
     /// Returns the capacity that counts in the decision.
     #[inline]
     pub(crate) const fn counted_capacity(&self) -> u32 {
-        if self.verdict.has(Verdict::UNCOUNTED) { u32::MAX } else { self.capacity }
+        if self.verdict.has(StatusFlags::UNCOUNTED) { u32::MAX } else { self.capacity }
     }
 
     /// Returns the number of units that can be spent at one instant if nothing has been spent.
@@ -355,13 +355,13 @@ impl Status {
     }
 
     pub(crate) const fn delay_micros(&self) -> u64 {
-        if self.verdict.has(Verdict::REFUSED.with(Verdict::UNCOUNTED)) { 0 } else { self.wait }
+        if self.verdict.has(StatusFlags::REFUSED.with(StatusFlags::UNCOUNTED)) { 0 } else { self.wait }
     }
 
     /// Returns the microseconds until a refused hit would be admitted, `u64::MAX` for never, or 0
     /// if it was admitted.
     pub(crate) const fn retry_micros(&self) -> u64 {
-        if self.verdict.has(Verdict::REFUSED.with(Verdict::UNCOUNTED)) { self.wait } else { 0 }
+        if self.verdict.has(StatusFlags::REFUSED.with(StatusFlags::UNCOUNTED)) { self.wait } else { 0 }
     }
 
     /// Returns the instant at which a spent hit expires. It is the epoch if nothing was spent.

@@ -71,7 +71,7 @@ struct ProbeState {
 /// The permission to call the primary. The caller reports the result with
 /// [`succeeded`](Self::succeeded), [`decided`](Self::decided) or [`failed`](Self::failed). Dropping
 /// the permit of a probe without a result abandons the probe.
-pub(super) struct Permit {
+pub(super) struct CallPermit {
     circuit: Circuit,
     epoch: u64,
     /// The number of the probe, if the call is one.
@@ -161,21 +161,21 @@ impl Circuit {
     /// probe. Only a call that changes a state can be a probe, because a server that accepts reads
     /// may still reject writes.
     #[inline]
-    pub(super) fn try_acquire(&self, is_write: bool) -> Option<Permit> {
+    pub(super) fn try_acquire(&self, is_write: bool) -> Option<CallPermit> {
         let epoch = self.0.epoch.load(Ordering::Acquire);
         if is_closed(epoch) {
-            return Some(Permit { circuit: self.clone(), epoch, probe: None, is_write });
+            return Some(CallPermit { circuit: self.clone(), epoch, probe: None, is_write });
         }
         if is_write && self.is_probe_due() { self.probe() } else { None }
     }
 
     #[cold]
-    fn probe(&self) -> Option<Permit> {
+    fn probe(&self) -> Option<CallPermit> {
         let mut probe_state = self.lock();
         // Another thread may have started a probe or closed the circuit.
         let epoch = self.0.epoch.load(Ordering::Acquire);
         if is_closed(epoch) {
-            return Some(Permit { circuit: self.clone(), epoch, probe: None, is_write: true });
+            return Some(CallPermit { circuit: self.clone(), epoch, probe: None, is_write: true });
         }
         if !self.is_probe_due() {
             return None;
@@ -184,10 +184,10 @@ impl Circuit {
         probe_state.probe = Some(probe_state.probes);
         // If this probe never ends, the next one can start after this time.
         self.delay_probe(self.0.settings.longest);
-        Some(Permit { circuit: self.clone(), epoch, probe: probe_state.probe, is_write: true })
+        Some(CallPermit { circuit: self.clone(), epoch, probe: probe_state.probe, is_write: true })
     }
 
-    fn succeeded(&self, permit: &Permit) {
+    fn succeeded(&self, permit: &CallPermit) {
         if !permit.is_write || permit.probe.is_none() && self.0.failures.load(Ordering::Relaxed) == 0 {
             return;
         }
@@ -205,7 +205,7 @@ impl Circuit {
         }
     }
 
-    fn failed(&self, permit: &Permit, error: &StorageError) {
+    fn failed(&self, permit: &CallPermit, error: &StorageError) {
         let mut probe_state = self.lock();
         let is_old = self.0.epoch.load(Ordering::Acquire) != permit.epoch;
         if is_old || permit.probe.is_some() && permit.probe != probe_state.probe {
@@ -229,7 +229,7 @@ impl Circuit {
     }
 
     /// Records that a probe ended without a result.
-    fn abandoned(&self, permit: &Permit) {
+    fn abandoned(&self, permit: &CallPermit) {
         let mut probe_state = self.lock();
         if self.0.epoch.load(Ordering::Acquire) == permit.epoch && probe_state.probe == permit.probe {
             probe_state.probe = None;
@@ -261,7 +261,7 @@ fn with_jitter(wait: Duration) -> Duration {
     Duration::from_micros(wait - RandomState::new().hash_one(half) % (half + 1))
 }
 
-impl Permit {
+impl CallPermit {
     pub(super) fn succeeded(mut self) {
         self.circuit.succeeded(&self);
         self.probe = None;
@@ -286,7 +286,7 @@ impl Permit {
     }
 }
 
-impl Drop for Permit {
+impl Drop for CallPermit {
     fn drop(&mut self) {
         if self.probe.is_some() {
             self.circuit.abandoned(self);

@@ -14,7 +14,7 @@ use std::task::Poll;
 use std::time::Duration;
 
 pub use self::circuit::Circuit;
-use self::circuit::{CircuitSettings, Permit};
+use self::circuit::{CallPermit, CircuitSettings};
 use self::fallback::Fallback;
 #[cfg(feature = "metrics")]
 pub(crate) use self::state::PATHS;
@@ -207,7 +207,7 @@ impl BreakerInner {
     fn decided(
         &self,
         decided: Result<Decision, StorageError>,
-        permit: Permit,
+        permit: CallPermit,
         request: StorageRequest<'_>,
     ) -> StorageFuture<Decision> {
         match decided {

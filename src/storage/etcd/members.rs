@@ -25,7 +25,7 @@ pub(super) struct Members(Arc<MembersInner>);
 
 #[derive(Debug)]
 struct MembersInner {
-    members: Box<[Member]>,
+    members: Box<[EtcdMember]>,
     /// The index of the member that is tried first.
     current: AtomicUsize,
 }
@@ -34,8 +34,8 @@ impl Members {
     /// Creates the members. There must be at least one host.
     pub(super) fn new(addresses: Vec<Address>, access: Access) -> Self {
         let access = Arc::new(access);
-        let members: Box<[Member]> =
-            addresses.into_iter().map(|address| Member::new(address, Arc::clone(&access))).collect();
+        let members: Box<[EtcdMember]> =
+            addresses.into_iter().map(|address| EtcdMember::new(address, Arc::clone(&access))).collect();
         // Processes start with different members, which spreads the load.
         let start = RandomState::new().hash_one(0) % members.len().max(1) as u64;
         Self(Arc::new(MembersInner { members, current: AtomicUsize::new(usize::try_from(start).unwrap_or(0)) }))
@@ -117,13 +117,13 @@ impl Members {
 }
 
 /// A member of the cluster.
-struct Member {
+struct EtcdMember {
     address: Address,
     access: Arc<Access>,
     connection: Arc<Reconnecting<Open<EtcdConnection>>>,
 }
 
-impl Member {
+impl EtcdMember {
     fn new(address: Address, access: Arc<Access>) -> Self {
         let connection = Reconnecting::new(&address.to_string());
         Self { address, access, connection }
@@ -181,8 +181,8 @@ impl Member {
     }
 }
 
-impl fmt::Debug for Member {
+impl fmt::Debug for EtcdMember {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("Member").field(&self.connection).finish()
+        f.debug_tuple("EtcdMember").field(&self.connection).finish()
     }
 }

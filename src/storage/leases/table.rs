@@ -11,7 +11,7 @@ use crate::decision::Decision;
 use crate::key::Key;
 use crate::policy::Policy;
 use crate::storage::calls::Counters;
-use crate::storage::key_table::{Bucket, Table, TableKey};
+use crate::storage::key_table::{Bucket, KeyTable, TableKey};
 use crate::storage::queues::JobQueues;
 use crate::storage::ticket::Ticket;
 use crate::storage::{AnyStorage, Clock, StorageError, StorageRequest};
@@ -32,7 +32,7 @@ const LEASES_PER_PERIOD: u64 = 20;
 pub(super) struct LeaseTable {
     pub(super) inner: AnyStorage,
     pub(super) settings: LeaseSettings,
-    pub(super) table: Table<LeaseEntry>,
+    pub(super) table: KeyTable<LeaseEntry>,
     pub(super) queues: JobQueues<LeaseKey, LeaseJob>,
     pub(super) counters: Counters,
     /// `true` after [`close`](super::Leases::close): no more slices are taken.
@@ -147,7 +147,7 @@ impl LeaseTable {
     pub(super) fn new(inner: AnyStorage, settings: LeaseSettings) -> Self {
         Self {
             inner,
-            table: Table::new(settings.max_keys),
+            table: KeyTable::new(settings.max_keys),
             settings,
             queues: JobQueues::default(),
             counters: Counters::new("ratelimit_leases_total"),

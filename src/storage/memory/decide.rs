@@ -7,10 +7,10 @@ use std::{mem, slice};
 
 use super::answer::{Answer, Fast, Full, Mode, array_of};
 use super::evict::{NoRoom, Put};
-use super::inner::{Located, Lookup, MemoryInner};
+use super::inner::{Located, LockedKey, MemoryInner};
 use super::shard::SWEEP_EVERY;
 use super::size::{Need, Size};
-use super::table::Slot;
+use super::table::TableSlot;
 use super::usage::Lack;
 use crate::decision::Decision;
 use crate::key::Key;
@@ -33,7 +33,7 @@ impl MemoryInner {
     pub(super) fn decide(&self, request: &StorageRequest<'_>) -> Decision {
         let mut decision = Decision::blank();
         if request.op == Op::Charge {
-            self.decide_any(self.look_up(self.locate_request(request)), request, Full(&mut decision));
+            self.decide_any(self.lock(self.locate_request(request)), request, Full(&mut decision));
         } else {
             self.answer(request, Full(&mut decision));
         }
@@ -85,7 +85,7 @@ impl MemoryInner {
             4 => self.decide_small::<4, A>(request, answer),
             5 => self.decide_small::<5, A>(request, answer),
             6 => self.decide_small::<6, A>(request, answer),
-            _ => self.decide_any(self.look_up(self.locate_request(request)), request, answer),
+            _ => self.decide_any(self.lock(self.locate_request(request)), request, answer),
         }
     }
 
@@ -102,10 +102,10 @@ impl MemoryInner {
         {
             return refused;
         }
-        let mut lookup = self.look_up(located);
-        let now = lookup.now;
-        let Some((places, mut states)) = lookup.shard.small_states(lookup.key, digests) else {
-            return self.decide_new(lookup, request, answer);
+        let mut locked = self.lock(located);
+        let now = locked.now;
+        let Some((places, mut states)) = locked.shard.small_states(locked.key, digests) else {
+            return self.decide_new(locked, request, answer);
         };
         let mut parts = [None; N];
         if op == Op::Hit && cost > 0 {
@@ -119,7 +119,7 @@ impl MemoryInner {
                     break;
                 }
             }
-            let shard = &mut *lookup.shard;
+            let shard = &mut *locked.shard;
             if N == 1 && refused && !limits[0].counts_refusals() && shard.table.slot(places[0]).refuses(&states[0]) {
                 located.padded.publish(located.key, digests[0], &states[0], now);
             } else {
@@ -132,8 +132,8 @@ impl MemoryInner {
                     }
                 }
                 if answer.mode().stores(refused, delayed) {
-                    if states.iter().any(|state| !Slot::can_hold(state, now)) {
-                        return self.decide_any(lookup, request, answer);
+                    if states.iter().any(|state| !TableSlot::can_hold(state, now)) {
+                        return self.decide_any(locked, request, answer);
                     }
                     located.padded.clear_hint(located.key.hash);
                     for i in 0..N {
@@ -143,25 +143,25 @@ impl MemoryInner {
             }
             parts = outcomes.map(Some);
         }
-        self.finish(lookup);
+        self.finish(locked);
         answer.by_states(request, now, &states, parts)
     }
 
     /// Decides a request for which the fast path does not apply: a state of the key is a log, or is
     /// not stored, as for a new key.
     #[inline(never)]
-    fn decide_new<A: Answer>(&self, mut lookup: Lookup<'_>, request: &StorageRequest<'_>, answer: A) -> A::Output {
-        let now = lookup.now;
-        match self.insert_new(&mut lookup, request, answer.mode()) {
+    fn decide_new<A: Answer>(&self, mut locked: LockedKey<'_>, request: &StorageRequest<'_>, answer: A) -> A::Output {
+        let now = locked.now;
+        match self.insert_new(&mut locked, request, answer.mode()) {
             Some(NewKey::Decided(state, outcome)) => {
-                self.finish(lookup);
+                self.finish(locked);
                 answer.by_states(request, now, &[state], [Some(outcome)])
             }
             Some(NewKey::Full(soonest)) => {
-                self.finish(lookup);
+                self.finish(locked);
                 answer.storage_full(request, now, soonest)
             }
-            None => self.decide_any(lookup, request, answer),
+            None => self.decide_any(locked, request, answer),
         }
     }
 
@@ -186,7 +186,7 @@ impl MemoryInner {
     /// Decides a hit of a new key on a policy with one limit and a small state. This is the common
     /// case in a flood of new keys. Returns `None` in all other cases. Nothing has changed then,
     /// and the general path must decide.
-    fn insert_new(&self, lookup: &mut Lookup<'_>, request: &StorageRequest<'_>, mode: Mode) -> Option<NewKey> {
+    fn insert_new(&self, locked: &mut LockedKey<'_>, request: &StorageRequest<'_>, mode: Mode) -> Option<NewKey> {
         if request.op == Op::Peek || request.cost == 0 {
             return None;
         }
@@ -194,39 +194,39 @@ impl MemoryInner {
         if digest & SHADOW != 0 {
             return None;
         }
-        let start = lookup.shard.table.place(lookup.key.hash);
-        if lookup.shard.table.get(start).is_some_and(|first| first.hash == lookup.key.hash) {
+        let start = locked.shard.table.place(locked.key.hash);
+        if locked.shard.table.get(start).is_some_and(|first| first.hash == locked.key.hash) {
             return None;
         }
         let mut state = State::Fresh;
-        let outcome = limit.hit(&mut state, lookup.now, request.cost);
+        let outcome = limit.hit(&mut state, locked.now, request.cost);
         let State::Counts { until, .. } = state else { return None };
         let unwanted = mode != Mode::Decision && outcome.is_delayed();
-        if until <= lookup.now || outcome == Outcome::Refused || unwanted {
+        if until <= locked.now || outcome == Outcome::Refused || unwanted {
             return None;
         }
-        let mut slot = Slot::new(lookup.key.hash, lookup.key.limit(digest), until);
-        slot.update(&state, lookup.now, limit, outcome);
+        let mut slot = TableSlot::new(locked.key.hash, locked.key.limit(digest), until);
+        slot.update(&state, locked.now, limit, outcome);
         let lack = self.usage.lack(self.bounds, &Need::SMALL);
-        match lookup.shard.put(start, slot, lack.is_some(), lookup.now) {
+        match locked.shard.put(start, slot, lack.is_some(), locked.now) {
             Put::Added => self.usage.add_small(),
             Put::Replaced(forgotten) => {
-                if !forgotten.is_expired(lookup.now) {
+                if !forgotten.is_expired(locked.now) {
                     self.usage.count_evicted();
                 }
-                lookup.padded.clear_hint(forgotten.hash);
+                locked.padded.clear_hint(forgotten.hash);
             }
             Put::Full(soonest) => {
                 match self.evict_from_other_shard(
-                    lookup.number,
-                    lookup.key,
-                    lookup.now,
+                    locked.number,
+                    locked.key,
+                    locked.now,
                     request.op,
                     Lack::Room,
                     soonest,
                 ) {
                     Ok(()) => {
-                        lookup.shard.table.insert_at(start, slot);
+                        locked.shard.table.insert_at(start, slot);
                         self.usage.add_small();
                     }
                     Err(soonest) => {
@@ -239,38 +239,38 @@ impl MemoryInner {
             }
             Put::Unclear => return None,
         }
-        lookup.padded.clear_hint(lookup.key.hash);
+        locked.padded.clear_hint(locked.key.hash);
         Some(NewKey::Decided(state, outcome))
     }
 
     /// Decides any request: with any number of limits, with new keys and logs, and when the storage
     /// is full.
     #[inline(never)]
-    fn decide_any<A: Answer>(&self, mut lookup: Lookup<'_>, request: &StorageRequest<'_>, answer: A) -> A::Output {
+    fn decide_any<A: Answer>(&self, mut locked: LockedKey<'_>, request: &StorageRequest<'_>, answer: A) -> A::Output {
         let mode = answer.mode();
-        let decision = with_states(request.policy, |states| self.decide_all(&mut lookup, request, mode, states));
-        self.finish(lookup);
+        let decision = with_states(request.policy, |states| self.decide_all(&mut locked, request, mode, states));
+        self.finish(locked);
         answer.by_decision(decision)
     }
 
     #[inline(never)]
     fn decide_all(
         &self,
-        lookup: &mut Lookup<'_>,
+        locked: &mut LockedKey<'_>,
         request: &StorageRequest<'_>,
         mode: Mode,
         states: &mut [State],
     ) -> Decision {
         let StorageRequest { policy, op, cost, .. } = *request;
-        let Lookup { padded, key, now, .. } = *lookup;
-        let mut run = lookup.shard.run(key);
-        let before = lookup.shard.load(run.clone(), key, policy.limit_digests(), states);
+        let LockedKey { padded, key, now, .. } = *locked;
+        let mut run = locked.shard.run(key);
+        let before = locked.shard.load(run.clone(), key, policy.limit_digests(), states);
         let log_guard = LogGuard { shared: self, logs: before.logs };
         if mode != Mode::Decision {
             let peek = policy.decide(states, now, Op::Peek, cost);
             if !mode.stores(peek.is_refused(), !peek.delay().is_zero()) {
                 mem::forget(log_guard);
-                self.usage.settle(before, lookup.shard.save(run, key, policy.limit_digests(), states, now, None));
+                self.usage.settle(before, locked.shard.save(run, key, policy.limit_digests(), states, now, None));
                 return peek;
             }
         }
@@ -278,9 +278,9 @@ impl MemoryInner {
         if cost > 0 {
             let need = Need::of(policy, states, now, before.keys == 0);
             if !need.is_empty() && self.usage.lack(self.bounds, &need).is_some() {
-                let located = Located { key, padded, number: lookup.number, now };
-                no_room = self.make_room(&mut lookup.shard, located, request, states, &need).err();
-                run = lookup.shard.run(key);
+                let located = Located { key, padded, number: locked.number, now };
+                no_room = self.make_room(&mut locked.shard, located, request, states, &need).err();
+                run = locked.shard.run(key);
             }
         }
         let is_final = op != Op::Peek && mode != Mode::TryAdmit;
@@ -306,7 +306,7 @@ impl MemoryInner {
         mem::forget(log_guard);
         padded.clear_hint(key.hash);
         let statuses = (op != Op::Peek && no_room.is_none()).then(|| decision.limits());
-        let after = lookup.shard.save(run, key, policy.limit_digests(), states, now, statuses);
+        let after = locked.shard.save(run, key, policy.limit_digests(), states, now, statuses);
         self.usage.settle(before, after);
         decision
     }

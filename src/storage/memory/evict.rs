@@ -6,8 +6,8 @@ use std::sync::atomic::Ordering;
 use super::inner::{Located, MemoryInner, OnFull};
 use super::shard::{KeyHash, LOG, Shard};
 use super::size::{Need, Size};
-use super::table::Slot;
-use super::usage::{Lack, Usage};
+use super::table::TableSlot;
+use super::usage::{Lack, MemoryUsage};
 use crate::policy::{Limit, Op, Policy};
 use crate::storage::StorageRequest;
 use crate::strategy::State;
@@ -69,7 +69,7 @@ pub(super) enum Put {
     /// The slot was added.
     Added,
     /// The slot replaces this slot of an evicted key.
-    Replaced(Slot),
+    Replaced(TableSlot),
     /// The storage is full, and all considered keys are being refused. The value is the time in microseconds
     /// until the first of them is admitted again.
     Full(u64),
@@ -123,7 +123,7 @@ impl MemoryInner {
     ) -> Result<(), NoRoom> {
         let Located { number, key, now, .. } = located;
         while let Some(lack) = self.usage.lack(self.bounds, need) {
-            if Usage::must_not_evict(self.bounds, need) {
+            if MemoryUsage::must_not_evict(self.bounds, need) {
                 return Err(NoRoom::OwnLog(expires_in(states, now)));
             }
             match shard.find_victim(key.hash, now, lack) {
@@ -282,7 +282,7 @@ impl Shard {
     /// Inserts a slot with a new hash at its place, `start`. If the storage is full, the slot
     /// replaces that of a key that can be evicted. The slots after `start` are searched in one pass
     /// for such a key, and for a vacant slot.
-    pub(super) fn put(&mut self, start: usize, slot: Slot, full: bool, now: Timestamp) -> Put {
+    pub(super) fn put(&mut self, start: usize, slot: TableSlot, full: bool, now: Timestamp) -> Put {
         if !full {
             self.table.insert_at(start, slot);
             return Put::Added;

@@ -8,8 +8,8 @@ use foldhash::quality::RandomState;
 use super::padded::Padded;
 use super::shard::{KeyHash, Shard};
 use super::size::{Bounds, Size};
-use super::time::Time;
-use super::usage::{Counts, Usage};
+use super::time::StorageClock;
+use super::usage::{Counts, MemoryUsage};
 use crate::key::Key;
 use crate::policy::Policy;
 use crate::storage::StorageRequest;
@@ -35,7 +35,7 @@ pub(super) struct MemoryInner {
     /// The number of bits by which the upper 63 bits of a hash are shifted right to get the number
     /// of its shard.
     shift: u32,
-    pub(super) usage: Usage,
+    pub(super) usage: MemoryUsage,
     pub(super) bounds: Bounds,
     pub(super) on_full: OnFull,
     pub(super) counts: Counts,
@@ -47,7 +47,7 @@ pub(super) struct MemoryInner {
     secrets: [RandomState; 2],
     /// The resolution of the clock, in microseconds.
     pub(super) resolution: u64,
-    pub(super) clock: Time,
+    pub(super) clock: StorageClock,
 }
 
 /// The number of keys that share a lock when the storage is full. It is small, so that growing a
@@ -73,7 +73,7 @@ pub(super) struct Located<'a> {
 }
 
 /// A [`Located`] key, with the lock of its shard.
-pub(super) struct Lookup<'a> {
+pub(super) struct LockedKey<'a> {
     pub(super) shard: MutexGuard<'a, Shard>,
     pub(super) padded: &'a Padded,
     pub(super) number: usize,
@@ -82,13 +82,13 @@ pub(super) struct Lookup<'a> {
 }
 
 impl MemoryInner {
-    pub(super) fn new(bounds: Bounds, on_full: OnFull, clock: Time) -> Self {
+    pub(super) fn new(bounds: Bounds, on_full: OnFull, clock: StorageClock) -> Self {
         let few = (bounds.keys / MIN_KEYS_PER_SHARD).min(MIN_SHARDS);
         let shards = (bounds.keys / KEYS_PER_SHARD).max(few).clamp(1, 4_096).next_power_of_two();
         Self {
             shards: (0..shards).map(|_| Padded::default()).collect(),
             shift: u64::BITS - 1 - shards.trailing_zeros(),
-            usage: Usage::default(),
+            usage: MemoryUsage::default(),
             bounds,
             on_full,
             counts: Counts::default(),
@@ -135,19 +135,19 @@ impl MemoryInner {
 
     /// Locks the shard of the key.
     #[inline(always)]
-    pub(super) fn look_up<'a>(&self, located: Located<'a>) -> Lookup<'a> {
+    pub(super) fn lock<'a>(&self, located: Located<'a>) -> LockedKey<'a> {
         let Located { key, padded, number, now } = located;
         let mut shard = padded.lock();
         let now = shard.time(now, &self.clock);
-        Lookup { shard, padded, number, key, now }
+        LockedKey { shard, padded, number, key, now }
     }
 
     /// Unlocks the shard, and sweeps if a sweep is due.
     #[inline(always)]
-    pub(super) fn finish(&self, mut lookup: Lookup<'_>) {
-        if lookup.shard.is_sweep_due() {
-            drop(lookup.shard);
-            self.sweep(lookup.now);
+    pub(super) fn finish(&self, mut locked: LockedKey<'_>) {
+        if locked.shard.is_sweep_due() {
+            drop(locked.shard);
+            self.sweep(locked.now);
         }
     }
 

@@ -8,7 +8,7 @@ use super::inner::{Located, MemoryInner};
 use super::padded::Padded;
 use super::shard::{KeyHash, Shard};
 use super::size::{Need, Size};
-use super::time::Time;
+use super::time::StorageClock;
 use crate::decision::Decision;
 use crate::policy::{Member, Op};
 use crate::storage::StorageRequest;
@@ -93,7 +93,7 @@ impl<'a> Locked<'a> {
     }
 
     /// Returns the time of the decision. See [`Shard::time`].
-    fn time(&mut self, read: Timestamp, clock: &Time) -> Timestamp {
+    fn time(&mut self, read: Timestamp, clock: &StorageClock) -> Timestamp {
         let now = self.shards.iter_mut().fold(read, |now, (_, shard)| shard.time(now, clock));
         // The last shard may have got a later time than the first ones.
         self.shards.iter_mut().fold(now, |now, (_, shard)| shard.time(now, clock))

@@ -47,7 +47,7 @@ use self::answer::Mode;
 use self::inner::MemoryInner;
 pub use self::inner::OnFull;
 use self::size::Bounds;
-use self::time::Time;
+use self::time::StorageClock;
 pub use self::usage::MemoryStats;
 use super::{Clock, Storage, StorageFuture, StorageRequest, Summary, SystemClock};
 use crate::decision::Decision;
@@ -194,7 +194,7 @@ pub struct MemoryStorageBuilder {
     max_keys: usize,
     max_bytes: Option<usize>,
     on_full: OnFull,
-    clock: Option<Time>,
+    clock: Option<StorageClock>,
 }
 
 impl MemoryStorageBuilder {
@@ -233,7 +233,7 @@ impl MemoryStorageBuilder {
 
     /// Sets the clock, for example in tests. Defaults to a [`SystemClock`].
     pub fn clock(self, clock: impl Clock) -> Self {
-        Self { clock: Some(Time::of(clock)), ..self }
+        Self { clock: Some(StorageClock::of(clock)), ..self }
     }
 
     /// Builds the storage.
@@ -250,7 +250,7 @@ impl MemoryStorageBuilder {
                 "invalid max_bytes {bytes}: it must be at least 65_536, for example 128_000_000"
             )));
         }
-        let clock = self.clock.unwrap_or_else(|| Time::System(SystemClock::new()));
+        let clock = self.clock.unwrap_or_else(|| StorageClock::System(SystemClock::new()));
         let default_bytes = self.max_keys.saturating_mul(BYTES_PER_KEY).max(MIN_DEFAULT_BYTES);
         let bounds = Bounds { keys: self.max_keys, bytes: self.max_bytes.unwrap_or(default_bytes) };
         Ok(MemoryStorage(Arc::new(MemoryInner::new(bounds, self.on_full, clock))))

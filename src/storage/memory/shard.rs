@@ -6,8 +6,8 @@ use std::ops::Range;
 use slab::Slab;
 
 use super::size::{Size, log_bytes};
-use super::table::{Slot, Table};
-use super::time::Time;
+use super::table::{StateTable, TableSlot};
+use super::time::StorageClock;
 use crate::policy::SHADOW;
 use crate::strategy::{Log, State, Status};
 use crate::time::Timestamp;
@@ -18,7 +18,7 @@ use crate::time::Timestamp;
 #[derive(Debug, Default)]
 #[repr(C)]
 pub(super) struct Shard {
-    pub(super) table: Table,
+    pub(super) table: StateTable,
     /// The latest time of a decision in this shard.
     latest: Timestamp,
     hits: u32,
@@ -35,13 +35,13 @@ pub(super) struct KeyHash {
 }
 
 impl KeyHash {
-    /// Returns the value of [`Slot::limit`] for a limit with this digest, without the bit [`LOG`].
+    /// Returns the value of [`TableSlot::limit`] for a limit with this digest, without the bit [`LOG`].
     pub(super) fn limit(self, digest: u32) -> u32 {
         (self.rest ^ digest) & !(LOG | SHADOW) | (digest & SHADOW)
     }
 }
 
-/// The bit of [`Slot::limit`] for a state that is a log. The slot's `first` is the index of the
+/// The bit of [`TableSlot::limit`] for a state that is a log. The slot's `first` is the index of the
 /// log.
 pub(super) const LOG: u32 = 1;
 
@@ -54,7 +54,7 @@ impl Shard {
     /// later time since, the clock is read again. So the time of a shard goes back only if the
     /// clock does.
     #[inline]
-    pub(super) fn time(&mut self, read: Timestamp, clock: &Time) -> Timestamp {
+    pub(super) fn time(&mut self, read: Timestamp, clock: &StorageClock) -> Timestamp {
         self.latest = if read < self.latest { clock.now_again() } else { read };
         self.latest
     }
@@ -117,7 +117,7 @@ impl Shard {
             let index = match self.find(run.clone(), digest) {
                 Some(index) if state.until() > now => index,
                 None if state.until() > now => {
-                    let index = self.table.insert(Slot::new(key.hash, digest, state.until()));
+                    let index = self.table.insert(TableSlot::new(key.hash, digest, state.until()));
                     run = self.run(key);
                     index
                 }
@@ -230,7 +230,7 @@ impl Shard {
 
     /// Removes the state at `index`. Returns its log.
     fn remove(&mut self, index: usize) -> Option<Box<Log>> {
-        let Slot { limit, first, .. } = *self.table.slot(index);
+        let TableSlot { limit, first, .. } = *self.table.slot(index);
         self.table.remove(index);
         if limit & LOG == 0 { None } else { self.logs.remove(first) }
     }
@@ -261,7 +261,7 @@ impl Shard {
         swept
     }
 
-    fn sweep_slot(&mut self, slot: Slot, swept: &mut Swept) {
+    fn sweep_slot(&mut self, slot: TableSlot, swept: &mut Swept) {
         let log = self.remove(self.swept);
         swept.count(log);
         swept.freed.keys += usize::from(self.table.run(slot.hash).is_empty());

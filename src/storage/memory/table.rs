@@ -12,8 +12,8 @@ use crate::time::Timestamp;
 /// larger hash. The table grows by an eighth, which wastes less memory than doubling.
 #[derive(Debug, Default)]
 #[repr(C)]
-pub(super) struct Table {
-    slots: Box<[Slot]>,
+pub(super) struct StateTable {
+    slots: Box<[TableSlot]>,
     /// The number of slots over which hashes are spread. The slots after them take the overflow.
     spread: usize,
     used: usize,
@@ -22,30 +22,30 @@ pub(super) struct Table {
 /// The number of slots after the spread, for the overflow of the last hashes.
 const TAIL: usize = 16;
 
-impl Table {
+impl StateTable {
     /// Returns the number of slots, including vacant ones.
     pub(super) fn slots(&self) -> usize {
         self.slots.len()
     }
 
     #[inline]
-    pub(super) fn get(&self, index: usize) -> Option<&Slot> {
+    pub(super) fn get(&self, index: usize) -> Option<&TableSlot> {
         self.slots.get(index).filter(|slot| !slot.is_vacant())
     }
 
     #[inline]
-    pub(super) fn slot(&self, index: usize) -> &Slot {
+    pub(super) fn slot(&self, index: usize) -> &TableSlot {
         &self.slots[index]
     }
 
     /// Returns the slots from `index` on, including vacant ones.
     #[inline]
-    pub(super) fn from(&self, index: usize) -> &[Slot] {
+    pub(super) fn from(&self, index: usize) -> &[TableSlot] {
         &self.slots[index..]
     }
 
     #[inline]
-    pub(super) fn get_mut(&mut self, index: usize) -> &mut Slot {
+    pub(super) fn get_mut(&mut self, index: usize) -> &mut TableSlot {
         &mut self.slots[index]
     }
 
@@ -63,7 +63,7 @@ impl Table {
 
     /// Returns the slot of this limit, and its index.
     #[inline]
-    pub(super) fn find(&self, hash: u64, limit: u32) -> Option<(usize, &Slot)> {
+    pub(super) fn find(&self, hash: u64, limit: u32) -> Option<(usize, &TableSlot)> {
         let mut index = self.home(hash);
         loop {
             let slot = self.get(index)?;
@@ -89,18 +89,18 @@ impl Table {
     }
 
     /// Inserts a state before the others of its key. Returns its index.
-    pub(super) fn insert(&mut self, slot: Slot) -> usize {
+    pub(super) fn insert(&mut self, slot: TableSlot) -> usize {
         self.insert_at(self.place(slot.hash), slot)
     }
 
     /// Inserts a state at its [place](Self::place). Returns its index, which differs if the table
     /// has grown.
-    pub(super) fn insert_at(&mut self, mut place: usize, slot: Slot) -> usize {
+    pub(super) fn insert_at(&mut self, mut place: usize, slot: TableSlot) -> usize {
         if self.used >= self.spread - self.spread / 8 {
             place = self.grow(slot.hash);
         }
         loop {
-            if let Some(gap) = self.slots[place..].iter().position(Slot::is_vacant) {
+            if let Some(gap) = self.slots[place..].iter().position(TableSlot::is_vacant) {
                 self.put(place, place + gap, slot);
                 return place;
             }
@@ -111,7 +111,7 @@ impl Table {
     /// Inserts a state at its [place](Self::place), and removes the one at `victim`, which must not
     /// be before that place. `gap` is the first vacant slot between the place and the victim, if
     /// any.
-    pub(super) fn replace(&mut self, place: usize, gap: Option<usize>, victim: usize, slot: Slot) {
+    pub(super) fn replace(&mut self, place: usize, gap: Option<usize>, victim: usize, slot: TableSlot) {
         match gap {
             Some(gap) if gap < victim => {
                 self.put(place, gap, slot);
@@ -125,7 +125,7 @@ impl Table {
     }
 
     /// Writes a state to its place. The slots between the place and the gap move by one.
-    fn put(&mut self, place: usize, gap: usize, slot: Slot) {
+    fn put(&mut self, place: usize, gap: usize, slot: TableSlot) {
         self.slots.copy_within(place..gap, place + 1);
         self.slots[place] = slot;
         self.used += 1;
@@ -147,7 +147,7 @@ impl Table {
             .take_while(|(slot, at)| !slot.is_vacant() && self.home(slot.hash) < *at)
             .count();
         self.slots.copy_within(next..next + moving, index);
-        self.slots[index + moving] = Slot::default();
+        self.slots[index + moving] = TableSlot::default();
         self.used -= 1;
     }
 
@@ -159,11 +159,11 @@ impl Table {
     }
 
     /// Removes the states for which `keep` returns `false`.
-    pub(super) fn retain(&mut self, mut keep: impl FnMut(&Slot) -> bool) {
+    pub(super) fn retain(&mut self, mut keep: impl FnMut(&TableSlot) -> bool) {
         let mut removed = 0;
         for slot in self.slots.iter_mut().filter(|slot| !slot.is_vacant()) {
             if !keep(slot) {
-                *slot = Slot::default();
+                *slot = TableSlot::default();
                 removed += 1;
             }
         }
@@ -180,7 +180,7 @@ impl Table {
     }
 
     /// Returns the slots that are not vacant.
-    pub(super) fn used_mut(&mut self) -> impl Iterator<Item = &mut Slot> {
+    pub(super) fn used_mut(&mut self) -> impl Iterator<Item = &mut TableSlot> {
         self.slots.iter_mut().filter(|slot| !slot.is_vacant())
     }
 
@@ -199,10 +199,10 @@ impl Table {
         let mut slots = Vec::with_capacity(spread + TAIL);
         for slot in self.slots.iter().filter(|slot| !slot.is_vacant()) {
             let index = self.home(slot.hash).max(slots.len());
-            slots.resize(index, Slot::default());
+            slots.resize(index, TableSlot::default());
             slots.push(*slot);
         }
-        slots.resize(slots.len().max(spread + TAIL), Slot::default());
+        slots.resize(slots.len().max(spread + TAIL), TableSlot::default());
         self.slots = slots.into_boxed_slice();
     }
 }
@@ -217,7 +217,7 @@ impl Table {
 /// fails).
 #[derive(Clone, Copy, Debug, Default)]
 #[repr(C)]
-pub(super) struct Slot {
+pub(super) struct TableSlot {
     pub(super) hash: u64,
     /// The first amount of the state, or the index of its log.
     pub(super) first: u32,
@@ -232,7 +232,7 @@ pub(super) struct Slot {
     pub(super) admits_before: f32,
 }
 
-impl Slot {
+impl TableSlot {
     pub(super) fn new(hash: u64, limit: u32, until: Timestamp) -> Self {
         Self { hash, first: 0, limit, until, second: 0, admits_before: f32::INFINITY }
     }
@@ -327,24 +327,24 @@ impl Slot {
 mod tests {
     use super::*;
 
-    fn slot(hash: u64, limit: u32) -> Slot {
-        Slot::new(hash, limit, Timestamp::from_micros(1))
+    fn slot(hash: u64, limit: u32) -> TableSlot {
+        TableSlot::new(hash, limit, Timestamp::from_micros(1))
     }
 
     #[test]
     fn refuses_for_is_the_time_until_a_unit_is_available() {
         let (now, until) = (Timestamp::from_micros(1_000), Timestamp::from_micros(1_500));
-        let full_until_the_end = Slot { until, ..Slot::default() };
+        let full_until_the_end = TableSlot { until, ..TableSlot::default() };
         assert_eq!(full_until_the_end.refuses_for(now), 500);
-        assert_eq!(Slot { admits_before: 100.0, ..full_until_the_end }.refuses_for(now), 400);
-        assert_eq!(Slot { admits_before: f32::INFINITY, ..full_until_the_end }.refuses_for(now), 0);
+        assert_eq!(TableSlot { admits_before: 100.0, ..full_until_the_end }.refuses_for(now), 400);
+        assert_eq!(TableSlot { admits_before: f32::INFINITY, ..full_until_the_end }.refuses_for(now), 0);
     }
 
     /// Compares the table with a sorted set after random inserts, removals and replacements.
     #[test]
     fn table_equals_a_sorted_set() {
         for max_hash in [u64::MAX, u64::MAX / 64, 3] {
-            let mut table = Table::default();
+            let mut table = StateTable::default();
             let mut model = std::collections::BTreeSet::new();
             let mut random = 1_u64;
             for _ in 0..20_000 {
@@ -364,7 +364,7 @@ mod tests {
                         let place = table.place(hash);
                         let Some(victim) = (place..place + 20).find(|&at| table.get(at).is_some()) else { continue };
                         let gap = (place..victim).find(|&at| table.get(at).is_none());
-                        let Slot { hash: its, limit: its_limit, .. } = *table.slot(victim);
+                        let TableSlot { hash: its, limit: its_limit, .. } = *table.slot(victim);
                         table.replace(place, gap, victim, slot(hash, limit));
                         assert!(model.remove(&(its, its_limit)) && model.insert((hash, limit)));
                     }
@@ -385,7 +385,7 @@ mod tests {
     #[test]
     fn table_shrinks_after_removals() {
         let spread = |hash: u64| hash.wrapping_mul(0x9E37_79B9_7F4A_7C15);
-        let mut table = Table::default();
+        let mut table = StateTable::default();
         for hash in 0..1_000 {
             table.insert(slot(spread(hash), 0));
         }
@@ -401,7 +401,7 @@ mod tests {
 
     #[test]
     fn retained_states_are_found() {
-        let mut table = Table::default();
+        let mut table = StateTable::default();
         for hash in 0..1_000_u64 {
             table.insert(slot(hash.wrapping_mul(0x9E37_79B9_7F4A_7C15), 0));
             table.insert(slot(hash.wrapping_mul(0x9E37_79B9_7F4A_7C15), 4));

@@ -61,7 +61,7 @@ fn time_goes_back_only_if_the_clock_does() {
     let clock = crate::storage::ManualClock::default();
     let (early, late) = (clock.now(), clock.now().plus(100));
     clock.set(late);
-    let (mut shard, time) = (Shard::default(), Time::Other(Box::new(clock.clone())));
+    let (mut shard, time) = (Shard::default(), StorageClock::Other(Box::new(clock.clone())));
     assert_eq!(shard.time(late, &time), late);
     assert_eq!(shard.time(early, &time), late, "another thread decided after the clock was read");
     clock.set(early);

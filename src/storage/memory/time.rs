@@ -9,12 +9,12 @@ use crate::time::Timestamp;
 /// more instructions to read.
 #[derive(Debug)]
 #[repr(u8)]
-pub(super) enum Time {
+pub(super) enum StorageClock {
     System(SystemClock),
     Other(Box<dyn Clock>),
 }
 
-impl Time {
+impl StorageClock {
     pub(super) fn of(clock: impl Clock) -> Self {
         let mut clock = Some(clock);
         let any: &mut dyn Any = &mut clock;
@@ -63,7 +63,7 @@ mod tests {
 
     #[test]
     fn default_clock_needs_no_dynamic_dispatch() {
-        assert!(matches!(Time::of(SystemClock::new()), Time::System(_)));
-        assert!(matches!(Time::of(ManualClock::default()), Time::Other(_)));
+        assert!(matches!(StorageClock::of(SystemClock::new()), StorageClock::System(_)));
+        assert!(matches!(StorageClock::of(ManualClock::default()), StorageClock::Other(_)));
     }
 }

@@ -17,7 +17,7 @@ pub(super) enum Lack {
 
 /// The current size of a storage.
 #[derive(Debug, Default)]
-pub(super) struct Usage {
+pub(super) struct MemoryUsage {
     keys: AtomicUsize,
     slots: AtomicUsize,
     logs: AtomicUsize,
@@ -27,7 +27,7 @@ pub(super) struct Usage {
     published: Published,
 }
 
-impl Usage {
+impl MemoryUsage {
     pub(super) fn size(&self) -> Size {
         let load = |count: &AtomicUsize| count.load(Ordering::Relaxed);
         Size { keys: load(&self.keys), slots: load(&self.slots), logs: load(&self.logs) }

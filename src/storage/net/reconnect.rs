@@ -76,7 +76,7 @@ pub(super) struct RunningAttempt {
     pub(super) until: Instant,
 }
 
-pub(super) enum Found<T> {
+pub(super) enum FoundConnection<T> {
     Value(Arc<T>),
     ConnectAttempt(RunningAttempt),
     Failure(StorageError),
@@ -105,20 +105,20 @@ impl<T: Usable> Reconnecting<T> {
         value.is_none() && (*attempts == 0 || *attempts == 1 && attempt.is_some())
     }
 
-    pub(super) fn find<F>(self: &Arc<Self>, make: impl Fn() -> F) -> Found<T>
+    pub(super) fn find<F>(self: &Arc<Self>, make: impl Fn() -> F) -> FoundConnection<T>
     where
         F: Future<Output = Result<T, StorageError>> + Send + 'static,
     {
         let state = self.lock();
         if let Some(value) = state.value.as_ref().filter(|value| value.is_usable()) {
-            return Found::Value(Arc::clone(value));
+            return FoundConnection::Value(Arc::clone(value));
         }
         if let Some(attempt) = state.attempt.as_ref().filter(|attempt| Instant::now() < attempt.until) {
-            return Found::ConnectAttempt(attempt.clone());
+            return FoundConnection::ConnectAttempt(attempt.clone());
         }
         match &state.failure {
-            Some(error) if Instant::now() < state.not_before => Found::Failure(error.clone()),
-            _ => Found::ConnectAttempt(self.attempt(state, make())),
+            Some(error) if Instant::now() < state.not_before => FoundConnection::Failure(error.clone()),
+            _ => FoundConnection::ConnectAttempt(self.attempt(state, make())),
         }
     }
 
@@ -274,9 +274,9 @@ impl<T: Usable> Reconnecting<T> {
     {
         loop {
             let mut attempt = match self.find(&make) {
-                Found::Value(value) => return Ok(value),
-                Found::Failure(error) => return Err(error),
-                Found::ConnectAttempt(attempt) => attempt,
+                FoundConnection::Value(value) => return Ok(value),
+                FoundConnection::Failure(error) => return Err(error),
+                FoundConnection::ConnectAttempt(attempt) => attempt,
             };
             let Some(waiter) = other.waiting.enter(1, MOST) else {
                 let timeout = deadline.saturating_duration_since(Instant::now());
@@ -302,8 +302,8 @@ impl<T: Usable> Reconnecting<T> {
         F: Future<Output = Result<T, StorageError>> + Send + 'static,
     {
         match self.find(&make) {
-            Found::Value(value) => Some(value),
-            Found::ConnectAttempt(_) | Found::Failure(_) => None,
+            FoundConnection::Value(value) => Some(value),
+            FoundConnection::ConnectAttempt(_) | FoundConnection::Failure(_) => None,
         }
     }
 }

@@ -75,11 +75,11 @@ struct GroupKey {
 }
 
 /// The hits of one call that have not been sent yet.
-type Group = Mutex<Vec<WaitingHit>>;
+type Group = Mutex<Vec<GroupedHit>>;
 
 /// A hit that waits to be sent with others.
 #[derive(Debug)]
-struct WaitingHit {
+struct GroupedHit {
     call: Arc<Call>,
     deadline: Instant,
     ticket: Ticket<CombinedReply>,
@@ -148,7 +148,7 @@ impl Combiner {
     /// of its own.
     async fn join(self: &Arc<Self>, node: &Node, call: &Arc<Call>, deadline: Instant) -> CombinedReply {
         let (ticket, caller) = Ticket::new();
-        self.enter(node, WaitingHit { call: Arc::clone(call), deadline, ticket });
+        self.enter(node, GroupedHit { call: Arc::clone(call), deadline, ticket });
         caller.wait(deadline).await.unwrap_or_else(|unanswered| {
             Some(Err(match unanswered {
                 // The runtime ended after the call was sent. The server may have executed it.
@@ -161,7 +161,7 @@ impl Combiner {
 
     /// Adds a hit to the open group of the current runtime. If the hit is the first of its group or
     /// fills it, also spawns a task that sends the group.
-    fn enter(self: &Arc<Self>, node: &Node, hit: WaitingHit) {
+    fn enter(self: &Arc<Self>, node: &Node, hit: GroupedHit) {
         let runtime = Handle::current();
         let key = GroupKey { runtime: runtime.id(), kin: hit.call.kin() };
         let mut open = self.open();
@@ -197,7 +197,7 @@ impl Combiner {
 
 impl Sending {
     /// Removes all hits from the group.
-    fn take(&self) -> Vec<WaitingHit> {
+    fn take(&self) -> Vec<GroupedHit> {
         std::mem::take(&mut *unpoisoned(self.group.lock()))
     }
 
@@ -222,7 +222,7 @@ impl Sending {
     async fn send(self) {
         let (count, deadline) = {
             let mut hits = unpoisoned(self.group.lock());
-            hits.retain(WaitingHit::is_awaited);
+            hits.retain(GroupedHit::is_awaited);
             // The callers apply their own deadlines, so the call may take until the last one.
             (hits.len(), hits.iter().map(|hit| hit.deadline).max())
         };
@@ -251,14 +251,14 @@ impl Sending {
                 }
             }
             // The connection was replaced, and the new one has not proved to be one server.
-            Ok(None) => hits.into_iter().for_each(WaitingHit::send_alone),
+            Ok(None) => hits.into_iter().for_each(GroupedHit::send_alone),
             // The server refused the call, so it executed nothing. The key of one hit may be the
             // cause, so the other hits can succeed in calls of their own.
             Err(error) if error.kind() == StorageErrorKind::Refused => {
                 if is_cross_slot(&error) {
                     self.combiner.is_refused.store(true, Ordering::Relaxed);
                 }
-                hits.into_iter().for_each(WaitingHit::send_alone);
+                hits.into_iter().for_each(GroupedHit::send_alone);
             }
             Err(error) => hits.into_iter().for_each(|hit| hit.ticket.answer(Some(Err(error.clone())))),
             // The caller reports the unexpected reply.
@@ -270,12 +270,12 @@ impl Sending {
 impl Drop for Sending {
     fn drop(&mut self) {
         if self.is_closed || self.close() {
-            self.take().into_iter().for_each(WaitingHit::send_alone);
+            self.take().into_iter().for_each(GroupedHit::send_alone);
         }
     }
 }
 
-impl WaitingHit {
+impl GroupedHit {
     /// Returns `false` if the caller has left, or was dropped. Then the hit is not sent.
     fn is_awaited(&self) -> bool {
         self.ticket.is_awaited() && !self.ticket.is_dropped()
@@ -286,7 +286,7 @@ impl WaitingHit {
     }
 }
 
-fn calls(hits: &[WaitingHit]) -> Vec<&Call> {
+fn calls(hits: &[GroupedHit]) -> Vec<&Call> {
     hits.iter().map(|hit| &*hit.call).collect()
 }
 

@@ -62,7 +62,7 @@ const EXAMPLES: &str = "write redis://host:6379, rediss://host:6379, redis+unix:
 
 /// The kind of servers that a scheme selects.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Kind {
+enum UrlKind {
     One,
     Unix,
     Cluster,
@@ -78,7 +78,7 @@ impl RedisUrl {
         let &UrlParts { scheme, authority, path, query } = parts;
         let (kind, tls) = scheme_of(scheme).ok_or_else(|| wrong(format!("unknown scheme {scheme:?}: {EXAMPLES}")))?;
         check_features(kind, tls, scheme, wrong)?;
-        let port = if kind == Kind::Sentinel { 26_379 } else { 6_379 };
+        let port = if kind == UrlKind::Sentinel { 26_379 } else { 6_379 };
         let Authority { login, hosts } = Authority::parse(authority, port, wrong)?;
         let mut options = Options::parse(query, wrong)?;
         let decoded = parts.decoded_path(wrong)?;
@@ -88,7 +88,7 @@ impl RedisUrl {
         let path_db = || parse_db(Some(trimmed).filter(|text| !text.is_empty()));
         let db;
         let servers = match kind {
-            Kind::Unix => {
+            UrlKind::Unix => {
                 if !hosts.is_empty() || path.len() < 2 {
                     return Err(wrong("write an absolute path, for example redis+unix:///path/to.sock".to_owned()));
                 }
@@ -96,20 +96,20 @@ impl RedisUrl {
                 Servers::Single(Address::Unix(decoded.into()))
             }
             _ if hosts.is_empty() => return Err(wrong(format!("the host is missing: {EXAMPLES}"))),
-            Kind::One => {
+            UrlKind::One => {
                 let [host] = <[Host; 1]>::try_from(hosts)
                     .map_err(|_| wrong("for several hosts, write redis+cluster:// or redis+sentinel://".to_owned()))?;
                 db = path_db()?;
                 Servers::Single(Address::Tcp(host))
             }
-            Kind::Cluster => {
+            UrlKind::Cluster => {
                 db = path_db()?;
                 if db != 0 {
                     return Err(wrong("a cluster has only database 0: write no database".to_owned()));
                 }
                 Servers::Cluster(hosts)
             }
-            Kind::Sentinel => {
+            UrlKind::Sentinel => {
                 let (service, rest) =
                     trimmed.split_once('/').map_or((trimmed, None), |(first, rest)| (first, Some(rest)));
                 if service.is_empty() {
@@ -132,7 +132,7 @@ impl RedisUrl {
     }
 }
 
-fn scheme_of(scheme: &str) -> Option<(Kind, bool)> {
+fn scheme_of(scheme: &str) -> Option<(UrlKind, bool)> {
     let (base, kind) = scheme.split_once('+').map_or((scheme, None), |(base, kind)| (base, Some(kind)));
     let tls = match base {
         "redis" | "valkey" => false,
@@ -140,22 +140,24 @@ fn scheme_of(scheme: &str) -> Option<(Kind, bool)> {
         _ => return None,
     };
     let kind = match kind {
-        None => Kind::One,
-        Some("unix") if !tls => Kind::Unix,
-        Some("cluster") => Kind::Cluster,
-        Some("sentinel") => Kind::Sentinel,
+        None => UrlKind::One,
+        Some("unix") if !tls => UrlKind::Unix,
+        Some("cluster") => UrlKind::Cluster,
+        Some("sentinel") => UrlKind::Sentinel,
         Some(_) => return None,
     };
     Some((kind, tls))
 }
 
 /// Returns an error if the URL needs a feature that is not enabled or that the system lacks.
-fn check_features(kind: Kind, tls: bool, scheme: &str, wrong: &Wrong<'_>) -> Result<(), ConfigError> {
+fn check_features(kind: UrlKind, tls: bool, scheme: &str, wrong: &Wrong<'_>) -> Result<(), ConfigError> {
     let needs = |feature: &str| Err(wrong(format!("{scheme}:// needs the feature {feature:?} of tower-ratelimit")));
     match kind {
-        Kind::Cluster if !cfg!(feature = "redis-cluster") => needs("redis-cluster"),
-        Kind::Sentinel if !cfg!(feature = "redis-sentinel") => needs("redis-sentinel"),
-        Kind::Unix if !cfg!(unix) => Err(wrong("this system has no Unix sockets: write redis://host:6379".to_owned())),
+        UrlKind::Cluster if !cfg!(feature = "redis-cluster") => needs("redis-cluster"),
+        UrlKind::Sentinel if !cfg!(feature = "redis-sentinel") => needs("redis-sentinel"),
+        UrlKind::Unix if !cfg!(unix) => {
+            Err(wrong("this system has no Unix sockets: write redis://host:6379".to_owned()))
+        }
         _ if tls && !cfg!(feature = "redis-rustls") => needs("redis-rustls"),
         _ => Ok(()),
     }

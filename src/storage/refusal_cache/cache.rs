@@ -8,7 +8,7 @@ use crate::decision::Decision;
 use crate::key::Key;
 use crate::policy::Policy;
 use crate::storage::calls::Counters;
-use crate::storage::key_table::{Bucket, Table, TableKey};
+use crate::storage::key_table::{Bucket, KeyTable, TableKey};
 use crate::storage::{Clock, StorageRequest};
 use crate::time::Timestamp;
 
@@ -18,7 +18,7 @@ const MAX_REFUSALS: usize = 4;
 /// The state that all handles to a cache share.
 #[derive(Debug)]
 pub(super) struct Cache {
-    table: Table<KeyEntry>,
+    table: KeyTable<KeyEntry>,
     /// The number of keys with a refusal.
     keys: AtomicUsize,
     pub(super) counters: Counters,
@@ -45,13 +45,13 @@ struct KeyEntry {
 /// storage.
 pub(super) enum CacheLookup {
     Hit(Decision),
-    Miss(InFlight),
+    Miss(PendingMiss),
 }
 
 impl Cache {
     pub(super) fn new(max_keys: usize, ttl: u64, clock: Arc<dyn Clock>) -> Self {
         let (table, keys, counters) =
-            (Table::new(max_keys), AtomicUsize::new(0), Counters::new("ratelimit_refusal_cache_total"));
+            (KeyTable::new(max_keys), AtomicUsize::new(0), Counters::new("ratelimit_refusal_cache_total"));
         Self { table, keys, counters, clock, max_keys, ttl }
     }
 
@@ -88,7 +88,15 @@ impl Cache {
         let changes = entry.changes;
         self.counters.asked(request.policy);
         let (cache, policy) = (Arc::clone(self), request.policy.clone());
-        CacheLookup::Miss(InFlight { cache, policy, place, cost: request.cost, sent: now, changes, is_undecided: true })
+        CacheLookup::Miss(PendingMiss {
+            cache,
+            policy,
+            place,
+            cost: request.cost,
+            sent: now,
+            changes,
+            is_undecided: true,
+        })
     }
 
     /// Removes the refusals of a key whose state has changed or may have changed.
@@ -195,7 +203,7 @@ impl KeyEntry {
 
 /// A hit that was sent to the storage. It counts as in flight until this value is dropped.
 #[derive(Debug)]
-pub(super) struct InFlight {
+pub(super) struct PendingMiss {
     cache: Arc<Cache>,
     policy: Policy,
     place: TableKey,
@@ -208,7 +216,7 @@ pub(super) struct InFlight {
     is_undecided: bool,
 }
 
-impl InFlight {
+impl PendingMiss {
     /// Updates the cache with the decision of the storage.
     pub(super) fn decided(mut self, decision: &Decision) {
         self.is_undecided = false;
@@ -226,7 +234,7 @@ impl InFlight {
     }
 }
 
-impl Drop for InFlight {
+impl Drop for PendingMiss {
     fn drop(&mut self) {
         let mut bucket = self.cache.table.lock(self.place);
         let Some(entry) = bucket.find() else { return };
@@ -268,7 +276,7 @@ mod tests {
         let admitted = Decision::of(Timestamp::EPOCH, 1, Status::admitted(1, 0, 9));
         let contended = policy.refuse(Timestamp::EPOCH, 1, 9).contended();
         for end in [None, Some(&admitted), Some(&contended)] {
-            let all: Vec<InFlight> = keys.iter().chain(&keys).map(begin).collect();
+            let all: Vec<PendingMiss> = keys.iter().chain(&keys).map(begin).collect();
             assert_eq!(cache.table.count(|_| true), 50);
             for in_flight in all {
                 match end {

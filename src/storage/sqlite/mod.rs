@@ -140,7 +140,7 @@ use crate::storage::{Clock, Storage, StorageError, StorageErrorKind, StorageFutu
 /// [`Cas`]: crate::storage::Cas
 #[derive(Clone)]
 pub struct SqliteStorage {
-    shared: Arc<Shared>,
+    shared: Arc<Database>,
     prefix: Arc<str>,
     timeout: Duration,
     /// Replaces the wall clock in tests.
@@ -158,7 +158,7 @@ enum Durability {
 }
 
 /// The file, and the channel to the thread, which is started for the first call.
-struct Shared {
+struct Database {
     path: PathBuf,
     durability: Durability,
     /// A permit for each further call that may wait.
@@ -206,7 +206,7 @@ impl SqliteStorage {
 
     fn with(path: PathBuf, prefix: &str, timeout: Duration, durability: Durability) -> Self {
         let shared =
-            Shared { path, durability, waiting: Arc::new(Semaphore::new(MAX_WAITING)), calls: OnceLock::new() };
+            Database { path, durability, waiting: Arc::new(Semaphore::new(MAX_WAITING)), calls: OnceLock::new() };
         Self { shared: Arc::new(shared), prefix: names::prefix(prefix), timeout, clock: None }
     }
 
@@ -218,7 +218,7 @@ impl SqliteStorage {
     }
 }
 
-impl Shared {
+impl Database {
     /// Sends a call to the thread, which is started for the first call.
     fn send(&self, job: FileJob) -> Result<(), StorageError> {
         let cannot_start = |error| {

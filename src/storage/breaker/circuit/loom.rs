@@ -28,11 +28,11 @@ fn open(longest: Duration) -> Arc<Circuit> {
     circuit
 }
 
-fn fail(permit: Option<Permit>) {
+fn fail(permit: Option<CallPermit>) {
     permit.unwrap().failed(&StorageError::other("it fails"));
 }
 
-fn succeed(permit: Option<Permit>) {
+fn succeed(permit: Option<CallPermit>) {
     permit.unwrap().succeeded();
 }
 

@@ -3,7 +3,7 @@
 use std::fmt::Write;
 
 use super::super::record;
-use super::{GRACE, Part, STEP, ScriptKind};
+use super::{GRACE, STEP, ScriptKind, ScriptPart};
 
 const FORGIVE: &str = include_str!("forgive.lua");
 const BEGIN: &str = include_str!("begin.lua");
@@ -45,7 +45,7 @@ const MAX_ARGUMENTS_IN_LOCALS: usize = 48;
 ///
 /// The key of the small states is `KEYS[1]`, and the keys of logs follow. The packed arguments are
 /// `ARGV[1]`. A call that replaces the server's time has it as `ARGV[2]`.
-pub(super) fn text(kind: ScriptKind, parts: &[Part]) -> String {
+pub(super) fn text(kind: ScriptKind, parts: &[ScriptPart]) -> String {
     let template = match kind {
         ScriptKind::Hit => HIT,
         ScriptKind::Peek => "-- begin\n-- read\n-- answer\n",
@@ -63,7 +63,7 @@ pub(super) fn text(kind: ScriptKind, parts: &[Part]) -> String {
 /// - It is not possible with more limits than fit in local variables. The hit is inside a function
 ///   in this script, and a Lua function can refer to only 60 outer variables. Each function of a
 ///   strategy is one of them.
-pub(super) fn combined_text(kind: ScriptKind, parts: &[Part]) -> Option<String> {
+pub(super) fn combined_text(kind: ScriptKind, parts: &[ScriptPart]) -> Option<String> {
     let is_possible = kind == ScriptKind::Hit && !in_tables(parts) && parts.iter().all(|part| !part.is_log);
     let hit = HIT.replace("-- begin\n", "");
     let template = || include_str!("combined.lua").replace("  -- hit\n", &hit);
@@ -72,8 +72,8 @@ pub(super) fn combined_text(kind: ScriptKind, parts: &[Part]) -> Option<String> 
 
 /// Returns the text of a script. `names` are the Lua expressions for the key of the small states,
 /// the packed arguments, and the time that replaces the server's.
-fn assemble(kind: ScriptKind, parts: &[Part], template: &str, names: [&str; 3]) -> String {
-    let size: usize = parts.iter().map(Part::size).sum();
+fn assemble(kind: ScriptKind, parts: &[ScriptPart], template: &str, names: [&str; 3]) -> String {
+    let size: usize = parts.iter().map(ScriptPart::size).sum();
     // Lua reads a number faster than a variable outside of the function. So constants are inserted
     // as numbers. Only the functions of logs, which are not templates, read variables.
     let constants = [
@@ -122,13 +122,13 @@ fn assemble(kind: ScriptKind, parts: &[Part], template: &str, names: [&str; 3]) 
 }
 
 /// Returns `true` if the variables of limits are in tables.
-fn in_tables(parts: &[Part]) -> bool {
+fn in_tables(parts: &[ScriptPart]) -> bool {
     let arguments = parts.iter().map(|part| part.arguments).sum::<usize>();
     parts.len() > MAX_LIMITS_IN_LOCALS || arguments > MAX_ARGUMENTS_IN_LOCALS
 }
 
 /// Returns the code that unpacks the arguments: into local variables, or into the table `p`.
-fn unpacked_arguments(kind: ScriptKind, parts: &[Part], in_tables: bool) -> String {
+fn unpacked_arguments(kind: ScriptKind, parts: &[ScriptPart], in_tables: bool) -> String {
     let mut names = vec!["cost".to_owned()];
     names.extend((kind == ScriptKind::Refund).then(|| "made".to_owned()));
     names.extend(parts.iter().enumerate().flat_map(|(position, part)| part.variables(position, false)));
@@ -141,22 +141,22 @@ fn unpacked_arguments(kind: ScriptKind, parts: &[Part], in_tables: bool) -> Stri
 }
 
 /// Returns the Lua declaration of the variables of all limits.
-fn variables(parts: &[Part], in_tables: bool) -> String {
+fn variables(parts: &[ScriptPart], in_tables: bool) -> String {
     if in_tables {
         let tables = vec!["{}"; VARIABLES.split(',').count()].join(", ");
         return format!("local {VARIABLES} = {tables}\n");
     }
-    format!("local {}\n", fields(parts, Part::record).join(", "))
+    format!("local {}\n", fields(parts, ScriptPart::record).join(", "))
 }
 
 /// Returns the code that unpacks the records: with one call, or with one for each limit.
-fn unpacked(parts: &[Part], in_tables: bool) -> String {
+fn unpacked(parts: &[ScriptPart], in_tables: bool) -> String {
     if !in_tables {
         let formats: String = parts.iter().map(|part| &part.record().0[1..]).collect();
-        return format!("{} = unpack('>{formats}', stored)\n", fields(parts, Part::record).join(", "));
+        return format!("{} = unpack('>{formats}', stored)\n", fields(parts, ScriptPart::record).join(", "));
     }
     let mut at = 1;
-    let line = |(position, part): (usize, &Part)| {
+    let line = |(position, part): (usize, &ScriptPart)| {
         let (format, names) = part.record();
         let line = part.fill_in(&format!("{names} = unpack('{format}', stored, {at})\n"), position, true);
         at += part.size();
@@ -166,12 +166,12 @@ fn unpacked(parts: &[Part], in_tables: bool) -> String {
 }
 
 /// Returns the code that packs the records: with one call, or with one for each limit.
-fn packed(parts: &[Part], in_tables: bool) -> String {
+fn packed(parts: &[ScriptPart], in_tables: bool) -> String {
     if !in_tables {
         let formats: String = parts.iter().map(|part| &part.record().0[1..]).collect();
-        return format!("stored = pack('>{formats}', {})\n", fields(parts, Part::written).join(", "));
+        return format!("stored = pack('>{formats}', {})\n", fields(parts, ScriptPart::written).join(", "));
     }
-    let line = |(position, part): (usize, &Part)| {
+    let line = |(position, part): (usize, &ScriptPart)| {
         let (format, values) = part.written();
         part.fill_in(&format!("stored = stored .. pack('{format}', {values})\n"), position, true)
     };
@@ -179,7 +179,7 @@ fn packed(parts: &[Part], in_tables: bool) -> String {
 }
 
 /// Returns the fields of the records of all limits.
-fn fields(parts: &[Part], record: fn(&Part) -> (&'static str, &'static str)) -> Vec<String> {
+fn fields(parts: &[ScriptPart], record: fn(&ScriptPart) -> (&'static str, &'static str)) -> Vec<String> {
     parts.iter().enumerate().map(|(position, part)| part.fill_in(record(part).1, position, false)).collect()
 }
 
@@ -187,7 +187,7 @@ fn fields(parts: &[Part], record: fn(&Part) -> (&'static str, &'static str)) -> 
 ///
 /// They are declared as local variables first, because Redis forbids global functions and because a
 /// strategy need not define all of them. The `do` block hides the strategy's other functions.
-fn define(text: &mut String, kind: ScriptKind, part: &Part) {
+fn define(text: &mut String, kind: ScriptKind, part: &ScriptPart) {
     let name = &part.function;
     if part.is_log {
         text.push_str("local log_open, log_status, log_add, log_rare, log_charge, log_take_back\ndo\n");
@@ -209,8 +209,8 @@ fn define(text: &mut String, kind: ScriptKind, part: &Part) {
 /// Expands a template, without its comments.
 ///
 /// Lines between `-- each` and `-- done` are repeated for each limit that the text after `-- each`
-/// selects. [`Part::fill_in`] replaces the placeholders in them.
-fn expand(text: &mut String, template: &str, parts: &[Part], in_tables: bool) {
+/// selects. [`ScriptPart::fill_in`] replaces the placeholders in them.
+fn expand(text: &mut String, template: &str, parts: &[ScriptPart], in_tables: bool) {
     let mut group: Option<Vec<(&str, Vec<&str>)>> = None;
     for line in template.lines() {
         let code = line.trim_start();
@@ -236,7 +236,7 @@ fn expand(text: &mut String, template: &str, parts: &[Part], in_tables: bool) {
     }
 }
 
-impl Part {
+impl ScriptPart {
     /// Returns `true` if a selector matches the limit.
     fn matches(&self, selector: &str) -> bool {
         match selector {

@@ -65,9 +65,9 @@ pub(super) struct ScriptTime {
 
 /// The scripts that have been assembled, by operation and limits.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Scripts(Arc<RwLock<Cache>>);
+pub(super) struct Scripts(Arc<RwLock<ScriptCache>>);
 
-type Cache = HashMap<(ScriptKind, Vec<Shape>), Arc<Script>>;
+type ScriptCache = HashMap<(ScriptKind, Vec<Shape>), Arc<Script>>;
 
 /// The properties of a limit on which the text of a script depends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -82,7 +82,7 @@ struct Shape {
 }
 
 /// The properties of a limit from which the text of a script is assembled.
-struct Part {
+struct ScriptPart {
     /// The prefix of the names of its functions.
     function: String,
     /// The index of its digest in the packed arguments, from 1. The arguments of its strategy
@@ -225,13 +225,13 @@ fn reply_part(script: &StrategyScript) -> ReplyPart {
     }
 }
 
-fn parts(kind: ScriptKind, limits: &[Limit], scripts: &[StrategyScript]) -> Vec<Part> {
+fn parts(kind: ScriptKind, limits: &[Limit], scripts: &[StrategyScript]) -> Vec<ScriptPart> {
     let (first, hit_values) = if kind == ScriptKind::Refund { (3, 2) } else { (2, 0) };
     let (mut first, mut key) = (first, 1);
     let part = |(limit, script): (&Limit, &StrategyScript)| {
         let is_log = is_log(script);
         key += usize::from(is_log);
-        let part = Part {
+        let part = ScriptPart {
             function: script.name.replace('-', "_"),
             first,
             arguments: script.arguments.len(),
