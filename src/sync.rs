@@ -1,6 +1,10 @@
-//! Locks and atomics: those of std, or those of loom when `scripts/loom` checks its models.
+//! Locks and atomics: those of std, or those of loom when `scripts/loom` checks its models. And futures
+//! that are polled together.
 
+use std::future::poll_fn;
+use std::pin::Pin;
 use std::sync::{LockResult, PoisonError};
+use std::task::Poll;
 
 #[cfg(tower_ratelimit_loom)]
 pub(crate) use loom::sync::{Mutex, MutexGuard, atomic};
@@ -13,6 +17,24 @@ pub(crate) use std::sync::{Mutex, MutexGuard, atomic};
 /// panics, or leaves the data in order if it does.
 pub(crate) fn unpoisoned<G>(locked: LockResult<G>) -> G {
     locked.unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Polls all futures together, so that one that hangs does not delay the others. Returns their results
+/// in the same order.
+pub(crate) async fn join_all<F: Future + Unpin>(futures: Vec<F>) -> Vec<F::Output> {
+    let mut all: Vec<_> = futures.into_iter().map(|future| (future, None)).collect();
+    poll_fn(|cx| {
+        let mut is_pending = false;
+        for (future, result) in all.iter_mut().filter(|(_, result)| result.is_none()) {
+            match Pin::new(future).poll(cx) {
+                Poll::Ready(done) => *result = Some(done),
+                Poll::Pending => is_pending = true,
+            }
+        }
+        if is_pending { Poll::Pending } else { Poll::Ready(()) }
+    })
+    .await;
+    all.into_iter().filter_map(|(_, result)| result).collect()
 }
 
 /// Helpers of the loom models.

@@ -1,10 +1,6 @@
 //! The policies that apply to a request, each with the key of its member.
 
-#[cfg(feature = "lookup")]
-use std::future::poll_fn;
 use std::sync::Arc;
-#[cfg(feature = "lookup")]
-use std::task::Poll;
 
 use super::config::{LayerConfig, LayerMember};
 use super::exchange::RequestHead;
@@ -15,6 +11,8 @@ use crate::key::Key;
 use crate::lookup::{AllLookups, LookupError, LookupResult, TenantLookup, TenantPolicy};
 use crate::policy::{Op, Policy};
 use crate::storage::StorageRequest;
+#[cfg(feature = "lookup")]
+use crate::sync::join_all;
 
 /// A policy that applies to the request, and its key.
 pub(crate) struct Applying<'a> {
@@ -122,29 +120,15 @@ pub(crate) enum AllTenants {
 #[cfg(feature = "lookup")]
 pub(crate) fn look_up(config: &LayerConfig, head: &Head<'_>) -> AllTenants {
     let lookups = config.members().filter_map(|member| member.policies.lookup());
-    let mut lookups: Vec<_> = lookups.map(|tenants| tenants.find(head)).collect();
-    if lookups.iter().any(|lookup| matches!(lookup, TenantLookup::Pending(_))) {
-        return AllTenants::Pending(Box::pin(async move {
-            poll_fn(|cx| {
-                let mut is_pending = false;
-                for lookup in &mut lookups {
-                    if let TenantLookup::Pending(pending) = lookup {
-                        match pending.as_mut().poll(cx) {
-                            Poll::Ready(found) => *lookup = TenantLookup::Ready(found),
-                            Poll::Pending => is_pending = true,
-                        }
-                    }
-                }
-                if is_pending { Poll::Pending } else { Poll::Ready(()) }
-            })
-            .await;
-            lookups.into_iter().filter_map(ready).collect()
-        }));
+    let lookups: Vec<_> = lookups.map(|tenants| tenants.find(head)).collect();
+    let ready =
+        |lookup: &TenantLookup| if let TenantLookup::Ready(found) = lookup { Some(found.clone()) } else { None };
+    if let Some(found) = lookups.iter().map(ready).collect() {
+        return AllTenants::Ready(found);
     }
-    AllTenants::Ready(lookups.into_iter().filter_map(ready).collect())
-}
-
-#[cfg(feature = "lookup")]
-fn ready(lookup: TenantLookup) -> Option<LookupResult> {
-    if let TenantLookup::Ready(found) = lookup { Some(found) } else { None }
+    let future = |lookup| match lookup {
+        TenantLookup::Ready(found) => Box::pin(std::future::ready(found)),
+        TenantLookup::Pending(lookup) => lookup,
+    };
+    AllTenants::Pending(Box::pin(join_all(lookups.into_iter().map(future).collect())))
 }

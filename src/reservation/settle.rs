@@ -16,6 +16,7 @@ use crate::observe::{Event, EventKind, Reporter};
 use crate::policy::{Op, Policy};
 use crate::storage::{AnyStorage, Storage, StorageError, StorageErrorKind, StorageFuture, StorageRequest};
 use crate::strategy::Lock;
+use crate::sync::join_all;
 use crate::time::{Timestamp, micros};
 
 /// The correction of a hit.
@@ -272,13 +273,7 @@ impl SettleFuture {
             return settlements.remove(0);
         }
         // Each of them continues in a task of its own if this one is dropped.
-        let all = async move {
-            let mut done = Ok(());
-            for settling in settlements {
-                done = done.and(settling.await);
-            }
-            done
-        };
+        let all = async { join_all(settlements).await.into_iter().collect() };
         Self::done(StorageFuture::new(all).polled_once())
     }
 

@@ -6,6 +6,7 @@ use std::fmt;
 use std::str::FromStr;
 use std::sync::{Arc, RwLock};
 
+use super::contract::forward_storage;
 use super::{MemoryStorage, SlotStore, Storage, StorageFuture, StorageRequest, Summary, names};
 use crate::decision::Decision;
 use crate::error::ConfigError;
@@ -20,16 +21,6 @@ type OpenStorage = dyn Fn(&str) -> Result<AnyStorage, ConfigError> + Send + Sync
 
 /// The schemes of storages in other crates.
 static REGISTERED: RwLock<BTreeMap<String, Arc<OpenStorage>>> = RwLock::new(BTreeMap::new());
-
-/// Calls `$call` on the storage of a handle.
-macro_rules! delegate {
-    ($handle:expr, $storage:ident => $call:expr) => {
-        match &$handle.0 {
-            Handle::Memory($storage) => $call,
-            Handle::Other($storage) => $call,
-        }
-    };
-}
 
 /// A storage that is chosen at run time: a handle to any [`Storage`].
 ///
@@ -94,6 +85,13 @@ impl AnyStorage {
             return Arc::clone(shared).into();
         }
         Self(Handle::Other(Arc::new(storage)))
+    }
+
+    fn get(&self) -> &dyn Storage {
+        match &self.0 {
+            Handle::Memory(memory) => memory,
+            Handle::Other(other) => &**other,
+        }
     }
 
     /// Returns `true` if `other` is a handle to the same storage.
@@ -231,59 +229,32 @@ fn missing(scheme: &str, feature: &str) -> ConfigError {
 
 impl fmt::Debug for AnyStorage {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        delegate!(self, storage => storage.fmt(f))
+        self.get().fmt(f)
     }
 }
 
 impl Storage for AnyStorage {
     #[inline]
     fn decide(&self, request: StorageRequest<'_>) -> StorageFuture<Decision> {
-        delegate!(self, storage => storage.decide(request))
+        match &self.0 {
+            Handle::Memory(memory) => memory.decide(request),
+            Handle::Other(other) => other.decide(request),
+        }
     }
 
     #[inline]
     fn try_admit(&self, request: StorageRequest<'_>, summary: Option<&mut Summary>) -> bool {
-        delegate!(self, storage => storage.try_admit(request, summary))
-    }
-
-    fn decide_all(&self, members: &[StorageRequest<'_>]) -> StorageFuture<Vec<Decision>> {
-        delegate!(self, storage => storage.decide_all(members))
-    }
-
-    fn clear(&self, policy: &Policy, key: &Key) -> StorageFuture<()> {
-        delegate!(self, storage => storage.clear(policy, key))
-    }
-
-    fn settle(&self, policy: &Policy, key: &Key, decision: &Decision, actual: u32) -> StorageFuture<()> {
-        delegate!(self, storage => storage.settle(policy, key, decision, actual))
-    }
-
-    fn check(&self) -> StorageFuture<()> {
-        delegate!(self, storage => storage.check())
-    }
-
-    fn clear_all(&self) -> StorageFuture<u64> {
-        delegate!(self, storage => storage.clear_all())
-    }
-
-    fn validate(&self, policy: &Policy) -> Result<(), ConfigError> {
-        delegate!(self, storage => storage.validate(policy))
-    }
-
-    fn slots(&self) -> Option<Arc<dyn SlotStore>> {
-        delegate!(self, storage => storage.slots())
-    }
-
-    fn validate_members(&self, policies: &[Policy]) -> Result<(), ConfigError> {
-        delegate!(self, storage => storage.validate_members(policies))
+        match &self.0 {
+            Handle::Memory(memory) => memory.try_admit(request, summary),
+            Handle::Other(other) => other.try_admit(request, summary),
+        }
     }
 
     fn wrapped(&self) -> Option<&dyn Storage> {
-        Some(match &self.0 {
-            Handle::Memory(memory) => memory,
-            Handle::Other(other) => &**other,
-        })
+        Some(self.get())
     }
+
+    forward_storage!(self => self.get(); decide_all, clear, settle, check, clear_all, validate, validate_members, slots);
 }
 
 /// The URL of a storage, for a field of a configuration struct. Parsing validates it.

@@ -444,80 +444,72 @@ pub(crate) fn layers(storage: &dyn Storage) -> impl Iterator<Item = &dyn Storage
     successors(Some(storage), |storage| storage.wrapped())
 }
 
-/// Forwards the methods of [`Storage`] to another storage.
+/// Defines methods of [`Storage`] that call the same methods of another storage.
 macro_rules! forward_storage {
-    ($self:ident => $other:expr) => {
+    ($self:ident => $other:expr; $($method:ident),+) => {
+        $(forward_storage!(@$method $self => $other);)+
+    };
+    (@decide $self:ident => $other:expr) => {
         #[inline]
-        fn decide(
-            &$self,
-            request: $crate::storage::StorageRequest<'_>,
-        ) -> $crate::storage::StorageFuture<$crate::decision::Decision> {
+        fn decide(&$self, request: StorageRequest<'_>) -> StorageFuture<Decision> {
             $other.decide(request)
         }
-
+    };
+    (@try_admit $self:ident => $other:expr) => {
         #[inline]
-        fn try_admit(
-            &$self,
-            request: $crate::storage::StorageRequest<'_>,
-            summary: Option<&mut $crate::storage::Summary>,
-        ) -> bool {
+        fn try_admit(&$self, request: StorageRequest<'_>, summary: Option<&mut Summary>) -> bool {
             $other.try_admit(request, summary)
         }
-
-        fn clear(
-            &$self,
-            policy: &$crate::policy::Policy,
-            key: &$crate::key::Key,
-        ) -> $crate::storage::StorageFuture<()> {
-            $other.clear(policy, key)
-        }
-
-        fn settle(
-            &$self,
-            policy: &$crate::policy::Policy,
-            key: &$crate::key::Key,
-            decision: &$crate::decision::Decision,
-            actual: u32,
-        ) -> $crate::storage::StorageFuture<()> {
-            $other.settle(policy, key, decision, actual)
-        }
-
-        fn decide_all(
-            &$self,
-            members: &[$crate::storage::StorageRequest<'_>],
-        ) -> $crate::storage::StorageFuture<Vec<$crate::decision::Decision>> {
+    };
+    (@decide_all $self:ident => $other:expr) => {
+        fn decide_all(&$self, members: &[StorageRequest<'_>]) -> StorageFuture<Vec<Decision>> {
             $other.decide_all(members)
         }
-
-        fn validate_members(&$self, policies: &[$crate::policy::Policy]) -> Result<(), $crate::error::ConfigError> {
-            $other.validate_members(policies)
+    };
+    (@clear $self:ident => $other:expr) => {
+        fn clear(&$self, policy: &Policy, key: &Key) -> StorageFuture<()> {
+            $other.clear(policy, key)
         }
-
-        fn check(&$self) -> $crate::storage::StorageFuture<()> {
+    };
+    (@settle $self:ident => $other:expr) => {
+        fn settle(&$self, policy: &Policy, key: &Key, decision: &Decision, actual: u32) -> StorageFuture<()> {
+            $other.settle(policy, key, decision, actual)
+        }
+    };
+    (@check $self:ident => $other:expr) => {
+        fn check(&$self) -> StorageFuture<()> {
             $other.check()
         }
-
-        fn clear_all(&$self) -> $crate::storage::StorageFuture<u64> {
+    };
+    (@clear_all $self:ident => $other:expr) => {
+        fn clear_all(&$self) -> StorageFuture<u64> {
             $other.clear_all()
         }
-
-        fn validate(&$self, policy: &$crate::policy::Policy) -> Result<(), $crate::error::ConfigError> {
+    };
+    (@validate $self:ident => $other:expr) => {
+        fn validate(&$self, policy: &Policy) -> Result<(), ConfigError> {
             $other.validate(policy)
         }
-
-        fn slots(&$self) -> Option<std::sync::Arc<dyn $crate::storage::SlotStore>> {
+    };
+    (@validate_members $self:ident => $other:expr) => {
+        fn validate_members(&$self, policies: &[Policy]) -> Result<(), ConfigError> {
+            $other.validate_members(policies)
+        }
+    };
+    (@slots $self:ident => $other:expr) => {
+        fn slots(&$self) -> Option<Arc<dyn SlotStore>> {
             $other.slots()
         }
-
-        fn wrapped(&$self) -> Option<&dyn $crate::storage::Storage> {
+    };
+    (@wrapped $self:ident => $other:expr) => {
+        fn wrapped(&$self) -> Option<&dyn Storage> {
             $other.wrapped()
         }
     };
 }
-
-#[cfg(any(feature = "memcached", feature = "etcd", feature = "postgres"))]
 pub(super) use forward_storage;
 
 impl<St: Storage + ?Sized> Storage for Arc<St> {
-    forward_storage!(self => (**self));
+    forward_storage!(self => (**self); decide, try_admit, decide_all, clear, settle, check, clear_all, validate,
+        validate_members, slots, wrapped);
 }

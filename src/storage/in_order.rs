@@ -1,6 +1,6 @@
 //! Several keys on a storage that decides on one key at a time.
 
-use super::contract::OwnedRequest;
+use super::contract::{OwnedRequest, forward_storage};
 use super::{AnyStorage, Storage, StorageError, StorageFuture, StorageRequest, Summary};
 use crate::decision::Decision;
 use crate::error::ConfigError;
@@ -115,33 +115,7 @@ impl Storage for InOrder {
         Ok(())
     }
 
-    fn decide(&self, request: StorageRequest<'_>) -> StorageFuture<Decision> {
-        self.inner.decide(request)
-    }
-
-    fn try_admit(&self, request: StorageRequest<'_>, summary: Option<&mut Summary>) -> bool {
-        self.inner.try_admit(request, summary)
-    }
-
-    fn clear(&self, policy: &Policy, key: &Key) -> StorageFuture<()> {
-        self.inner.clear(policy, key)
-    }
-
-    fn settle(&self, policy: &Policy, key: &Key, decision: &Decision, actual: u32) -> StorageFuture<()> {
-        self.inner.settle(policy, key, decision, actual)
-    }
-
-    fn check(&self) -> StorageFuture<()> {
-        self.inner.check()
-    }
-
-    fn clear_all(&self) -> StorageFuture<u64> {
-        self.inner.clear_all()
-    }
-
-    fn validate(&self, policy: &Policy) -> Result<(), ConfigError> {
-        self.inner.validate(policy)
-    }
+    forward_storage!(self => self.inner; decide, try_admit, clear, settle, check, clear_all, validate);
 
     fn wrapped(&self) -> Option<&dyn Storage> {
         Some(&self.inner)

@@ -2,12 +2,14 @@
 
 use std::hash::{BuildHasher, Hasher};
 use std::sync::{Mutex, MutexGuard};
+use std::time::Duration;
 
 use foldhash::quality::RandomState;
 
 use crate::key::Key;
 use crate::policy::Policy;
 use crate::sync::unpoisoned;
+use crate::time::micros;
 
 /// The approximate maximum number of rows in a bucket. Each bucket has one lock.
 const WAYS: usize = 16;
@@ -24,6 +26,16 @@ pub(crate) fn assert_max_keys(max_keys: usize, example: &str, alternative: &str)
         (1..=MAX_KEYS).contains(&max_keys),
         "max_keys must be at least 1 and at most 100 million, for example {example}; {alternative}"
     );
+}
+
+/// Returns the microseconds for which a wrapper keeps an entry.
+#[track_caller]
+pub(crate) fn checked_ttl(ttl: Duration) -> u64 {
+    assert!(
+        (Duration::from_millis(1)..=Duration::from_secs(86_400)).contains(&ttl),
+        "invalid ttl {ttl:?}: it must be at least 1 ms and at most 1 day, for example Duration::from_secs(1)"
+    );
+    micros(ttl)
 }
 
 /// A hash table with a row for each policy and key.

@@ -5,12 +5,8 @@ mod fallback;
 mod state;
 
 use std::any::Any;
-use std::future::poll_fn;
-use std::mem;
 use std::num::NonZeroU32;
-use std::pin::Pin;
 use std::sync::Arc;
-use std::task::Poll;
 use std::time::Duration;
 
 pub use self::circuit::Circuit;
@@ -26,6 +22,7 @@ use crate::policy::{Op, Policy};
 use crate::storage::{
     AnyStorage, Storage, StorageError, StorageErrorKind, StorageFuture, StorageRequest, Summary, layers,
 };
+use crate::sync::join_all;
 
 /// A circuit breaker around a storage, the primary. It stops calling a primary that keeps failing,
 /// and can use another storage as a fallback.
@@ -277,26 +274,12 @@ impl BreakerInner {
     }
 }
 
-/// Polls two changes together, so that one that hangs does not delay the other. Returns the result of
-/// the first, or the error of the second.
-fn both<T: Send + 'static>(mut changes: [StorageFuture<T>; 2]) -> StorageFuture<T> {
-    let mut results = [None, None];
-    StorageFuture::new(poll_fn(move |cx| {
-        for (change, result) in changes.iter_mut().zip(&mut results) {
-            if result.is_none()
-                && let Poll::Ready(done) = Pin::new(change).poll(cx)
-            {
-                *result = Some(done);
-            }
-        }
-        match mem::take(&mut results) {
-            [Some(first), Some(second)] => Poll::Ready(first.and_then(|first| second.map(|_| first))),
-            pending => {
-                results = pending;
-                Poll::Pending
-            }
-        }
-    }))
+/// Makes two changes together. Returns the result of the first, or the first error.
+fn both<T: Send + 'static>(changes: [StorageFuture<T>; 2]) -> StorageFuture<T> {
+    StorageFuture::new(async {
+        let changed: Result<Vec<T>, StorageError> = join_all(changes.into()).await.into_iter().collect();
+        changed.map(|mut changed| changed.swap_remove(0))
+    })
     .polled_once()
 }
 
@@ -357,10 +340,6 @@ impl Storage for Breaker {
 
     /// Checks the primary, even while the breaker is open. The result does not change the breaker's
     /// state.
-    fn check(&self) -> StorageFuture<()> {
-        self.0.primary.check()
-    }
-
     /// Clears the primary and then the fallback, even if the breaker is open or the primary fails.
     /// The result does not change the breaker's state. Returns the number of keys that were removed
     /// from the primary.
@@ -368,6 +347,10 @@ impl Storage for Breaker {
     /// # Errors
     ///
     /// Returns the error of the fallback, or else that of the primary.
+    fn check(&self) -> StorageFuture<()> {
+        self.0.primary.check()
+    }
+
     fn clear_all(&self) -> StorageFuture<u64> {
         let primary = self.0.primary.clear_all();
         let Some(fallback) = &self.0.fallback else { return primary };

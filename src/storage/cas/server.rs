@@ -15,6 +15,7 @@ use crate::policy::Policy;
 #[cfg(feature = "testing")]
 use crate::storage::Clock;
 use crate::storage::calls::measured;
+use crate::storage::contract::forward_storage;
 use crate::storage::net::overloaded;
 use crate::storage::url::CasOptions;
 use crate::storage::{Claim, Granted, SlotStore, Storage, StorageError, StorageFuture, StorageRequest, names};
@@ -136,6 +137,8 @@ impl<S: ServerStore> SlotStore for ServerCas<S> {
 }
 
 impl<S: ServerStore> Storage for ServerCas<S> {
+    forward_storage!(self => self.0; clear, settle, validate);
+
     fn decide(&self, request: StorageRequest<'_>) -> StorageFuture<Decision> {
         if let Some(error) = self.store().overload(self.0.shared.queues.len()) {
             return StorageFuture::new(measured(S::LABEL, overloaded(error, self.0.timeout)));
@@ -150,14 +153,6 @@ impl<S: ServerStore> Storage for ServerCas<S> {
         })
     }
 
-    fn clear(&self, policy: &Policy, key: &Key) -> StorageFuture<()> {
-        self.0.clear(policy, key)
-    }
-
-    fn settle(&self, policy: &Policy, key: &Key, decision: &Decision, actual: u32) -> StorageFuture<()> {
-        self.0.settle(policy, key, decision, actual)
-    }
-
     fn check(&self) -> StorageFuture<()> {
         let (shared, prefix, within) = (Arc::clone(&self.0.shared), Arc::clone(&self.0.prefix), self.0.timeout);
         StorageFuture::new(async move { shared.check(within, |deadline| shared.store.ping(&prefix, deadline)).await })
@@ -168,10 +163,6 @@ impl<S: ServerStore> Storage for ServerCas<S> {
         StorageFuture::new(async move { store.delete_all(&prefix, store_deadline(timeout)).await })
     }
 
-    fn validate(&self, policy: &Policy) -> Result<(), ConfigError> {
-        self.0.validate(policy)
-    }
-
     fn slots(&self) -> Option<Arc<dyn SlotStore>> {
         Some(Arc::new(self.clone()))
     }
@@ -180,9 +171,21 @@ impl<S: ServerStore> Storage for ServerCas<S> {
 /// Implements [`Storage`] and `Debug` for a storage that contains only a [`ServerCas`].
 macro_rules! forward_to_server_cas {
     ($name:ident) => {
-        impl crate::storage::Storage for $name {
-            crate::storage::contract::forward_storage!(self => self.0);
-        }
+        const _: () = {
+            use std::sync::Arc;
+
+            use crate::decision::Decision;
+            use crate::error::ConfigError;
+            use crate::key::Key;
+            use crate::policy::Policy;
+            use crate::storage::contract::forward_storage;
+            use crate::storage::{SlotStore, Storage, StorageFuture, StorageRequest, Summary};
+
+            impl Storage for $name {
+                forward_storage!(self => self.0; decide, try_admit, decide_all, clear, settle, check, clear_all, validate,
+                    validate_members, slots, wrapped);
+            }
+        };
 
         impl std::fmt::Debug for $name {
             fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {

@@ -15,7 +15,7 @@ use crate::decision::Decision;
 use crate::error::ConfigError;
 use crate::key::Key;
 use crate::policy::{Limit, Op, Policy};
-use crate::storage::key_table::assert_max_keys;
+use crate::storage::key_table::{assert_max_keys, checked_ttl};
 use crate::storage::{AnyStorage, Clock, Storage, StorageError, StorageFuture, StorageRequest, Summary, SystemClock};
 use crate::strategy::Status;
 use crate::time::micros;
@@ -154,11 +154,7 @@ impl Leases {
     #[must_use]
     #[track_caller]
     pub fn ttl(self, ttl: Duration) -> Self {
-        assert!(
-            (Duration::from_millis(1)..=Duration::from_secs(86_400)).contains(&ttl),
-            "invalid ttl {ttl:?}: it must be at least 1 ms and at most 1 day, for example Duration::from_secs(1)"
-        );
-        self.with(|settings| settings.ttl = Some(micros(ttl)))
+        self.with(|settings| settings.ttl = Some(checked_ttl(ttl)))
     }
 
     /// Sets the maximum number of keys that can have a lease at the same time. Defaults to 10,000. A
@@ -314,12 +310,12 @@ impl Storage for Leases {
         }
     }
 
+    /// Clears the inner storage, and then drops all leases of this process, even if the inner storage
+    /// fails.
     fn check(&self) -> StorageFuture<()> {
         self.0.inner.check()
     }
 
-    /// Clears the inner storage, and then drops all leases of this process, even if the inner storage
-    /// fails.
     fn clear_all(&self) -> StorageFuture<u64> {
         // Leases of this time may be older than the clear.
         let shared = Arc::clone(&self.0);

@@ -1,11 +1,9 @@
 //! The routing of hits and charges: to a lease, to the key's worker, or to the storage. Also refunds
 //! all leases at shutdown.
 
-use std::future::poll_fn;
-use std::pin::{Pin, pin};
+use std::pin::pin;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::task::Poll;
 
 use tokio::runtime::Handle;
 
@@ -18,6 +16,7 @@ use crate::policy::Policy;
 use crate::storage::contract::OwnedRequest;
 use crate::storage::ticket::{Caller, Ticket};
 use crate::storage::{Storage, StorageError, StorageErrorKind, StorageFuture, runtime_with_time};
+use crate::sync::join_all;
 
 /// The route of a hit that found no lease.
 enum HitRoute {
@@ -169,27 +168,10 @@ impl LeaseTable {
                 let (hit, spent) = lease.leftover(now)?;
                 Some(self.inner.settle(&lease.policy, &lease.key, &hit, spent))
             });
-            result = result.and(all(refunds.collect()).await);
+            let refunded: Result<(), _> = join_all(refunds.collect()).await.into_iter().collect();
+            result = result.and(refunded);
             bucket += 1;
         }
         result
     }
-}
-
-/// Completes all changes at the same time. Returns the first error.
-async fn all(mut changes: Vec<StorageFuture<()>>) -> Result<(), StorageError> {
-    let mut result = Ok(());
-    poll_fn(|cx| {
-        changes.retain_mut(|change| match Pin::new(change).poll(cx) {
-            Poll::Pending => true,
-            Poll::Ready(Ok(())) => false,
-            Poll::Ready(Err(error)) => {
-                result = std::mem::replace(&mut result, Ok(())).and(Err(error));
-                false
-            }
-        });
-        if changes.is_empty() { Poll::Ready(()) } else { Poll::Pending }
-    })
-    .await;
-    result
 }

@@ -16,9 +16,9 @@ use crate::decision::Decision;
 use crate::error::ConfigError;
 use crate::key::Key;
 use crate::policy::{Op, Policy};
-use crate::storage::key_table::assert_max_keys;
+use crate::storage::contract::forward_storage;
+use crate::storage::key_table::{assert_max_keys, checked_ttl};
 use crate::storage::{AnyStorage, Clock, Storage, StorageFuture, StorageRequest, Summary, SystemClock};
-use crate::time::micros;
 
 /// Caches refusals, so that refused clients barely touch the storage.
 ///
@@ -121,12 +121,8 @@ impl RefusalCache {
     #[must_use]
     #[track_caller]
     pub fn ttl(self, ttl: Duration) -> Self {
-        assert!(
-            (Duration::from_millis(1)..=Duration::from_secs(86_400)).contains(&ttl),
-            "invalid ttl {ttl:?}: it must be at least 1 ms and at most 1 day, for example Duration::from_secs(1)"
-        );
         let (max_keys, clock) = (self.cache.max_keys, Arc::clone(&self.cache.clock));
-        self.with(max_keys, micros(ttl), clock)
+        self.with(max_keys, checked_ttl(ttl), clock)
     }
 
     /// Sets the maximum number of keys whose refusals are cached. Defaults to 100,000.
@@ -197,6 +193,8 @@ impl RefusalCache {
 }
 
 impl Storage for RefusalCache {
+    forward_storage!(self => self.inner; check, validate, validate_members);
+
     fn decide(&self, request: StorageRequest<'_>) -> StorageFuture<Decision> {
         if request.op == Op::Peek || request.cost == 0 {
             return self.inner.decide(request);
@@ -245,10 +243,6 @@ impl Storage for RefusalCache {
         })
     }
 
-    fn validate_members(&self, policies: &[Policy]) -> Result<(), ConfigError> {
-        self.inner.validate_members(policies)
-    }
-
     fn try_admit(&self, request: StorageRequest<'_>, mut shown: Option<&mut Summary>) -> bool {
         if request.cost == 0 {
             return self.inner.try_admit(request, shown);
@@ -271,10 +265,6 @@ impl Storage for RefusalCache {
         self.changed(policy, key, self.inner.settle(policy, key, decision, actual))
     }
 
-    fn check(&self) -> StorageFuture<()> {
-        self.inner.check()
-    }
-
     /// Clears the inner storage, and removes all cached refusals, even if the inner storage fails.
     fn clear_all(&self) -> StorageFuture<u64> {
         let cleared = self.inner.clear_all();
@@ -285,10 +275,6 @@ impl Storage for RefusalCache {
 
     fn wrapped(&self) -> Option<&dyn Storage> {
         Some(&self.inner)
-    }
-
-    fn validate(&self, policy: &Policy) -> Result<(), ConfigError> {
-        self.inner.validate(policy)
     }
 }
 
