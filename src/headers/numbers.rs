@@ -137,7 +137,7 @@ const SMALL: usize = 10_000;
 
 /// The small numbers with four digits each: `000000010002` and so on.
 static DIGITS: &str = {
-    const BYTES: [u8; 4 * SMALL] = {
+    static BYTES: [u8; 4 * SMALL] = {
         let mut digits = [b'0'; 4 * SMALL];
         let mut at = 0;
         while at < digits.len() {

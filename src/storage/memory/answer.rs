@@ -32,6 +32,20 @@ impl Mode {
     }
 }
 
+/// A request at the instant of its decision.
+#[derive(Clone, Copy)]
+pub(super) struct Asked<'a> {
+    pub(super) request: &'a StorageRequest<'a>,
+    pub(super) now: Timestamp,
+}
+
+impl Asked<'_> {
+    #[inline(always)]
+    fn write_status(self, limit: &Limit, state: &State, part: Part, status: &mut Status) {
+        limit.write_status(state, self.now, self.request.cost, part, status);
+    }
+}
+
 /// Builds the result of a request. The code that decides is generic over this trait, so a caller
 /// that needs only a `bool` does not pay for a [`Decision`].
 pub(super) trait Answer {
@@ -42,27 +56,15 @@ pub(super) trait Answer {
     /// Returns the result of a refusal, based on a state that the shard has published. Returns
     /// `None` if the state does not refuse the request any more. `state` is a copy that this method
     /// may change.
-    fn refuse_again(
-        &mut self,
-        request: &StorageRequest<'_>,
-        limit: &Limit,
-        state: &mut State,
-        now: Timestamp,
-    ) -> Option<Self::Output>;
+    fn refuse_again(&mut self, asked: Asked<'_>, limit: &Limit, state: &mut State) -> Option<Self::Output>;
 
     /// Returns the result of a decision on `N` limits. `states` are their states after the
     /// decision, and `parts` are the effects of the decision on them.
-    fn by_states<const N: usize>(
-        self,
-        request: &StorageRequest<'_>,
-        now: Timestamp,
-        states: &[State; N],
-        parts: [Part; N],
-    ) -> Self::Output;
+    fn by_states<const N: usize>(self, asked: Asked<'_>, states: &[State; N], parts: [Part; N]) -> Self::Output;
 
     /// Returns the result for a new key that is refused because the storage is full. `soonest` is
     /// the time in microseconds until there may be room.
-    fn storage_full(self, request: &StorageRequest<'_>, now: Timestamp, soonest: u64) -> Self::Output;
+    fn storage_full(self, asked: Asked<'_>, soonest: u64) -> Self::Output;
 
     /// Converts a decision to the result.
     fn by_decision(self, decision: Decision) -> Self::Output;
@@ -80,36 +82,24 @@ impl Answer for Full<'_> {
     }
 
     #[inline(always)]
-    fn refuse_again(
-        &mut self,
-        request: &StorageRequest<'_>,
-        limit: &Limit,
-        state: &mut State,
-        now: Timestamp,
-    ) -> Option<()> {
-        let status = &mut self.0.open(1, request.cost)[0];
-        limit.write_status(state, now, request.cost, None, status);
+    fn refuse_again(&mut self, asked: Asked<'_>, limit: &Limit, state: &mut State) -> Option<()> {
+        let status = &mut self.0.open(1, asked.request.cost)[0];
+        asked.write_status(limit, state, None, status);
         if status.is_admitted() {
             return None;
         }
-        self.0.conclude(now);
+        self.0.conclude(asked.now);
         Some(())
     }
 
     #[inline(always)]
-    fn by_states<const N: usize>(
-        self,
-        request: &StorageRequest<'_>,
-        now: Timestamp,
-        states: &[State; N],
-        parts: [Part; N],
-    ) {
-        write_statuses(request, now, states, parts, self.0.open(N, request.cost));
-        self.0.conclude(now);
+    fn by_states<const N: usize>(self, asked: Asked<'_>, states: &[State; N], parts: [Part; N]) {
+        write_statuses(asked, states, parts, self.0.open(N, asked.request.cost));
+        self.0.conclude(asked.now);
     }
 
-    fn storage_full(self, request: &StorageRequest<'_>, now: Timestamp, soonest: u64) {
-        *self.0 = request.policy.refuse(now, request.cost, soonest).storage_full();
+    fn storage_full(self, asked: Asked<'_>, soonest: u64) {
+        *self.0 = asked.request.policy.refuse(asked.now, asked.request.cost, soonest).storage_full();
     }
 
     fn by_decision(self, decision: Decision) {
@@ -133,50 +123,38 @@ impl Answer for Fast<'_> {
     }
 
     #[inline(always)]
-    fn refuse_again(
-        &mut self,
-        request: &StorageRequest<'_>,
-        limit: &Limit,
-        state: &mut State,
-        now: Timestamp,
-    ) -> Option<bool> {
-        let is_refused = match &mut self.summary {
-            Some(summary) => {
-                summary.at = now;
-                limit.write_status(state, now, request.cost, None, &mut summary.limit);
-                !summary.limit.is_admitted()
-            }
+    fn refuse_again(&mut self, asked: Asked<'_>, limit: &Limit, state: &mut State) -> Option<bool> {
+        let is_refused = if let Some(summary) = &mut self.summary {
+            summary.at = asked.now;
+            asked.write_status(limit, state, None, &mut summary.limit);
+            !summary.limit.is_admitted()
+        } else {
             // A hit on the copy is cheaper than the computation of a status.
-            None => request.cost > 0 && limit.hit(state, now, request.cost) == Outcome::Refused,
+            let cost = asked.request.cost;
+            cost > 0 && limit.hit(state, asked.now, cost) == Outcome::Refused
         };
         is_refused.then_some(false)
     }
 
     #[inline(always)]
-    fn by_states<const N: usize>(
-        self,
-        request: &StorageRequest<'_>,
-        now: Timestamp,
-        states: &[State; N],
-        parts: [Part; N],
-    ) -> bool {
+    fn by_states<const N: usize>(self, asked: Asked<'_>, states: &[State; N], parts: [Part; N]) -> bool {
         let is_admitted = parts.iter().flatten().all(Outcome::is_at_once);
         if (is_admitted || N == 1)
             && let Some(summary) = self.summary
         {
-            summary.at = now;
+            summary.at = asked.now;
             if N == 1 {
-                request.policy.limits()[0].write_status(&states[0], now, request.cost, parts[0], &mut summary.limit);
+                asked.write_status(&asked.request.policy.limits()[0], &states[0], parts[0], &mut summary.limit);
             } else {
                 let mut statuses = [Status::BLANK; N];
-                write_statuses(request, now, states, parts, &mut statuses);
+                write_statuses(asked, states, parts, &mut statuses);
                 summary.limit = *decision::shown(&statuses);
             }
         }
         is_admitted
     }
 
-    fn storage_full(self, _: &StorageRequest<'_>, _: Timestamp, _: u64) -> bool {
+    fn storage_full(self, _: Asked<'_>, _: u64) -> bool {
         false
     }
 
@@ -192,16 +170,10 @@ impl Answer for Fast<'_> {
 
 /// Writes the status of each limit.
 #[inline(always)]
-fn write_statuses<const N: usize>(
-    request: &StorageRequest<'_>,
-    now: Timestamp,
-    states: &[State; N],
-    parts: [Part; N],
-    statuses: &mut [Status],
-) {
-    let limits = array_of::<N, _>(request.policy.limits());
+fn write_statuses<const N: usize>(asked: Asked<'_>, states: &[State; N], parts: [Part; N], statuses: &mut [Status]) {
+    let limits = array_of::<N, _>(asked.request.policy.limits());
     for i in 0..N {
-        limits[i].write_status(&states[i], now, request.cost, parts[i], &mut statuses[i]);
+        asked.write_status(&limits[i], &states[i], parts[i], &mut statuses[i]);
     }
 }
 

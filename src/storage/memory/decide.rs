@@ -5,7 +5,7 @@ use std::cell::Cell;
 use std::sync::atomic::Ordering;
 use std::{mem, slice};
 
-use super::answer::{Answer, Fast, Full, Mode, array_of};
+use super::answer::{Answer, Asked, Fast, Full, Mode, array_of};
 use super::evict::{NoRoom, Put};
 use super::inner::{Located, LockedKey, MemoryInner};
 use super::shard::SWEEP_EVERY;
@@ -17,7 +17,6 @@ use crate::key::Key;
 use crate::policy::{Limit, Op, Policy, SHADOW};
 use crate::storage::{StorageRequest, Summary};
 use crate::strategy::{Outcome, State, Status};
-use crate::time::Timestamp;
 
 /// The result of a hit on a new key.
 enum NewKey {
@@ -98,7 +97,8 @@ impl MemoryInner {
         let located = self.locate_request(request);
         if N == 1
             && let Some(state) = located.padded.published(located.key, digests[0], located.now)
-            && let Some(refused) = self.refuse_again(state, &limits[0], located.now, request, &mut answer)
+            && let Some(refused) =
+                self.refuse_again(Asked { request, now: located.now }, state, &limits[0], &mut answer)
         {
             return refused;
         }
@@ -144,7 +144,7 @@ impl MemoryInner {
             parts = outcomes.map(Some);
         }
         self.finish(locked);
-        answer.by_states(request, now, &states, parts)
+        answer.by_states(Asked { request, now }, &states, parts)
     }
 
     /// Decides a request for which the fast path does not apply: a state of the key is a log, or is
@@ -155,11 +155,11 @@ impl MemoryInner {
         match self.insert_new(&mut locked, request, answer.mode()) {
             Some(NewKey::Decided(state, outcome)) => {
                 self.finish(locked);
-                answer.by_states(request, now, &[state], [Some(outcome)])
+                answer.by_states(Asked { request, now }, &[state], [Some(outcome)])
             }
             Some(NewKey::Full(soonest)) => {
                 self.finish(locked);
-                answer.storage_full(request, now, soonest)
+                answer.storage_full(Asked { request, now }, soonest)
             }
             None => self.decide_any(locked, request, answer),
         }
@@ -170,15 +170,14 @@ impl MemoryInner {
     #[inline(never)]
     fn refuse_again<A: Answer>(
         &self,
+        asked: Asked<'_>,
         mut state: State,
         limit: &Limit,
-        now: Timestamp,
-        request: &StorageRequest<'_>,
         answer: &mut A,
     ) -> Option<A::Output> {
-        let refused = answer.refuse_again(request, limit, &mut state, now)?;
+        let refused = answer.refuse_again(asked, limit, &mut state)?;
         if is_sweep_due() {
-            self.sweep(now);
+            self.sweep(asked.now);
         }
         Some(refused)
     }
@@ -217,14 +216,7 @@ impl MemoryInner {
                 locked.padded.clear_hint(forgotten.hash);
             }
             Put::Full(soonest) => {
-                match self.evict_from_other_shard(
-                    locked.number,
-                    locked.key,
-                    locked.now,
-                    request.op,
-                    Lack::Room,
-                    soonest,
-                ) {
+                match self.evict_from_other_shard(locked.located(), request.op, Lack::Room, soonest) {
                     Ok(()) => {
                         locked.shard.table.insert_at(start, slot);
                         self.usage.add_small();
@@ -262,7 +254,7 @@ impl MemoryInner {
         states: &mut [State],
     ) -> Decision {
         let StorageRequest { policy, op, cost, .. } = *request;
-        let LockedKey { padded, key, now, .. } = *locked;
+        let located @ Located { padded, key, now, .. } = locked.located();
         let mut run = locked.shard.run(key);
         let before = locked.shard.load(run.clone(), key, policy.limit_digests(), states);
         let log_guard = LogGuard { shared: self, logs: before.logs };
@@ -278,7 +270,6 @@ impl MemoryInner {
         if cost > 0 {
             let need = Need::of(policy, states, now, before.keys == 0);
             if !need.is_empty() && self.usage.lack(self.bounds, &need).is_some() {
-                let located = Located { key, padded, number: locked.number, now };
                 no_room = self.make_room(&mut locked.shard, located, request, states, &need).err();
                 run = locked.shard.run(key);
             }

@@ -4,7 +4,7 @@ use std::mem;
 use std::sync::atomic::Ordering;
 
 use super::inner::{Located, MemoryInner, OnFull};
-use super::shard::{KeyHash, LOG, Shard};
+use super::shard::{LOG, Shard};
 use super::size::{Need, Size};
 use super::table::TableSlot;
 use super::usage::{Lack, MemoryUsage};
@@ -130,7 +130,7 @@ impl MemoryInner {
                 Search::Found(..) if request.op == Op::Peek => return Ok(()),
                 Search::Found(start, end) => self.evict(shard, number, now, start, end),
                 Search::Full(soonest) => {
-                    self.evict_from_other_shard(number, key, now, request.op, lack, soonest).map_err(NoRoom::Full)?;
+                    self.evict_from_other_shard(located, request.op, lack, soonest).map_err(NoRoom::Full)?;
                     if request.op == Op::Peek {
                         return Ok(());
                     }
@@ -156,13 +156,12 @@ impl MemoryInner {
     #[cold]
     pub(super) fn evict_from_other_shard(
         &self,
-        number: usize,
-        key: KeyHash,
-        now: Timestamp,
+        located: Located<'_>,
         op: Op,
         lack: Lack,
         mut soonest: u64,
     ) -> Result<(), u64> {
+        let Located { number, key, now, .. } = located;
         // During a flood of new keys, all shards are searched only once per pause.
         let (full_until, factor) = match lack {
             Lack::Room => (&self.full_until[0], 1),

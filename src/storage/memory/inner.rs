@@ -81,6 +81,13 @@ pub(super) struct LockedKey<'a> {
     pub(super) now: Timestamp,
 }
 
+impl<'a> LockedKey<'a> {
+    pub(super) fn located(&self) -> Located<'a> {
+        let &Self { padded, number, key, now, .. } = self;
+        Located { key, padded, number, now }
+    }
+}
+
 impl MemoryInner {
     pub(super) fn new(bounds: Bounds, on_full: OnFull, clock: StorageClock) -> Self {
         let few = (bounds.keys / MIN_KEYS_PER_SHARD).min(MIN_SHARDS);
