@@ -1,6 +1,8 @@
 //! Eight processes with separate connections hit one key. Together they are admitted exactly up to
 //! the limit, on every shared storage. When they settle hits with random costs, the final count is
-//! exactly the sum of the costs. A lockout stays locked when the server is restarted.
+//! exactly the sum of the costs. A lockout stays locked when the server is restarted. With leases,
+//! they are never admitted more often, also if some of them are killed, and a process that closes its
+//! leases loses no unit.
 //!
 //! The test runs without the test harness, because each of the eight processes runs this program.
 
@@ -13,7 +15,7 @@ use common::random::Numbers;
 use common::servers::{Cluster, Etcd, Memcached, Postgres, Server};
 use common::time::EVENTUALLY;
 use tokio::task::JoinSet;
-use tower_ratelimit::storage::AnyStorage;
+use tower_ratelimit::storage::{AnyStorage, Leases};
 use tower_ratelimit::{Key, RateLimiter, Storage};
 
 /// The environment variables that make this process one of the eight: the URL and the policy.
@@ -37,6 +39,13 @@ const KEYS: u64 = 8;
 
 /// The value of [`POLICY`] for a lockout, whose lock lasts longer than the test.
 const LOCKOUT: &str = "lockout";
+
+/// The prefix of [`POLICY`] for processes with leases.
+const LEASED: &str = "leased ";
+/// The number of units of a slice.
+const SLICE: u32 = 16;
+/// The number of processes that are killed while they hold leases.
+const KILLED: usize = 2;
 
 /// The value of [`POLICY`] for a custom strategy, which Redis runs by compare-and-swap.
 const FOREIGN: &str = "foreign";
@@ -95,9 +104,50 @@ fn main() {
         println!("{SETTLED} settled hits on {place}: {spent:?} spent, {counted} counted");
         assert_eq!(spent.iter().sum::<u32>(), counted, "settled hits on {place}");
     }
+    for (place, url) in [("one server", server.url()), ("PostgreSQL", postgres.url())] {
+        for strategy in ["fixed-window", "moving-window"] {
+            for killed in [0, KILLED] {
+                lease(place, &format!("{url}{}prefix=leased-{killed}", separator(&url)), strategy, killed);
+            }
+        }
+    }
     for end in ["", "-wal", "-shm", "-reserve"] {
         let _ = std::fs::remove_file(format!("{}{end}", file.display()));
     }
+}
+
+/// Hits in eight processes with leases. Some of them are killed after their first hits.
+fn lease(place: &str, url: &str, strategy: &str, killed: usize) {
+    let policy = format!("{LEASED}{strategy}");
+    let mut many: Vec<Process> = (0..PROCESSES).map(|_| Process::start(url, &policy)).collect();
+    begin(&mut many);
+    let survivors = many.split_off(killed);
+    let mut at_least = 0;
+    for mut process in many {
+        at_least += process.reads_admitted().take(3).count();
+        process.child.kill().unwrap();
+        at_least += process.reads_admitted().count();
+    }
+    let admitted: Vec<u32> = survivors
+        .into_iter()
+        .map(|mut process| {
+            let admitted = u32::try_from(process.reads_admitted().count()).unwrap();
+            assert!(process.child.wait().unwrap().success());
+            admitted
+        })
+        .collect();
+    let spent = admitted.iter().sum::<u32>() + u32::try_from(at_least).unwrap();
+    let counted = LIMIT - remaining(url, &policy);
+    println!("leased {strategy} on {place}: {admitted:?} and {at_least} of {killed} killed ones, {counted} counted");
+    assert!(spent <= counted, "{spent} spent, {counted} counted");
+    // A killed process loses its lease, and the hits that it has not printed.
+    let lost = (SLICE + u32::try_from(TASKS).unwrap()) * u32::try_from(killed).unwrap();
+    assert!(counted <= spent + lost, "{spent} spent, {counted} counted");
+}
+
+#[tokio::main(flavor = "current_thread")]
+async fn remaining(url: &str, policy: &str) -> u32 {
+    limiter(url, policy).peek(&Key::global()).await.unwrap().remaining()
 }
 
 /// Returns the units that are counted for all keys of the settled hits.
@@ -125,19 +175,28 @@ impl Process {
         let stdout = BufReader::new(child.stdout.take().unwrap());
         Self { child, stdout }
     }
+
+    /// Reads a line for each admitted hit, until the process ends.
+    fn reads_admitted(&mut self) -> impl Iterator<Item = String> {
+        (&mut self.stdout).lines().map(Result::unwrap)
+    }
 }
 
-/// Starts all processes at the same time, after they have connected. Returns the number that each
-/// of them prints.
-fn together(mut many: Vec<Process>) -> Vec<u32> {
-    for process in &mut many {
+/// Starts all processes at the same time, after they have connected.
+fn begin(many: &mut [Process]) {
+    for process in &mut *many {
         let mut line = String::new();
         process.stdout.read_line(&mut line).unwrap();
         assert_eq!(line, "connected\n");
     }
-    for process in &mut many {
+    for process in many {
         process.child.stdin.as_mut().unwrap().write_all(b"go\n").unwrap();
     }
+}
+
+/// Starts all processes at the same time. Returns the number that each of them prints.
+fn together(mut many: Vec<Process>) -> Vec<u32> {
+    begin(&mut many);
     let ended = many.into_iter().map(|mut process| {
         let mut admitted = String::new();
         process.stdout.read_to_string(&mut admitted).unwrap();
@@ -152,11 +211,17 @@ fn limiter(url: &str, policy: &str) -> RateLimiter {
         FOREIGN => foreign(LIMIT),
         LOCKOUT => format!("lockout {LIMIT}/day for 1 day").parse().unwrap(),
         SETTLE => format!("fixed-window {PLENTY}/365 days").parse().unwrap(),
-        strategy => format!("{strategy} {LIMIT}/day").parse().unwrap(),
+        strategy => format!("{} {LIMIT}/day", strategy.trim_start_matches(LEASED)).parse().unwrap(),
     };
-    let and = if url.contains('?') { '&' } else { '?' };
-    let storage: AnyStorage = format!("{url}{and}timeout=10s").parse().unwrap();
-    RateLimiter::with_storage(policy, storage)
+    RateLimiter::with_storage(policy, storage(url))
+}
+
+fn storage(url: &str) -> AnyStorage {
+    format!("{url}{}timeout=10s", separator(url)).parse().unwrap()
+}
+
+fn separator(url: &str) -> char {
+    if url.contains('?') { '&' } else { '?' }
 }
 
 /// Runs as one of the eight processes: hits until it is refused, or settles its part of the hits,
@@ -170,6 +235,9 @@ async fn one_of_many(url: &str, policy: &str) {
     let mut line = String::new();
     io::stdin().read_line(&mut line).unwrap();
     assert_eq!(line, "go\n");
+    if policy.starts_with(LEASED) {
+        return hit_with_leases(&limiter).await;
+    }
     let mut tasks = JoinSet::new();
     for task in 0..if policy == SETTLE { SETTLERS } else { TASKS } {
         let limiter = limiter.clone();
@@ -189,6 +257,22 @@ async fn one_of_many(url: &str, policy: &str) {
         });
     }
     println!("{}", tasks.join_all().await.into_iter().sum::<u32>());
+}
+
+/// Hits with leases until the storage refuses, and prints a line for each admitted hit.
+async fn hit_with_leases(limiter: &RateLimiter) {
+    let leases = Leases::new(limiter.storage().clone(), SLICE);
+    let mut tasks = JoinSet::new();
+    for _ in 0..TASKS {
+        let limiter = RateLimiter::with_storage(limiter.policy(), leases.clone());
+        tasks.spawn(async move {
+            while limiter.hit(&Key::global()).await.unwrap().is_admitted() {
+                println!("admitted");
+            }
+        });
+    }
+    tasks.join_all().await;
+    leases.close().await.unwrap();
 }
 
 /// Settles the hits of one task. Returns the sum of their actual costs.
