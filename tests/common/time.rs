@@ -31,8 +31,7 @@ const WEIGHT: u32 = 20;
 pub fn wait_until(what: &str, mut done: impl FnMut() -> bool) {
     let started = Instant::now();
     while !done() {
-        assert!(started.elapsed() < EVENTUALLY, "{what}: not within {EVENTUALLY:?}");
-        thread::sleep(Duration::from_millis(5));
+        thread::sleep(pause(what, started));
     }
 }
 
@@ -40,9 +39,16 @@ pub fn wait_until(what: &str, mut done: impl FnMut() -> bool) {
 pub async fn eventually(what: &str, mut done: impl AsyncFnMut() -> bool) {
     let started = Instant::now();
     while !done().await {
-        assert!(started.elapsed() < EVENTUALLY, "{what}: not within {EVENTUALLY:?}");
-        sleep(Duration::from_millis(5)).await;
+        sleep(pause(what, started)).await;
     }
+}
+
+/// Returns the time until the next look at a condition. It grows, because a look at a server starts a
+/// process or opens a connection.
+fn pause(what: &str, started: Instant) -> Duration {
+    let waited = started.elapsed();
+    assert!(waited < EVENTUALLY, "{what}: not within {EVENTUALLY:?}");
+    (waited / 20).clamp(Duration::from_millis(5), Duration::from_millis(50))
 }
 
 /// Measures a duration without the delays that a busy machine causes.

@@ -27,6 +27,9 @@ pub type Error = tower_ratelimit::BoxError;
 /// The number of steps in all files together.
 pub const STEPS: usize = 37_350 + 139 + 8_430 + 7_611 + 12_000 + 1_660;
 
+/// The number of steps in the sample of [`assert_sample_agrees`].
+const SAMPLED_STEPS: usize = 16_616;
+
 /// Returns the paths of the JSON files with the vectors.
 pub fn files() -> Vec<PathBuf> {
     let folder = std::fs::read_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/vectors")).unwrap();
@@ -41,15 +44,38 @@ pub fn documents() -> impl Iterator<Item = String> {
 
 /// Replays every file on the storage with this URL. Panics at the first file with a mismatch.
 pub fn assert_all_agree(url: &str) {
+    assert_agree(url, documents(), STEPS);
+}
+
+/// Replays every fourth scenario of each file.
+///
+/// This suffices for a server that only keeps the texts of states. The decisions on them are made in
+/// Rust, and a test of [`Cas`](tower_ratelimit::storage::Cas) replays every step on texts in memory.
+pub fn assert_sample_agrees(url: &str) {
+    assert_agree(url, documents().map(|document| sample(&document)), SAMPLED_STEPS);
+}
+
+fn assert_agree(url: &str, documents: impl Iterator<Item = String>, expected: usize) {
     let target = ReplayTarget::at(url).unwrap();
-    let steps: usize = documents()
+    let steps: usize = documents
         .map(|document| {
             let (steps, mismatches) = target.replay(&document).unwrap();
             assert_eq!(mismatches, Vec::<String>::new());
             steps
         })
         .sum();
-    assert_eq!(steps, STEPS, "every step was replayed");
+    assert_eq!(steps, expected, "every step was replayed");
+}
+
+/// Returns a document with every fourth scenario and boundary.
+fn sample(document: &str) -> String {
+    let mut document: serde_json::Value = serde_json::from_str(document).unwrap();
+    for list in ["scenarios", "boundaries"] {
+        if let Some(list) = document.get_mut(list).and_then(serde_json::Value::as_array_mut) {
+            *list = list.drain(..).step_by(4).collect();
+        }
+    }
+    document.to_string()
 }
 
 /// The kind of storage on which the vectors are replayed. Each scenario has its own storage.
@@ -350,6 +376,8 @@ async fn replay_boundaries(
     clock: &ManualClock,
 ) -> Result<Vec<String>, Error> {
     let (storage, mut mismatches) = (AnyStorage::new(storage), Vec::new());
+    // On a busy machine, connecting takes several attempts.
+    storage.ready(EVENTUALLY).await?;
     for (number, boundary) in boundaries.iter().enumerate() {
         let Boundary { calendar, at_us, begin_us, end_us } = boundary;
         let at = Timestamp::from_micros(*at_us);

@@ -40,8 +40,7 @@ impl Clock for Ahead {
 }
 
 /// Hits from all nodes in turn for one and a half periods, or longer on a machine that is too busy to
-/// make enough hits. Returns the number of admitted hits and
-/// the elapsed time.
+/// make enough hits. Returns the number of admitted hits and the elapsed time.
 async fn hit_by_turns(limiters: Vec<RateLimiter>) -> (u32, Duration) {
     let (started, mut admitted) = (Instant::now(), 0);
     while started.elapsed() < Duration::from_millis(1_500) || (admitted < LEAST && started.elapsed() < LONG) {
@@ -49,7 +48,8 @@ async fn hit_by_turns(limiters: Vec<RateLimiter>) -> (u32, Duration) {
             let decision = limiter.hit(&Key::from("k")).await;
             admitted += u32::from(decision.unwrap_or_else(|error| panic!("{error:#}")).is_admitted());
         }
-        tokio::time::sleep(Duration::from_millis(5)).await;
+        // The nodes make ten times as many hits as are admitted.
+        tokio::time::sleep(Duration::from_millis(20)).await;
     }
     (admitted, started.elapsed())
 }

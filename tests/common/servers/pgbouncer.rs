@@ -1,5 +1,6 @@
 //! PgBouncer, the connection pooler, in transaction mode.
 
+use std::env;
 use std::fs;
 use std::net::TcpStream;
 use std::path::PathBuf;
@@ -22,7 +23,7 @@ pub struct PgBouncer {
 impl PgBouncer {
     pub fn start(server: &Postgres, pool_size: u32) -> Self {
         static COUNT: AtomicU32 = AtomicU32::new(0);
-        let folder = scratch(&format!("pgbouncer-{}", COUNT.fetch_add(1, Ordering::Relaxed)));
+        let folder = scratch(&env::temp_dir(), &format!("pgbouncer-{}", COUNT.fetch_add(1, Ordering::Relaxed)));
         let file = folder.join("pgbouncer.ini");
         let started = Instant::now();
         loop {

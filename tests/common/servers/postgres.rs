@@ -33,7 +33,7 @@ impl Postgres {
     /// Starts a server with additional options, for example `max_connections=5`.
     pub fn start(options: &[&str]) -> Self {
         static COUNT: AtomicU32 = AtomicU32::new(0);
-        let folder = scratch(&format!("data-{}", COUNT.fetch_add(1, Ordering::Relaxed)));
+        let folder = scratch(&DATA, &format!("data-{}", COUNT.fetch_add(1, Ordering::Relaxed)));
         run(unprivileged("cp").args(["-a", "--no-target-directory"]).arg(&*TEMPLATE).arg(folder.join("data")));
         let options = options.iter().map(|&option| option.to_owned()).collect();
         let mut server = Self { process: None, folder, port: free_port(), options };
@@ -138,7 +138,7 @@ impl Postgres {
 
     /// Suspends the backends of the connections over TCP (SIGSTOP). `resume` resumes them.
     pub fn stop_backends(&self) {
-        self.backends().into_iter().for_each(suspend);
+        suspend(&self.backends());
     }
 
     /// Kills all processes of the server (SIGKILL).
@@ -173,15 +173,13 @@ impl Postgres {
     pub fn stop(&self) {
         let process = self.process.as_ref().unwrap();
         process.stop();
-        children(process.id()).into_iter().for_each(suspend);
+        suspend(&children(process.id()));
     }
 
     /// Resumes all processes (SIGCONT).
     pub fn resume(&self) {
         let process = self.process.as_ref().unwrap();
-        for child in children(process.id()) {
-            signal(child, "CONT");
-        }
+        signal(&children(process.id()), "CONT");
         process.resume();
     }
 }
@@ -199,9 +197,7 @@ impl Drop for Processes {
     fn drop(&mut self) {
         let children = children(self.0.id());
         self.0.kill();
-        for child in children {
-            signal(child, "KILL");
-        }
+        signal(&children, "KILL");
     }
 }
 
@@ -259,7 +255,7 @@ pub(super) fn ask(mut psql: Command, sql: &str) -> String {
 /// A data directory that each server copies, because creating one takes more than a second. It is
 /// small: one database, and a log of 1 MB files.
 static TEMPLATE: LazyLock<PathBuf> = LazyLock::new(|| {
-    let folder = scratch("template").join("data");
+    let folder = scratch(&env::temp_dir(), "template").join("data");
     let mut command = unprivileged(bin().join("initdb"));
     command.arg("-D").arg(&folder).args(["-A", "trust", "-U", "postgres", "-N", "-E", "UTF8", "--locale", "C.UTF-8"]);
     run(command.arg("--wal-segsize=1"));
@@ -277,17 +273,28 @@ static TEMPLATE: LazyLock<PathBuf> = LazyLock::new(|| {
     folder
 });
 
+/// The folder for the data of servers. It is in memory if there is room for many servers, because a
+/// server has hundreds of files.
+static DATA: LazyLock<PathBuf> = LazyLock::new(|| {
+    let room = Command::new("df").args(["--output=avail", "--block-size=1M", "/dev/shm"]).output();
+    let room = room.ok().and_then(|output| {
+        let text = String::from_utf8(output.stdout).ok()?;
+        text.lines().nth(1)?.trim().parse::<u64>().ok()
+    });
+    if room.is_some_and(|megabytes| megabytes >= 2_048) { "/dev/shm".into() } else { env::temp_dir() }
+});
+
 /// Creates a folder that the server may write to. Removes those of processes that have ended.
-pub(super) fn scratch(name: &str) -> PathBuf {
+pub(super) fn scratch(parent: &Path, name: &str) -> PathBuf {
     let own = std::process::id();
-    for entry in fs::read_dir(env::temp_dir()).into_iter().flatten().flatten() {
+    for entry in fs::read_dir(parent).into_iter().flatten().flatten() {
         let file = entry.file_name().to_string_lossy().into_owned();
         let process = file.strip_prefix("tower-ratelimit-postgres-").and_then(|rest| rest.split('-').next());
         if process.is_some_and(|process| !Path::new("/proc").join(process).exists()) {
             let _ = fs::remove_dir_all(entry.path());
         }
     }
-    let folder = env::temp_dir().join(format!("tower-ratelimit-postgres-{own}-{name}"));
+    let folder = parent.join(format!("tower-ratelimit-postgres-{own}-{name}"));
     fs::create_dir_all(&folder).unwrap();
     if is_root() {
         run(Command::new("chown").arg("postgres").arg(&folder));
@@ -332,17 +339,19 @@ fn children(process: u32) -> Vec<u32> {
     text.split_whitespace().map(|id| id.parse().unwrap()).collect()
 }
 
-/// Suspends a process (SIGSTOP), and waits until it is suspended. It may have ended.
-fn suspend(process: u32) {
-    signal(process, "STOP");
-    let stat = format!("/proc/{process}/stat");
-    wait_until("a process of the server is suspended", || {
-        let Ok(stat) = fs::read_to_string(&stat) else { return true };
-        stat.rsplit(") ").next().is_some_and(|rest| rest.starts_with(['T', 'Z']))
-    });
+/// Suspends processes (SIGSTOP), and waits until they are suspended. They may have ended.
+fn suspend(processes: &[u32]) {
+    signal(processes, "STOP");
+    for process in processes {
+        let stat = format!("/proc/{process}/stat");
+        wait_until("a process of the server is suspended", || {
+            let Ok(stat) = fs::read_to_string(&stat) else { return true };
+            stat.rsplit(") ").next().is_some_and(|rest| rest.starts_with(['T', 'Z']))
+        });
+    }
 }
 
-/// Sends a signal to a process, which may have ended.
-fn signal(process: u32, name: &str) {
-    let _ = Command::new("kill").args([&format!("-{name}"), &process.to_string()]).output();
+/// Sends a signal to processes, which may have ended.
+fn signal(processes: &[u32], name: &str) {
+    let _ = Command::new("kill").arg(format!("-{name}")).args(processes.iter().map(u32::to_string)).output();
 }

@@ -21,6 +21,9 @@ pub(crate) trait Backend: 'static {
     /// overlap.
     const LOGIN: Duration = Duration::ZERO;
 
+    /// `true` if the client closes a connection without replies after some seconds, whatever the timeout.
+    const HAS_KEEP_ALIVE: bool = false;
+
     /// `true` if a hit reads the state before it sends the write.
     const READS_FIRST: bool;
 
@@ -137,6 +140,7 @@ impl Backend for EtcdMember {
 
     const TIMEOUT: Duration = Duration::from_secs(1);
     const MARGIN: Duration = common::harness::MARGIN;
+    const HAS_KEEP_ALIVE: bool = true;
     const READS_FIRST: bool = true;
     const KEEPS_COUNTS: bool = true;
 

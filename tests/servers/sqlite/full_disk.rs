@@ -7,7 +7,8 @@ use std::env;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::process::Command;
-use std::time::Instant;
+use std::thread;
+use std::time::{Duration, Instant};
 
 use common::policy;
 use common::servers::storage::RUNTIME;
@@ -90,6 +91,7 @@ fn fill_a_disk(folder: &Path) {
             break;
         }
         assert!(started.elapsed() < LONG * 3, "expired rows make no room: {admitted} new rows");
+        thread::sleep(Duration::from_millis(100));
     }
     println!("{admitted} new rows after {:?}", started.elapsed());
     let left = try_hit(&storage, &long, "long").unwrap().remaining();
