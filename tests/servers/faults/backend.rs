@@ -24,6 +24,9 @@ pub(crate) trait Backend: 'static {
     /// `true` if the client closes a connection without replies after some seconds, whatever the timeout.
     const HAS_KEEP_ALIVE: bool = false;
 
+    /// `true` if the client cancels a call after three quarters of its timeout.
+    const CANCELS_CALLS: bool = false;
+
     /// `true` if a hit reads the state before it sends the write.
     const READS_FIRST: bool;
 
@@ -160,6 +163,7 @@ impl Backend for PostgresServer {
     const MARGIN: Duration = common::harness::MARGIN;
     /// Each login takes a backend, so there is one at a time.
     const LOGIN: Duration = Duration::from_secs(1);
+    const CANCELS_CALLS: bool = true;
     const READS_FIRST: bool = false;
     const KEEPS_COUNTS: bool = true;
 
