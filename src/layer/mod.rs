@@ -153,9 +153,10 @@ impl<R> RateLimitLayer<R> {
     /// | [shadow limits](crate::Policy#shadow-limits) | are checked if all policies admit the request |
     /// | [`limiter`](Self::limiter) | has the first policy |
     ///
-    /// A [`MemoryStorage`] decides on all keys in one step. Wrap another storage in
-    /// [`InOrder`](crate::storage::InOrder), which decides one after the other and refunds. The guide on
-    /// [plans and tenants](crate::guide::plans_and_tenants) has more examples.
+    /// A [`MemoryStorage`] and [some others](crate::guide::plans_and_tenants#storages) decide on all keys
+    /// together. Wrap another storage in [`InOrder`](crate::storage::InOrder), which decides one after
+    /// the other and refunds. The guide on [plans and tenants](crate::guide::plans_and_tenants) has more
+    /// examples.
     ///
     /// # Panics
     ///

@@ -35,12 +35,12 @@ local log_reader
 
 -- Returns the log at the current time. The fields are those of its record, or zeros. The last three
 -- are the arguments.
-function log_open(now, key, stored, till, units, oldest, first, length, room, head, tail, amount, period, bytes)
+function log_open(now, states, key, stored, till, units, oldest, first, length, room, head, tail, amount, period, bytes)
   local width = bytes + 4
   -- Most fields are listed here, because Lua reallocates a table that grows. Others are `ages`,
   -- `each`, `rows` and `asked`.
   local log = {
-    now = now, key = key, stored = stored, amount = amount, period = period, newest = till - period,
+    now = now, states = states, key = key, stored = stored, amount = amount, period = period, newest = till - period,
     -- Converting the number to text takes longer than comparing it.
     format = bytes == 4 and '>I4I4' or bytes == 5 and '>I5I4' or '>I' .. bytes .. 'I4', width = width,
     instants = 256 ^ bytes, till = till, units = units, oldest = oldest, first = first, length = length, room = room,
@@ -409,7 +409,7 @@ function log_rare()
     forgive('GETRANGE', log.key, 0, 0)
     -- An empty write changes nothing.
     forgive('SETRANGE', log.key, 0, '')
-    redis.call('SET', KEYS[1], log.stored, 'KEEPTTL')
+    redis.call('SET', log.states, log.stored, 'KEEPTTL')
   end
 
   -- Writes the row of the last chunk. It is called when the last place of the chunk is in use.
@@ -436,7 +436,7 @@ function log_rare()
         return false
       end
       if KEYS[3] then
-        -- With several logs, a command on another one could fail after this one is written.
+        -- With several keys, a command on another one could fail after this one is written.
         try_rights(log, keep)
       end
       log.room = math.min(math.max(math.min(room * 2, log.amount), room + 1), CHUNK)

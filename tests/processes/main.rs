@@ -2,7 +2,8 @@
 //! the limit, on every shared storage. When they settle hits with random costs, the final count is
 //! exactly the sum of the costs. A lockout stays locked when the server is restarted. With leases,
 //! they are never admitted more often, also if some of them are killed, and a process that closes its
-//! leases loses no unit.
+//! leases loses no unit. Several keys have spent exactly the units of the admitted hits, and refused
+//! hits have spent nothing of any key.
 //!
 //! The test runs without the test harness, because each of the eight processes runs this program.
 
@@ -15,8 +16,8 @@ use common::random::Numbers;
 use common::servers::{Cluster, Etcd, Memcached, Postgres, Server};
 use common::time::EVENTUALLY;
 use tokio::task::JoinSet;
-use tower_ratelimit::storage::{AnyStorage, Leases};
-use tower_ratelimit::{Key, RateLimiter, Storage};
+use tower_ratelimit::storage::{AnyStorage, Leases, StorageRequest};
+use tower_ratelimit::{Decision, Key, Op, Policy, RateLimiter, Storage};
 
 /// The environment variables that make this process one of the eight: the URL and the policy.
 const URL: &str = "TOWER_RATELIMIT_PROCESS_URL";
@@ -46,6 +47,13 @@ const LEASED: &str = "leased ";
 const SLICE: u32 = 16;
 /// The number of processes that are killed while they hold leases.
 const KILLED: usize = 2;
+
+/// The value of [`POLICY`] for hits of users, which spend from their tenant and from all users, too.
+const MEMBERS: &str = "members";
+/// The number of users, of which each second one has the same tenant.
+const USERS: u64 = 4;
+/// The number of refused hits that must not change a count.
+const REFUSED: u32 = 10_000;
 
 /// The value of [`POLICY`] for a custom strategy, which Redis runs by compare-and-swap.
 const FOREIGN: &str = "foreign";
@@ -111,6 +119,13 @@ fn main() {
             }
         }
     }
+    for (place, url) in [("one server", server.url()), ("SQLite", format!("sqlite:{}", file.display()))] {
+        let many: Vec<Process> = (0..PROCESSES).map(|_| Process::start(&url, MEMBERS)).collect();
+        let admitted: Vec<u32> = together(many);
+        println!("several keys on {place}: {admitted:?} admitted");
+        assert_eq!(admitted.iter().sum::<u32>(), LIMIT, "several keys on {place}");
+        assert_members_have_spent(&url, LIMIT);
+    }
     for end in ["", "-wal", "-shm", "-reserve"] {
         let _ = std::fs::remove_file(format!("{}{end}", file.display()));
     }
@@ -159,6 +174,41 @@ async fn units_counted(url: &str) -> u32 {
         counted += PLENTY - limiter.peek(&key.into()).await.unwrap().remaining();
     }
     counted
+}
+
+/// The policies of users, tenants and all, of which the last one is the tightest.
+fn members() -> [Policy; 3] {
+    let limits = [("user", 2 * LIMIT / 5), ("tenant", 7 * LIMIT / 10), ("all", LIMIT)];
+    limits.map(|(name, limit)| format!("fixed-window {limit}/day").parse::<Policy>().unwrap().with_name(name))
+}
+
+/// Hits once for a user, its tenant and all users.
+async fn is_admitted(storage: &AnyStorage, policies: &[Policy; 3], user: u64) -> bool {
+    let keys = [Key::from(user), Key::from(user % 2), Key::global()];
+    let members = [0, 1, 2].map(|at| StorageRequest::new(&policies[at], &keys[at], Op::Hit, 1));
+    storage.decide_all(&members).await.unwrap().iter().all(Decision::is_admitted)
+}
+
+/// Asserts that users, tenants and all have spent `expected` units each, also after refused hits.
+#[tokio::main(flavor = "current_thread")]
+async fn assert_members_have_spent(url: &str, expected: u32) {
+    let (storage, policies) = (storage(url), members());
+    let spent = async || {
+        let mut spent = [0; 3];
+        for (at, keys) in [(0, USERS), (1, 2), (2, 1)] {
+            for number in 0..keys {
+                let key = if at == 2 { Key::global() } else { Key::from(number) };
+                let peek = storage.decide(StorageRequest::new(&policies[at], &key, Op::Peek, 0)).await.unwrap();
+                spent[at] += peek.capacity() - peek.remaining();
+            }
+        }
+        spent
+    };
+    assert_eq!(spent().await, [expected; 3]);
+    for number in 0..REFUSED {
+        assert!(!is_admitted(&storage, &policies, u64::from(number) % USERS).await);
+    }
+    assert_eq!(spent().await, [expected; 3], "after {REFUSED} refused hits");
 }
 
 /// One of the eight processes.
@@ -210,6 +260,8 @@ fn limiter(url: &str, policy: &str) -> RateLimiter {
     let policy = match policy {
         FOREIGN => foreign(LIMIT),
         LOCKOUT => format!("lockout {LIMIT}/day for 1 day").parse().unwrap(),
+        // Its hits use only the storage.
+        MEMBERS => members()[0].clone(),
         SETTLE => format!("fixed-window {PLENTY}/365 days").parse().unwrap(),
         strategy => format!("{} {LIMIT}/day", strategy.trim_start_matches(LEASED)).parse().unwrap(),
     };
@@ -243,6 +295,16 @@ async fn one_of_many(url: &str, policy: &str) {
         let limiter = limiter.clone();
         if policy == SETTLE {
             tasks.spawn(settle_hits(limiter, Numbers(u64::from(std::process::id()) << 8 | task as u64)));
+            continue;
+        }
+        if policy == MEMBERS {
+            tasks.spawn(async move {
+                let (policies, mut admitted) = (members(), 0);
+                while is_admitted(limiter.storage(), &policies, task as u64 % USERS).await {
+                    admitted += 1;
+                }
+                admitted
+            });
             continue;
         }
         tasks.spawn(async move {

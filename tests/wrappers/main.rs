@@ -8,4 +8,5 @@ mod leases_lost_replies;
 mod leases_shutdown;
 mod refusal_cache;
 mod settle;
+mod several_keys;
 mod stacked;

@@ -19,6 +19,7 @@ use crate::decision::{Decision, DecisionSource};
 use crate::error::ConfigError;
 use crate::key::Key;
 use crate::policy::{Op, Policy};
+use crate::storage::contract::OwnedRequest;
 use crate::storage::{
     AnyStorage, Storage, StorageError, StorageErrorKind, StorageFuture, StorageRequest, Summary, layers,
 };
@@ -246,6 +247,39 @@ impl BreakerInner {
         })
     }
 
+    /// Sends the requests of several keys to the fallback. If there is none, fails with `error`.
+    fn fall_back_all(&self, members: Vec<OwnedRequest>, error: StorageError) -> StorageFuture<Vec<Decision>> {
+        let circuit = self.circuit.clone();
+        let decided = match &self.fallback {
+            None => StorageFuture::ready(Err(error)),
+            Some(fallback) => {
+                let divide = |member: &OwnedRequest| {
+                    let policy = fallback.divide(&member.policy).map_err(cannot_divide)?;
+                    Ok(OwnedRequest { policy, ..member.clone() })
+                };
+                match members.iter().map(divide).collect::<Result<Vec<_>, StorageError>>() {
+                    Ok(divided) => {
+                        let requests: Vec<_> = divided.iter().map(OwnedRequest::borrow).collect();
+                        fallback.storage.decide_all(&requests).map(|decided| decided.map_err(fallback_failed))
+                    }
+                    Err(error) => StorageFuture::ready(Err(error)),
+                }
+            }
+        };
+        decided.map(move |decided| {
+            let Ok(decisions) = decided else {
+                circuit.counts().none();
+                return decided;
+            };
+            circuit.counts().fallback();
+            let adjust = |(decision, member): (Decision, &OwnedRequest)| {
+                let decision = fallback::adjust_retry_after(&member.policy, decision, circuit.until_probe());
+                decision.via(DecisionSource::Fallback)
+            };
+            Ok(decisions.into_iter().zip(&members).map(adjust).collect())
+        })
+    }
+
     /// Makes a change in the primary, unless the circuit is open.
     fn change_primary(&self, change: impl FnOnce(&AnyStorage) -> StorageFuture<()>) -> StorageFuture<()> {
         let Some(permit) = self.circuit.try_acquire(true) else {
@@ -300,6 +334,35 @@ impl Storage for Breaker {
         let decided = self.0.primary.decide(request);
         let (parts, request) = (Arc::clone(&self.0), request.owned());
         decided.then(move |decided| parts.decided(decided, permit, request.borrow()))
+    }
+
+    /// The primary decides on all keys, or the fallback does.
+    fn decide_all(&self, members: &[StorageRequest<'_>]) -> StorageFuture<Vec<Decision>> {
+        let owned = members.iter().map(StorageRequest::owned).collect();
+        let is_write = |member: &StorageRequest<'_>| member.op != Op::Peek && member.cost > 0;
+        let Some(permit) = self.0.circuit.try_acquire(members.iter().any(is_write)) else {
+            return self.0.fall_back_all(owned, self.0.circuit.open_error());
+        };
+        let parts = Arc::clone(&self.0);
+        self.0.primary.decide_all(members).then(move |decided| match decided {
+            Ok(decisions) => {
+                permit.decided(decisions.iter().all(Decision::is_admitted));
+                parts.circuit.counts().primary();
+                StorageFuture::ok(decisions.into_iter().map(|decision| decision.via(DecisionSource::Primary)).collect())
+            }
+            Err(error) => {
+                permit.failed(&error);
+                parts.fall_back_all(owned, error)
+            }
+        })
+    }
+
+    /// Checks that the primary and the fallback decide on several keys together.
+    fn validate_members(&self, policies: &[Policy]) -> Result<(), ConfigError> {
+        self.0.primary.validate_members(policies)?;
+        let Some(fallback) = &self.0.fallback else { return Ok(()) };
+        let divided: Result<Vec<_>, _> = policies.iter().map(|policy| policy.divide(fallback.replicas)).collect();
+        fallback.storage.validate_members(&divided?)
     }
 
     #[inline]

@@ -5,8 +5,12 @@ use std::time::Duration;
 use super::job::Command;
 use super::skew::View;
 use crate::decision::Decision;
+#[cfg(feature = "sqlite")]
+use crate::policy::Member;
 use crate::policy::{Op, Policy};
 use crate::storage::StorageError;
+#[cfg(feature = "sqlite")]
+use crate::storage::StorageRequest;
 use crate::storage::text::{self, TextHead};
 use crate::strategy::State;
 use crate::time::Timestamp;
@@ -100,6 +104,36 @@ impl<'a> Batch<'a> {
         parsed.changed |= changed;
         self.changed |= changed;
         Ok(decision.map(|decision| decision.with_at(now.minus(behind))))
+    }
+
+    /// Decides on several keys together, as [`Policy::decide_all`] does. Each batch is of the key of the
+    /// request in the same place.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if a text has an unknown version. Then nothing is spent.
+    #[cfg(feature = "sqlite")]
+    pub(in crate::storage) fn decide_all(
+        batches: &mut [Self],
+        requests: &[StorageRequest<'_>],
+    ) -> Result<Vec<Decision>, StorageError> {
+        batches.iter().find_map(|batch| batch.unknown.clone()).map_or(Ok(()), Err)?;
+        let mut before = Vec::with_capacity(batches.len());
+        let mut members = Vec::with_capacity(batches.len());
+        for (batch, &StorageRequest { policy, op, cost, .. }) in batches.iter_mut().zip(requests) {
+            let now = batch.now;
+            let states = &mut batch.parse(policy).states;
+            before.push(states.clone());
+            members.push(Member { policy, states, now, op, cost });
+        }
+        let decisions = Policy::decide_all(&mut members);
+        for (batch, before) in batches.iter_mut().zip(before) {
+            if let Some(parsed) = batch.parsed.as_mut().filter(|parsed| parsed.states != before) {
+                (parsed.changed, batch.changed) = (true, true);
+            }
+        }
+        let own_time = |(decision, batch): (Decision, &Self)| decision.with_at(batch.now.minus(batch.behind));
+        Ok(decisions.into_iter().zip(&*batches).map(own_time).collect())
     }
 
     /// Returns `true` if there is a change to store.

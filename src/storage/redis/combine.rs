@@ -141,7 +141,25 @@ impl Combiner {
         {
             return result;
         }
-        run_alone(link, call, deadline).await
+        self.run_alone(link, call, deadline).await
+    }
+
+    /// Runs the script of a call in a call of its own. If it has several keys, it is sent only on a
+    /// connection that leads to one server, or to the node of a cluster that holds all of them.
+    pub(super) async fn run_alone(&self, link: &Link, call: &Call, deadline: Instant) -> Result<Value, StorageError> {
+        let Some(node) = link.single().filter(|_| call.has_several_keys()) else {
+            return run_alone(link, call, deadline).await;
+        };
+        let needs_proof = self.mode != Combine::Always;
+        let mut reply = node.run_several(deadline, 1, needs_proof, || Some(call.by_hash())).await;
+        if matches!(reply, Ok(None)) {
+            node.prove(&self.prefix, deadline).await;
+            reply = node.run_several(deadline, 1, needs_proof, || Some(call.by_hash())).await;
+        }
+        if reply.as_ref().is_err_and(is_script_missing) {
+            reply = node.run_several(deadline, 1, needs_proof, || Some(call.by_text())).await;
+        }
+        reply?.ok_or_else(|| not_one_server(node.name()))
     }
 
     /// Joins a group, and waits for the outcome. Returns `None` if the hit must be sent in a call
@@ -284,6 +302,15 @@ impl GroupedHit {
     fn send_alone(self) {
         self.ticket.answer(None);
     }
+}
+
+/// Creates the error of several keys on a connection that may lead to several servers.
+fn not_one_server(name: &str) -> StorageError {
+    let message = format!(
+        "cannot decide on several keys together, because {name} may be a proxy for several servers: wrap the storage \
+         as `InOrder::new(storage)`, or write combine=always in its URL if it is one server"
+    );
+    StorageError::new(StorageErrorKind::Unsupported, message).uncounted()
 }
 
 fn calls(hits: &[GroupedHit]) -> Vec<&Call> {

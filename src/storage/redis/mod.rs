@@ -23,6 +23,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
+use redis::Value;
 use tokio::time::Instant;
 
 use self::combine::{Combiner, run_alone};
@@ -36,9 +37,10 @@ use crate::error::{BoxError, ConfigError};
 use crate::key::Key;
 use crate::policy::{Op, Policy};
 use crate::storage::calls::measured;
+use crate::storage::contract::OwnedRequest;
 use crate::storage::credentials::{Credentials, LoginSource};
 use crate::storage::net::overloaded;
-use crate::storage::{Cas, Clock, SlotStore, Storage, StorageError, StorageFuture, StorageRequest};
+use crate::storage::{Cas, Clock, SlotStore, Storage, StorageError, StorageErrorKind, StorageFuture, StorageRequest};
 use crate::time::Timestamp;
 
 /// Shares rate limit states between processes through Redis (6.2 or later) or Valkey (7.2 or later).
@@ -231,17 +233,38 @@ impl Storage for RedisStorage {
         };
         let (storage, request) = (self.clone(), request.owned());
         StorageFuture::new(measured(LABEL, async move {
-            let mut call = Arc::new(call);
-            let deadline = Instant::now() + storage.timeout;
-            let mut reply = storage.combiner.run(&storage.link, &call, deadline).await;
-            if let Some(time) = storage.server_time(&reply)
-                && let Some(prepared) = storage.scripts.decide(&storage.prefix, request.borrow(), time)
-            {
-                call = Arc::new(prepared);
-                reply = run_alone(&storage.link, &call, deadline).await;
-            }
-            let reply = reply?;
+            let prepare = |time| storage.scripts.decide(&storage.prefix, request.borrow(), time);
+            let (call, reply) = storage.run(call, prepare).await?;
             call.decision(request.borrow(), &reply).ok_or_else(|| unexpected_reply(&reply))
+        }))
+    }
+
+    /// Decides on all keys in one call of a script. The keys must be on one server: see
+    /// [`validate_members`](Storage::validate_members).
+    fn decide_all(&self, members: &[StorageRequest<'_>]) -> StorageFuture<Vec<Decision>> {
+        match *members {
+            [] => return StorageFuture::ok(Vec::new()),
+            [only] => return self.decide(only).map(|decided| Ok(vec![decided?])),
+            _ => {}
+        }
+        let checked = StorageRequest::check_members(members);
+        let prepared = checked.and_then(|()| self.prepare_all(members)).map(|call| {
+            let members = members.iter().map(StorageRequest::owned).collect::<Vec<_>>();
+            (call, members)
+        });
+        let (call, members) = match prepared {
+            Ok(prepared) => prepared,
+            Err(error) => return StorageFuture::ready(Err(error)),
+        };
+        if let Some(error) = self.link.overload() {
+            return StorageFuture::new(measured(LABEL, overloaded(error, self.timeout)));
+        }
+        let storage = self.clone();
+        StorageFuture::new(measured(LABEL, async move {
+            let requests: Vec<_> = members.iter().map(OwnedRequest::borrow).collect();
+            let prepare = |time| storage.scripts.decide_all(&storage.prefix, &requests, time);
+            let (call, reply) = storage.run(call, prepare).await?;
+            call.decisions(&requests, &reply).ok_or_else(|| unexpected_reply(&reply))
         }))
     }
 
@@ -302,12 +325,71 @@ impl Storage for RedisStorage {
         if Scripts::support(policy) { Ok(()) } else { self.cas.validate(policy) }
     }
 
+    /// Checks that one script can decide on the keys of these policies.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error on a cluster, whose keys are on several servers, and if a strategy has no
+    /// [script](crate::strategy::Strategy::script). Wrap the storage as
+    /// [`InOrder`](crate::storage::InOrder) then.
+    fn validate_members(&self, policies: &[Policy]) -> Result<(), ConfigError> {
+        policies.iter().try_for_each(|policy| self.validate_member(policy))
+    }
+
     fn slots(&self) -> Option<Arc<dyn SlotStore>> {
         self.cas.slots()
     }
 }
 
 impl RedisStorage {
+    fn validate_member(&self, policy: &Policy) -> Result<(), ConfigError> {
+        const INSTEAD: &str = "wrap the storage as `InOrder::new(storage)`, which decides on one key after the other";
+        record::check_periods(policy)?;
+        if self.link.single().is_none() {
+            return Err(ConfigError::new(format!(
+                "a Redis Cluster keeps the keys of a decision on several servers, and no script can decide on them \
+                 together: {INSTEAD}"
+            )));
+        }
+        if Scripts::support(policy) {
+            return Ok(());
+        }
+        Err(ConfigError::new(format!(
+            "\"{policy}\" has a strategy without a script, so Redis cannot decide on its key together with others: \
+             {INSTEAD}"
+        )))
+    }
+
+    /// Returns the call that decides on several keys.
+    fn prepare_all(&self, members: &[StorageRequest<'_>]) -> Result<Call, StorageError> {
+        let checked = members.iter().try_for_each(|member| self.validate_member(member.policy));
+        checked.map_err(StorageError::unsupported_policy)?;
+        let is_charge = |member: &StorageRequest<'_>| member.op == Op::Charge;
+        let call = self.scripts.decide_all(&self.prefix, members, self.time());
+        call.filter(|_| !members.iter().any(is_charge)).ok_or_else(|| {
+            StorageError::new(StorageErrorKind::Unsupported, "several keys are decided by hits and peeks, not charges")
+        })
+    }
+
+    /// Runs the script of a decision, in one call with others if possible. `prepare` returns the call for
+    /// another time. Returns the call that the reply answers.
+    async fn run(
+        &self,
+        call: Call,
+        prepare: impl FnOnce(ScriptTime) -> Option<Call>,
+    ) -> Result<(Arc<Call>, Value), StorageError> {
+        let deadline = Instant::now() + self.timeout;
+        let call = Arc::new(call);
+        let reply = self.combiner.run(&self.link, &call, deadline).await;
+        match self.server_time(&reply).and_then(prepare) {
+            Some(prepared) => {
+                let reply = self.combiner.run_alone(&self.link, &prepared, deadline).await?;
+                Ok((Arc::new(prepared), reply))
+            }
+            None => Ok((call, reply?)),
+        }
+    }
+
     /// Returns the call that corrects the cost of a hit.
     fn settlement(
         &self,

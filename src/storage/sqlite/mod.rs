@@ -274,9 +274,29 @@ impl Storage for SqliteStorage {
         StorageFuture::new(measured(LABEL, async move {
             match answer.await? {
                 WorkResult::Decided(decision) => Ok(decision),
-                WorkResult::Done(_) => Err(ended(&path)),
+                _ => Err(ended(&path)),
             }
         }))
+    }
+
+    /// Decides on all keys in one transaction.
+    fn decide_all(&self, members: &[StorageRequest<'_>]) -> StorageFuture<Vec<Decision>> {
+        if let Err(error) = StorageRequest::check_members(members) {
+            return StorageFuture::ready(Err(error));
+        }
+        let member = |member: &StorageRequest<'_>| (self.name(member.policy, member.key), member.owned());
+        let answer = self.call(Work::DecideAll { members: members.iter().map(member).collect() });
+        let path = self.shared.path.clone();
+        StorageFuture::new(measured(LABEL, async move {
+            match answer.await? {
+                WorkResult::DecidedAll(decisions) => Ok(decisions),
+                _ => Err(ended(&path)),
+            }
+        }))
+    }
+
+    fn validate_members(&self, _: &[Policy]) -> Result<(), ConfigError> {
+        Ok(())
     }
 
     fn clear(&self, policy: &Policy, key: &Key) -> StorageFuture<()> {
@@ -304,7 +324,7 @@ impl Storage for SqliteStorage {
         StorageFuture::new(async move {
             match deleted.await? {
                 WorkResult::Done(deleted) => Ok(deleted),
-                WorkResult::Decided(_) => Err(ended(&path)),
+                _ => Err(ended(&path)),
             }
         })
     }

@@ -19,6 +19,7 @@ use crate::policy::{Op, Policy};
 use crate::storage::calls::MAX_SKEW;
 use crate::storage::cas::skew::Skew;
 use crate::storage::cas::{Batch, Command};
+use crate::storage::contract::OwnedRequest;
 use crate::storage::ticket::Ticket;
 use crate::storage::{Clock, StorageError};
 use crate::time::Timestamp;
@@ -221,6 +222,8 @@ pub(super) fn execute(file: &mut File, skew: &Skew, jobs: &[FileJob]) -> rusqlit
                 });
                 keys[position].1.push(index);
             }
+            // They follow all others, because each has several keys.
+            Work::DecideAll { .. } => {}
             Work::Check => answers[index] = Some(Ok(WorkResult::Done(0))),
             Work::DeleteAll { prefix } => answers[index] = Some(Ok(WorkResult::Done(file.delete_all(prefix)?))),
         }
@@ -229,6 +232,13 @@ pub(super) fn execute(file: &mut File, skew: &Skew, jobs: &[FileJob]) -> rusqlit
     for (key, indices) in keys {
         let jobs = indices.into_iter().map(|index| (index, &jobs[index]));
         written += execute_key(file, skew, key, jobs, &mut answers)?;
+    }
+    for (job, answer) in jobs.iter().zip(&mut answers) {
+        if let Work::DecideAll { members } = &job.work {
+            let (decided, changes) = decide_all(file, skew, job, members)?;
+            *answer = Some(decided.map(WorkResult::DecidedAll));
+            written += changes;
+        }
     }
     if written > 0 {
         file.sweep(written)?;
@@ -248,28 +258,54 @@ fn execute_key<'a>(
     let loaded = file.load(key)?;
     let (mut batch, mut changes): (Option<Batch<'_>>, u32) = (None, 0);
     for (index, job) in jobs {
-        let now = || job.clock.as_ref().map_or_else(Timestamp::wall_clock, Clock::now);
         answers[index] = match &job.work {
             // A peek is concurrent with the hits of the same transaction, so it may ignore them.
             Work::Peek { policy, op, cost, .. } => {
-                Some(skew.view(key, &loaded, now()).peek(policy, *op, *cost).map(WorkResult::Decided))
+                Some(skew.view(key, &loaded, job.now()).peek(policy, *op, *cost).map(WorkResult::Decided))
             }
             Work::Change { policy, command, .. } => {
                 changes += 1;
                 let batch = batch.get_or_insert_with(|| {
-                    let view = skew.view(key, &loaded, now());
+                    let view = skew.view(key, &loaded, job.now());
                     skew.remember(key, view.behind);
                     Batch::new(view)
                 });
                 let executed = batch.execute(policy, command);
                 Some(executed.map(|decision| decision.map_or(WorkResult::Done(0), WorkResult::Decided)))
             }
-            Work::Check | Work::DeleteAll { .. } => None,
+            Work::DecideAll { .. } | Work::Check | Work::DeleteAll { .. } => None,
         };
     }
     let Some((text, keep)) = batch.and_then(|batch| batch.finish(skew.max())) else { return Ok(0) };
     file.save(key, &text, keep)?;
     Ok(changes)
+}
+
+/// Decides on several keys together. Returns the decisions, and the number of changed keys.
+fn decide_all(
+    file: &File,
+    skew: &Skew,
+    job: &FileJob,
+    members: &[(Arc<str>, OwnedRequest)],
+) -> rusqlite::Result<(Result<Vec<Decision>, StorageError>, u32)> {
+    let texts = members.iter().map(|(key, _)| file.load(key)).collect::<rusqlite::Result<Vec<_>>>()?;
+    let now = job.now();
+    let mut batches = Vec::with_capacity(members.len());
+    for ((key, _), text) in members.iter().zip(&texts) {
+        let view = skew.view(key, text, now);
+        skew.remember(key, view.behind);
+        batches.push(Batch::new(view));
+    }
+    let requests: Vec<_> = members.iter().map(|(_, request)| request.borrow()).collect();
+    let decided = Batch::decide_all(&mut batches, &requests);
+    let mut changes = 0;
+    for ((key, _), batch) in members.iter().zip(batches) {
+        if let Some((text, keep)) = batch.finish(skew.max()) {
+            file.save(key, &text, keep)?;
+            changes += 1;
+        }
+    }
+    Ok((decided, changes))
 }
 
 /// The work of a call.
@@ -279,6 +315,8 @@ pub(super) enum Work {
     Peek { policy: Policy, key: Arc<str>, op: Op, cost: u32 },
     /// Changes the states of a key.
     Change { policy: Policy, key: Arc<str>, command: Command },
+    /// Decides on several keys together.
+    DecideAll { members: Vec<(Arc<str>, OwnedRequest)> },
     /// Checks that the file can be written to.
     Check,
     /// Deletes all keys with this prefix.
@@ -289,6 +327,7 @@ pub(super) enum Work {
 #[derive(Debug)]
 pub(super) enum WorkResult {
     Decided(Decision),
+    DecidedAll(Vec<Decision>),
     /// The number of deleted keys, or 0 for a call that deletes none.
     Done(u64),
 }
@@ -308,6 +347,11 @@ impl FileJob {
     /// Returns `true` if the job needs the write lock.
     pub(super) fn writes(&self) -> bool {
         !matches!(self.work, Work::Peek { .. })
+    }
+
+    /// Returns the time of a decision that is made now.
+    fn now(&self) -> Timestamp {
+        self.clock.as_ref().map_or_else(Timestamp::wall_clock, Clock::now)
     }
 
     /// Answers the caller. It no longer counts as waiting when it learns the answer.

@@ -13,6 +13,7 @@ mod rights;
 mod scripts;
 mod sentinels;
 mod server;
+mod several_keys;
 mod states;
 mod tls;
 mod url;

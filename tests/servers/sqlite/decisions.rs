@@ -8,9 +8,9 @@ use common::servers::storage::RUNTIME;
 use common::{Foreign, hit, policy};
 use rusqlite::Connection;
 use tokio::task::JoinSet;
-use tower_ratelimit::storage::{ManualClock, SqliteStorage, StorageErrorKind, StorageUrl};
-use tower_ratelimit::testing::StorageLaws;
-use tower_ratelimit::{Decision, ElasticWindow, Key, MovingWindow, Policy, Quota, RateLimiter, Storage, Timestamp};
+use tower_ratelimit::storage::{ManualClock, SqliteStorage, StorageErrorKind, StorageRequest, StorageUrl};
+use tower_ratelimit::testing::{StorageLaws, members_decide_like_the_model};
+use tower_ratelimit::{Decision, ElasticWindow, Key, MovingWindow, Op, Policy, Quota, RateLimiter, Storage, Timestamp};
 
 use super::{Folder, LONG, open, open_with};
 
@@ -36,6 +36,41 @@ fn storage_obeys_the_laws() {
             Policy::new(Foreign, Quota::per_second(3)).limit(ElasticWindow::new(), Quota::per_minute(5)),
         ])
         .check();
+}
+
+#[test]
+fn several_keys_are_decided_like_by_the_model() {
+    let folder = Folder::new();
+    members_decide_like_the_model(|clock| open_with(&folder.file(), &new_prefix()).clock(clock));
+}
+
+/// The tasks of four handles name four keys in different orders.
+#[test]
+fn tasks_with_different_orders_of_keys_are_exact() {
+    let folder = Folder::new();
+    let storages: Vec<_> = (0..4).map(|_| open(&folder.file())).collect();
+    let policies: Vec<_> = (0..4).map(|at| policy("fixed-window 300/day").with_name(format!("m{at}"))).collect();
+    let hit_in_order = async |storage: SqliteStorage, policies: Vec<Policy>, task: usize| {
+        let mut admitted = 0;
+        for round in 0..8 {
+            let order = (0..4).map(|at| (at * (2 * (task % 2) + 1) + task + round) % 4);
+            let key = Key::global();
+            let members: Vec<_> = order.map(|at| StorageRequest::new(&policies[at], &key, Op::Hit, 1)).collect();
+            admitted += u32::from(storage.decide_all(&members).await.unwrap().iter().all(Decision::is_admitted));
+        }
+        admitted
+    };
+    RUNTIME.block_on(async {
+        let mut tasks = JoinSet::new();
+        for task in 0..64 {
+            tasks.spawn(hit_in_order(storages[task % 4].clone(), policies.clone(), task));
+        }
+        assert_eq!(tasks.join_all().await.into_iter().sum::<u32>(), 300);
+        for policy in &policies {
+            let peek = storages[0].decide(StorageRequest::new(policy, &Key::global(), Op::Peek, 1)).await.unwrap();
+            assert_eq!(peek.remaining(), 0);
+        }
+    });
 }
 
 #[test]

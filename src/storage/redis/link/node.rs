@@ -76,8 +76,10 @@ impl OpenConnection {
         Self { connection, address, proof: Proof::new() }
     }
 
-    /// Proves that all keys under `prefix` are on one server, if a proof can begin now.
+    /// Proves that all keys under `prefix` are on one server, if a proof can begin now. Waits for a proof
+    /// that is running.
     async fn prove(&self, prefix: &str) {
+        let _running = self.proof.running.lock().await;
         let Some(proving) = self.proof.begin() else { return };
         let (mut connection, commands) = (self.connection.commands(), Commands::new(prefix));
         let result = async {
@@ -169,10 +171,10 @@ impl Node {
         is_single_server
     }
 
-    /// Waits for the proof that all keys under `prefix` are on one server, if one can begin now. At
-    /// `deadline`, it continues in the background.
+    /// Waits for the proof that all keys under `prefix` are on one server, if one is running or can begin
+    /// now. At `deadline`, it continues in the background.
     pub(in super::super) async fn prove(&self, prefix: &Arc<str>, deadline: Instant) {
-        if let Some(open) = self.0.connection.value().filter(|open| open.proof.is_due()) {
+        if let Some(open) = self.0.connection.value().filter(|open| !open.proof.is_single_server()) {
             let prefix = Arc::clone(prefix);
             let proof = tokio::spawn(async move { open.prove(&prefix).await });
             let _ = timeout_at(deadline, proof).await;

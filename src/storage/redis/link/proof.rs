@@ -46,6 +46,8 @@ pub(super) struct Proof {
     is_single_server: AtomicBool,
     /// The earliest time of the next try. `None` while a proof is running, and after a result.
     next: Mutex<Option<Instant>>,
+    /// Locked while a proof is running.
+    pub(super) running: tokio::sync::Mutex<()>,
 }
 
 /// A running proof. If it is dropped without a result, another one can begin after a delay.
@@ -54,7 +56,11 @@ pub(super) struct Proving<'a>(Option<&'a Proof>);
 impl Proof {
     /// Creates the state of a new connection, whose proof can begin immediately.
     pub(super) fn new() -> Self {
-        Self { is_single_server: AtomicBool::new(false), next: Mutex::new(Some(Instant::now())) }
+        Self {
+            is_single_server: AtomicBool::new(false),
+            next: Mutex::new(Some(Instant::now())),
+            running: tokio::sync::Mutex::default(),
+        }
     }
 
     /// Returns `true` if the connection has proved to be a single server.

@@ -3,7 +3,7 @@
 use std::fmt::Write;
 
 use super::super::record;
-use super::{GRACE, STEP, ScriptKind, ScriptPart};
+use super::{GRACE, STEP, ScriptGroup, ScriptKind, ScriptPart};
 
 const FORGIVE: &str = include_str!("forgive.lua");
 const BEGIN: &str = include_str!("begin.lua");
@@ -43,95 +43,176 @@ const MAX_ARGUMENTS_IN_LOCALS: usize = 48;
 
 /// Returns the text of a script for these limits.
 ///
-/// The key of the small states is `KEYS[1]`, and the keys of logs follow. The packed arguments are
-/// `ARGV[1]`. A call that replaces the server's time has it as `ARGV[2]`.
-pub(super) fn text(kind: ScriptKind, parts: &[ScriptPart]) -> String {
-    let template = match kind {
-        ScriptKind::Hit => HIT,
-        ScriptKind::Peek => "-- begin\n-- read\n-- answer\n",
-        ScriptKind::Charge => include_str!("charge.lua"),
-        ScriptKind::Refund => include_str!("refund.lua"),
-        ScriptKind::Clear => include_str!("clear.lua"),
-    };
-    assemble(kind, parts, template, ["KEYS[1]", "ARGV[1]", "ARGV[NOW]"])
+/// The keys of each group are its small states and then its logs. The packed arguments of the groups
+/// are the first values of `ARGV`. A call that replaces the server's time has it as the next one.
+pub(super) fn text(groups: &[ScriptGroup]) -> String {
+    let names = |number: usize| [format!("KEYS[{}]", groups[number].key), format!("ARGV[{}]", number + 1)];
+    assemble(groups, "-- begin\n-- body\n", names, &format!("ARGV[{}]", groups.len() + 1))
 }
 
 /// Returns the text of a script that decides on several hits, or `None` if that is not possible
 /// with these limits.
 ///
-/// - It is not possible with logs, because their functions refer to `KEYS`.
+/// - It is not possible with logs, because a hit with a log has several keys.
 /// - It is not possible with more limits than fit in local variables. The hit is inside a function
 ///   in this script, and a Lua function can refer to only 60 outer variables. Each function of a
 ///   strategy is one of them.
-pub(super) fn combined_text(kind: ScriptKind, parts: &[ScriptPart]) -> Option<String> {
-    let is_possible = kind == ScriptKind::Hit && !in_tables(parts) && parts.iter().all(|part| !part.is_log);
-    let hit = HIT.replace("-- begin\n", "");
-    let template = || include_str!("combined.lua").replace("  -- hit\n", &hit);
-    is_possible.then(|| assemble(kind, parts, &template(), ["key", "packed", "own"]))
+pub(super) fn combined_text(groups: &[ScriptGroup]) -> Option<String> {
+    let is_possible =
+        |group: &ScriptGroup| group.kind == ScriptKind::Hit && group.parts.iter().all(|part| !part.is_log);
+    if in_tables(groups) || !groups.iter().all(is_possible) {
+        return None;
+    }
+    let names = |number: usize| [format!("key{number}"), format!("packed{number}")];
+    let value = |number: usize| format!("KEYS[at + {number}], ARGV[at + {number}]");
+    let template = include_str!("combined.lua")
+        .replace("PARAMETERS", &(0..groups.len()).flat_map(names).collect::<Vec<_>>().join(", "))
+        .replace("VALUES", &(0..groups.len()).map(value).collect::<Vec<_>>().join(", "))
+        .replace("COUNT", &groups.len().to_string());
+    Some(assemble(groups, &template, names, "own"))
 }
 
-/// Returns the text of a script. `names` are the Lua expressions for the key of the small states,
-/// the packed arguments, and the time that replaces the server's.
-fn assemble(kind: ScriptKind, parts: &[ScriptPart], template: &str, names: [&str; 3]) -> String {
-    let size: usize = parts.iter().map(ScriptPart::size).sum();
-    // Lua reads a number faster than a variable outside of the function. So constants are inserted
-    // as numbers. Only the functions of logs, which are not templates, read variables.
-    let constants = [
-        ("GRACE", u64::from(GRACE)),
-        ("STEP", STEP.into()),
-        ("TWO_32", 1 << 32),
-        ("TWO_54", 1 << 54),
-        ("NOW", 2),
-        ("SIZE", size as u64),
-    ];
+/// Returns the text of a script. `names` returns the Lua expressions for the key of the small states
+/// of a group and for its packed arguments. `own` is the expression for the time that replaces the
+/// server's.
+fn assemble(groups: &[ScriptGroup], template: &str, names: impl Fn(usize) -> [String; 2], own: &str) -> String {
+    let in_tables = in_tables(groups);
     let mut text = String::new();
-    let in_tables = in_tables(parts);
-    if parts.iter().any(|part| part.is_log) {
-        for (name, value) in &constants {
+    if groups.iter().flat_map(|group| &group.parts).any(|part| part.is_log) {
+        for (name, value) in constants(0).into_iter().chain([("NOW", groups.len() as u64 + 1)]) {
             writeln!(text, "local {name} = {value}").expect("writing to a string does not fail");
         }
         expand(&mut text, FORGIVE, &[], in_tables);
     }
     let mut defined: Vec<&str> = Vec::new();
-    // `Peek` and `Clear` call no functions for small states.
-    for part in parts.iter().filter(|part| part.is_log || !matches!(kind, ScriptKind::Peek | ScriptKind::Clear)) {
-        if !defined.contains(&&*part.function) {
-            defined.push(&part.function);
-            define(&mut text, kind, part);
+    for group in groups {
+        // `Peek` and `Clear` call no functions for small states.
+        let is_needed = |part: &&ScriptPart| part.is_log || !matches!(group.kind, ScriptKind::Peek | ScriptKind::Clear);
+        for part in group.parts.iter().filter(is_needed) {
+            if !defined.contains(&&*part.function) {
+                defined.push(&part.function);
+                define(&mut text, group.kind, part);
+            }
         }
     }
-    let [states, packed_arguments, own] = names;
-    let mut template = template
-        .replace("-- begin\n", BEGIN)
-        .replace("-- read\n", READ)
-        .replace("-- write\n", WRITE)
-        .replace("-- answer\n", ANSWER)
-        .replace("-- arguments\n", &unpacked_arguments(kind, parts, in_tables))
-        .replace("-- variables\n", &variables(parts, in_tables))
-        .replace("-- unpack\n", &unpacked(parts, in_tables))
-        .replace("-- pack\n", &packed(parts, in_tables))
-        .replace("-- unknown\n", if kind == ScriptKind::Clear { FORGET } else { REJECT })
-        .replace("STATES", states)
-        .replace("PACKED", packed_arguments)
-        .replace("OWN", own);
-    for (name, value) in constants {
-        template = template.replace(name, &value.to_string());
+    let template = template.replace("-- begin\n", &BEGIN.replace("OWN", own));
+    let (before, after) = template.split_once("-- body\n").expect("the template has a body");
+    expand(&mut text, before, &[], in_tables);
+    match groups {
+        [group] => expand(&mut text, &group.template(in_tables, names(0), own), &group.parts, in_tables),
+        _ => {
+            write_groups(&mut text, groups, in_tables, |number| groups[number].template(in_tables, names(number), own));
+        }
     }
-    expand(&mut text, &template, parts, in_tables);
+    expand(&mut text, after, &[], in_tables);
     text
 }
 
-/// Returns `true` if the variables of limits are in tables.
-fn in_tables(parts: &[ScriptPart]) -> bool {
-    let arguments = parts.iter().map(|part| part.arguments).sum::<usize>();
-    parts.len() > MAX_LIMITS_IN_LOCALS || arguments > MAX_ARGUMENTS_IN_LOCALS
+/// The variables that each of several groups has.
+const GROUP_VARIABLES: [&str; 8] = ["cost", "p", "stored", "others", "last", "admitted", "changed", "answer"];
+
+/// Writes the code for several groups: a step of each group, then the next step. Between the first
+/// step, which reads and checks, and the second, which spends, the groups have to agree.
+fn write_groups(text: &mut String, groups: &[ScriptGroup], in_tables: bool, template: impl Fn(usize) -> String) {
+    if in_tables {
+        text.push_str(&variables(&[], true));
+    }
+    let templates: Vec<String> = (0..groups.len()).map(template).collect();
+    let mut steps: Vec<_> = templates.iter().map(|template| template.split("-- next\n")).collect();
+    for step in 0..4 {
+        for (number, (group, steps)) in groups.iter().zip(&mut steps).enumerate() {
+            let mut code = String::new();
+            expand(&mut code, steps.next().unwrap_or_default(), &group.parts, in_tables);
+            write_renamed(text, &code.replace("return answer", "answer = answer"), number);
+        }
+        if step == 0 {
+            let hits = (0..groups.len()).filter(|&number| groups[number].kind == ScriptKind::Hit);
+            let names: Vec<String> = hits.map(|number| format!("admitted{number}")).collect();
+            if let [first, others @ ..] = &names[..] {
+                let names = names.join(", ");
+                let all = others.iter().fold(format!("{first} == 1"), |all, name| all + " and " + name + " == 1");
+                let marked = names.replace(',', " * 2,");
+                writeln!(text, "if not ({all}) then\n{names} = {marked} * 2\nend")
+                    .expect("writing to a string does not fail");
+            }
+        }
+    }
+    let answers: Vec<String> = (0..groups.len()).map(|number| format!("answer{number}")).collect();
+    let (format, lengths) = ("I4".repeat(groups.len()), answers.join(", #"));
+    writeln!(text, "return pack('>{format}', #{lengths}) .. {}", answers.join(" .. "))
+        .expect("writing to a string does not fail");
+}
+
+/// Writes code with the number of the group in the names of its variables.
+fn write_renamed(text: &mut String, code: &str, number: usize) {
+    let is_separator = |c: char| !c.is_ascii_alphanumeric() && c != '_';
+    for part in code.split_inclusive(is_separator) {
+        let word = part.trim_end_matches(is_separator);
+        text.push_str(word);
+        if GROUP_VARIABLES.contains(&word) {
+            text.push_str(&number.to_string());
+        }
+        text.push_str(&part[word.len()..]);
+    }
+}
+
+/// Returns the constants of all scripts. Lua reads a number faster than a variable outside of the
+/// function. So they are inserted as numbers. Only the functions of logs, which are not templates,
+/// read variables.
+fn constants(size: usize) -> [(&'static str, u64); 5] {
+    [
+        ("GRACE", u64::from(GRACE)),
+        ("STEP", STEP.into()),
+        ("TWO_32", 1 << 32),
+        ("TWO_54", 1 << 54),
+        ("SIZE", size as u64),
+    ]
+}
+
+impl ScriptGroup {
+    /// Returns the template of the code for this group, with the [names](assemble) filled in.
+    fn template(&self, in_tables: bool, [states, packed_arguments]: [String; 2], own: &str) -> String {
+        let template = match self.kind {
+            ScriptKind::Hit => HIT,
+            ScriptKind::Peek => "-- read\n-- next\n-- next\n-- next\n-- answer\n",
+            ScriptKind::Charge => include_str!("charge.lua"),
+            ScriptKind::Refund => include_str!("refund.lua"),
+            ScriptKind::Clear => include_str!("clear.lua"),
+        };
+        // The tables of several groups are declared once.
+        let declarations = if in_tables && !self.is_alone { String::new() } else { variables(&self.parts, in_tables) };
+        let mut template = template
+            .replace("-- read\n", READ)
+            .replace("-- write\n", WRITE)
+            .replace("-- answer\n", ANSWER)
+            .replace("-- arguments\n", &unpacked_arguments(self, in_tables))
+            .replace("-- variables\n", &declarations)
+            .replace("-- unpack\n", &unpacked(&self.parts, in_tables))
+            .replace("-- pack\n", &packed(&self.parts, in_tables))
+            .replace("-- unknown\n", if self.kind == ScriptKind::Clear { FORGET } else { REJECT })
+            .replace("STATES", &states)
+            .replace("PACKED", &packed_arguments)
+            .replace("OWN", own);
+        for (name, value) in constants(self.parts.iter().map(ScriptPart::size).sum()) {
+            template = template.replace(name, &value.to_string());
+        }
+        template
+    }
+}
+
+/// Returns `true` if the variables of limits are in tables. A group needs about as many variables as a
+/// limit.
+fn in_tables(groups: &[ScriptGroup]) -> bool {
+    let parts = || groups.iter().flat_map(|group| &group.parts);
+    let arguments = parts().map(|part| part.arguments).sum::<usize>();
+    parts().count() + groups.len() - 1 > MAX_LIMITS_IN_LOCALS || arguments > MAX_ARGUMENTS_IN_LOCALS
 }
 
 /// Returns the code that unpacks the arguments: into local variables, or into the table `p`.
-fn unpacked_arguments(kind: ScriptKind, parts: &[ScriptPart], in_tables: bool) -> String {
+fn unpacked_arguments(group: &ScriptGroup, in_tables: bool) -> String {
     let mut names = vec!["cost".to_owned()];
-    names.extend((kind == ScriptKind::Refund).then(|| "made".to_owned()));
-    names.extend(parts.iter().enumerate().flat_map(|(position, part)| part.variables(position, false)));
+    names.extend((group.kind == ScriptKind::Refund).then(|| "made".to_owned()));
+    names.extend(group.parts.iter().flat_map(|part| part.variables(false)));
     let format = "d".repeat(names.len());
     if in_tables {
         format!("local p = {{ unpack('<{format}', PACKED) }}\nlocal cost, made = p[1], p[2]\n")
@@ -156,13 +237,13 @@ fn unpacked(parts: &[ScriptPart], in_tables: bool) -> String {
         return format!("{} = unpack('>{formats}', stored)\n", fields(parts, ScriptPart::record).join(", "));
     }
     let mut at = 1;
-    let line = |(position, part): (usize, &ScriptPart)| {
+    let line = |part: &ScriptPart| {
         let (format, names) = part.record();
-        let line = part.fill_in(&format!("{names} = unpack('{format}', stored, {at})\n"), position, true);
+        let line = part.fill_in(&format!("{names} = unpack('{format}', stored, {at})\n"), true);
         at += part.size();
         line
     };
-    parts.iter().enumerate().map(line).collect()
+    parts.iter().map(line).collect()
 }
 
 /// Returns the code that packs the records: with one call, or with one for each limit.
@@ -171,16 +252,16 @@ fn packed(parts: &[ScriptPart], in_tables: bool) -> String {
         let formats: String = parts.iter().map(|part| &part.record().0[1..]).collect();
         return format!("stored = pack('>{formats}', {})\n", fields(parts, ScriptPart::written).join(", "));
     }
-    let line = |(position, part): (usize, &ScriptPart)| {
+    let line = |part: &ScriptPart| {
         let (format, values) = part.written();
-        part.fill_in(&format!("stored = stored .. pack('{format}', {values})\n"), position, true)
+        part.fill_in(&format!("stored = stored .. pack('{format}', {values})\n"), true)
     };
-    format!("stored = ''\n{}", parts.iter().enumerate().map(line).collect::<String>())
+    format!("stored = ''\n{}", parts.iter().map(line).collect::<String>())
 }
 
 /// Returns the fields of the records of all limits.
 fn fields(parts: &[ScriptPart], record: fn(&ScriptPart) -> (&'static str, &'static str)) -> Vec<String> {
-    parts.iter().enumerate().map(|(position, part)| part.fill_in(record(part).1, position, false)).collect()
+    parts.iter().map(|part| part.fill_in(record(part).1, false)).collect()
 }
 
 /// Writes the functions of a strategy.
@@ -218,9 +299,9 @@ fn expand(text: &mut String, template: &str, parts: &[ScriptPart], in_tables: bo
             group.get_or_insert_default().push((selector.trim_end_matches(':').trim_start(), Vec::new()));
         } else if code == "-- done" {
             let group = group.take().unwrap_or_default();
-            for (position, part) in parts.iter().enumerate() {
+            for part in parts {
                 for line in group.iter().filter(|(selector, _)| part.matches(selector)).flat_map(|(_, lines)| lines) {
-                    let line = part.fill_in(line, position, in_tables);
+                    let line = part.fill_in(line, in_tables);
                     text.push_str(&line);
                     text.push('\n');
                 }
@@ -249,7 +330,8 @@ impl ScriptPart {
 
     /// Returns the variables of the arguments: the digest, the arguments of the strategy, and for a
     /// refund the end and the anchor of the hit's state.
-    fn variables(&self, position: usize, in_tables: bool) -> Vec<String> {
+    fn variables(&self, in_tables: bool) -> Vec<String> {
+        let position = self.position;
         let count = 1 + self.arguments + self.hit_values;
         (0..count)
             .map(|index| if in_tables { format!("p[{}]", self.first + index) } else { format!("a{position}_{index}") })
@@ -274,8 +356,8 @@ impl ScriptPart {
     /// Replaces `NAME$` by the prefix of the limit's functions, `TAG$`, `ARGUMENTS$`, `UNTIL$` and
     /// `ANCHOR$` by variables, `KEY$` by an index, and any other `$` by the number of the limit.
     /// Replaces `MAY_CHANGE$` by the condition under which a refusal can change the state.
-    fn fill_in(&self, line: &str, position: usize, in_tables: bool) -> String {
-        let variables = self.variables(position, in_tables);
+    fn fill_in(&self, line: &str, in_tables: bool) -> String {
+        let variables = self.variables(in_tables);
         let (strategy, hit) = variables[1..].split_at(self.arguments);
         let mut line = line
             .replace("NAME$", &self.function)
@@ -287,9 +369,9 @@ impl ScriptPart {
             line = line.replace("UNTIL$", until).replace("ANCHOR$", anchor);
         }
         if !in_tables {
-            return line.replace('$', &(position + 1).to_string());
+            return line.replace('$', &(self.position + 1).to_string());
         }
         let assignment = line.strip_prefix("local ").filter(|rest| rest.contains('$')).unwrap_or(&line);
-        assignment.replace('$', &format!("[{}]", position + 1))
+        assignment.replace('$', &format!("[{}]", self.position + 1))
     }
 }

@@ -28,10 +28,18 @@ pub(super) struct Text {
 #[derive(Debug)]
 pub(in super::super) struct Call {
     pub(super) script: Arc<Script>,
+    /// A member for each rate limit key.
+    pub(super) members: Vec<CallMember>,
+    pub(super) now: Option<Timestamp>,
+}
+
+/// The part of a call for one rate limit key.
+#[derive(Debug)]
+pub(super) struct CallMember {
+    /// The keys of the small states and of the logs.
     pub(super) keys: Vec<String>,
     /// Numbers, which `struct.unpack` reads in one call.
     pub(super) arguments: Vec<u8>,
-    pub(super) now: Option<Timestamp>,
     pub(super) digests: Vec<u32>,
     pub(super) reply_parts: Vec<ReplyPart>,
 }
@@ -47,6 +55,10 @@ pub(super) enum ReplyPart {
     /// none of these values, because the record suffices.
     Log,
 }
+
+/// The byte of a hit that its own limits admit, while those of another key refuse it. The hit has only
+/// peeked.
+const ADMITTED_ALONE: u8 = 2;
 
 /// A call of a script that decides on several hits.
 pub(in super::super) struct Combined<'a> {
@@ -102,11 +114,41 @@ impl Call {
         Kin { script: Arc::as_ptr(&self.script).addr(), now: self.now }
     }
 
+    /// Returns `true` if the call decides on several keys together.
+    pub(in super::super) fn has_several_keys(&self) -> bool {
+        self.members.len() > 1
+    }
+
     /// Returns the decision in a script's reply, or `None` if the reply is malformed or inconsistent.
     pub(in super::super) fn decision(&self, request: StorageRequest<'_>, reply: &Value) -> Option<Decision> {
         let Value::BulkString(reply) = reply else { return None };
+        self.members.first()?.decision(request, reply)
+    }
+
+    /// Returns the decisions on several keys in a script's reply: the lengths of their parts, and then
+    /// the parts.
+    pub(in super::super) fn decisions(&self, requests: &[StorageRequest<'_>], reply: &Value) -> Option<Vec<Decision>> {
+        let Value::BulkString(reply) = reply else { return None };
+        let (lengths, mut parts) = reply.split_at_checked(4 * self.members.len())?;
+        let mut decisions = Vec::with_capacity(requests.len());
+        for ((member, request), length) in self.members.iter().zip(requests).zip(lengths.as_chunks().0) {
+            let length = usize::try_from(u32::from_be_bytes(*length)).ok()?;
+            let (part, rest) = parts.split_at_checked(length)?;
+            decisions.push(member.decision(*request, part)?);
+            parts = rest;
+        }
+        Some(decisions)
+    }
+}
+
+impl CallMember {
+    /// Returns the decision in this member's part of a reply.
+    fn decision(&self, mut request: StorageRequest<'_>, reply: &[u8]) -> Option<Decision> {
         let (at, reply) = reply.split_first_chunk()?;
         let (&admitted, reply) = reply.split_first()?;
+        if admitted == ADMITTED_ALONE {
+            request.op = Op::Peek;
+        }
         let is_spent = request.op == Op::Hit && request.cost > 0 && admitted == 1;
         let size = self.reply_parts.iter().map(|part| part.size(is_spent)).sum();
         let (numbers, stored) = reply.split_at_checked(size)?;
@@ -168,13 +210,14 @@ impl<'a> Combined<'a> {
 
 /// Returns the command that runs a script for these calls.
 fn command(name: &str, script: &str, calls: &[&Call]) -> Cmd {
+    let members = || calls.iter().flat_map(|call| &call.members);
     let mut command = cmd(name);
-    command.arg(script).arg(calls.iter().map(|call| call.keys.len()).sum::<usize>());
-    for call in calls {
-        command.arg(&call.keys);
+    command.arg(script).arg(members().map(|member| member.keys.len()).sum::<usize>());
+    for member in members() {
+        command.arg(&member.keys);
     }
-    for call in calls {
-        command.arg(&call.arguments[..]);
+    for member in members() {
+        command.arg(&member.arguments[..]);
     }
     if let Some(now) = calls.first().and_then(|call| call.now) {
         command.arg(now.as_micros());

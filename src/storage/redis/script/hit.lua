@@ -1,11 +1,13 @@
--- Decides on a hit. It takes units from the limits only if all limits admit it.
+-- Decides on a hit. It takes units from the limits only if all limits admit it. With several keys,
+-- the steps between `-- next` are made for each of them before the next step.
 --
 -- Returns a string, because a table would cost the server more. Its parts are:
 --
 -- 1. The time.
--- 2. A byte that is 1 if the hit is admitted, and 0 otherwise.
+-- 2. A byte that is 1 if the hit is admitted, and 0 otherwise. With several keys, it is 2 if these
+--    limits admit the hit, but those of another key refuse it.
 -- 3. For each limit that delays, the delay. For each log, the results of log_status, but only if
---    the hit is refused. After an admission, the record of the log has these numbers.
+--    the hit is not admitted. After an admission, the record of the log has these numbers.
 -- 4. The value of the key, which contains the records of the limits.
 -- begin
 -- read
@@ -20,7 +22,7 @@ if log$.units + cost > log$.amount then
   admitted = 0
 end
 -- done
-
+-- next
 local changed, forgotten, a, b = admitted == 1
 if changed then
   -- each small:
@@ -28,7 +30,7 @@ if changed then
   -- each log:
   log_add(log$, cost)
   -- done
-else
+elseif admitted == 0 then
   -- each small:
   if MAY_CHANGE$ then
     forgotten, a, b = NAME$_refuse(now, till$, first$, second$, ARGUMENTS$)
@@ -47,12 +49,14 @@ end
 -- each that delays:
 delay$ = pack('>I8', delay$ or 0)
 -- done
+-- next
 -- write
+-- next
 local answer = pack('>I8B', now, admitted)
 -- each that delays:
 answer = answer .. delay$
 -- each log:
-if admitted == 0 then
+if admitted ~= 1 then
   answer = answer .. pack('>I8I8I8', log_status(log$, cost))
 end
 -- done

@@ -27,7 +27,7 @@ use std::collections::HashMap;
 use std::sync::{Arc, RwLock};
 
 pub(super) use self::call::{Call, Combined, Kin, unexpected_reply};
-use self::call::{ReplyPart, Script, Text};
+use self::call::{CallMember, ReplyPart, Script, Text};
 use super::record;
 use crate::decision::Decision;
 use crate::key::Key;
@@ -67,11 +67,14 @@ pub(super) struct ScriptTime {
 #[derive(Clone, Debug, Default)]
 pub(super) struct Scripts(Arc<RwLock<ScriptCache>>);
 
-type ScriptCache = HashMap<(ScriptKind, Vec<Shape>), Arc<Script>>;
+type ScriptCache = HashMap<Vec<Shape>, Arc<Script>>;
 
 /// The properties of a limit on which the text of a script depends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 struct Shape {
+    /// The number of the key in a call for several keys, from 0, and its operation.
+    group: usize,
+    kind: ScriptKind,
     name: &'static str,
     /// The address of the strategy's static list of Lua sources. It is compared and hashed instead
     /// of the list.
@@ -81,8 +84,21 @@ struct Shape {
     counts_refusals: bool,
 }
 
+/// An operation on the limits of one key. A script has several groups if it decides on several keys
+/// together.
+struct ScriptGroup {
+    kind: ScriptKind,
+    parts: Vec<ScriptPart>,
+    /// The index of the small states in `KEYS`.
+    key: usize,
+    /// `true` if the script has no other group.
+    is_alone: bool,
+}
+
 /// The properties of a limit from which the text of a script is assembled.
 struct ScriptPart {
+    /// The number of the limit in the script, from 0.
+    position: usize,
     /// The prefix of the names of its functions.
     function: String,
     /// The index of its digest in the packed arguments, from 1. The arguments of its strategy
@@ -104,12 +120,15 @@ struct ScriptPart {
 impl Scripts {
     /// Returns the call that decides on a request, or `None` if a strategy has no script.
     pub(super) fn decide(&self, prefix: &str, request: StorageRequest<'_>, time: ScriptTime) -> Option<Call> {
-        let kind = match request.op {
-            Op::Hit if request.cost > 0 => ScriptKind::Hit,
-            Op::Charge if request.cost > 0 => ScriptKind::Charge,
-            _ => ScriptKind::Peek,
-        };
-        self.call(kind, prefix, request, time, None)
+        self.call(kind_of(&request), prefix, request, time, None)
+    }
+
+    /// Returns the call that decides on hits and peeks of several keys together, or `None` if a strategy
+    /// has no script.
+    pub(super) fn decide_all(&self, prefix: &str, members: &[StorageRequest<'_>], time: ScriptTime) -> Option<Call> {
+        let prepared = members.iter().map(|request| Prepared::new(kind_of(request), prefix, *request, time, None));
+        let prepared = prepared.collect::<Option<Vec<_>>>()?;
+        Some(self.prepared_call(prepared, time))
     }
 
     /// Returns the call that refunds `units` of the hit of `decision`, or `None` if a strategy has
@@ -153,6 +172,46 @@ impl Scripts {
         time: ScriptTime,
         refunded: Option<&Decision>,
     ) -> Option<Call> {
+        Some(self.prepared_call(vec![Prepared::new(kind, prefix, request, time, refunded)?], time))
+    }
+
+    fn prepared_call(&self, prepared: Vec<Prepared<'_>>, time: ScriptTime) -> Call {
+        let script = self.script(&prepared);
+        Call { script, members: prepared.into_iter().map(|prepared| prepared.member).collect(), now: time.own }
+    }
+
+    fn script(&self, prepared: &[Prepared<'_>]) -> Arc<Script> {
+        let shapes = prepared.iter().enumerate().flat_map(|(group, prepared)| prepared.shapes(group));
+        let id: Vec<Shape> = shapes.collect();
+        let cached = unpoisoned(self.0.read()).get(&id).cloned();
+        cached.unwrap_or_else(|| {
+            let groups = groups(prepared);
+            let single = Text::new(assembled::text(&groups));
+            let combined = assembled::combined_text(&groups).map(Text::new);
+            let script = Arc::new(Script { single, combined });
+            unpoisoned(self.0.write()).insert(id, Arc::clone(&script));
+            script
+        })
+    }
+}
+
+/// The part of a call for one key, with the properties from which its script is assembled.
+struct Prepared<'a> {
+    kind: ScriptKind,
+    limits: &'a [Limit],
+    scripts: Vec<StrategyScript>,
+    member: CallMember,
+}
+
+impl<'a> Prepared<'a> {
+    /// Returns `None` if a strategy has no script.
+    fn new(
+        kind: ScriptKind,
+        prefix: &str,
+        request: StorageRequest<'a>,
+        time: ScriptTime,
+        refunded: Option<&Decision>,
+    ) -> Option<Self> {
         let limits = request.policy.limits();
         let scripts: Vec<StrategyScript> =
             limits.iter().map(|limit| strategy_script(limit, time.near, request.cost)).collect::<Option<_>>()?;
@@ -177,29 +236,29 @@ impl Scripts {
                 arguments.push(anchor.into());
             }
         }
-        let script = self.script(kind, limits, &scripts);
         let reply_parts = scripts.iter().map(reply_part).collect();
-        Some(Call { script, keys, arguments: arguments.0, now: time.own, digests, reply_parts })
+        let member = CallMember { keys, arguments: arguments.0, digests, reply_parts };
+        Some(Self { kind, limits, scripts, member })
     }
 
-    fn script(&self, kind: ScriptKind, limits: &[Limit], scripts: &[StrategyScript]) -> Arc<Script> {
-        let shape = |(limit, script): (&Limit, &StrategyScript)| Shape {
+    fn shapes(&self, group: usize) -> impl Iterator<Item = Shape> {
+        self.limits.iter().zip(&self.scripts).map(move |(limit, script)| Shape {
+            group,
+            kind: self.kind,
             name: script.name,
             sources: script.sources.as_ptr().addr(),
             arguments: script.arguments.len(),
             delays: script.delays,
             counts_refusals: limit.strategy().counts_refusals(),
-        };
-        let id = (kind, limits.iter().zip(scripts).map(shape).collect());
-        let cached = unpoisoned(self.0.read()).get(&id).cloned();
-        cached.unwrap_or_else(|| {
-            let parts = parts(kind, limits, scripts);
-            let single = Text::new(assembled::text(kind, &parts));
-            let combined = assembled::combined_text(kind, &parts).map(Text::new);
-            let script = Arc::new(Script { single, combined });
-            unpoisoned(self.0.write()).insert(id, Arc::clone(&script));
-            script
         })
+    }
+}
+
+fn kind_of(request: &StorageRequest<'_>) -> ScriptKind {
+    match request.op {
+        Op::Hit if request.cost > 0 => ScriptKind::Hit,
+        Op::Charge if request.cost > 0 => ScriptKind::Charge,
+        _ => ScriptKind::Peek,
     }
 }
 
@@ -225,13 +284,24 @@ fn reply_part(script: &StrategyScript) -> ReplyPart {
     }
 }
 
-fn parts(kind: ScriptKind, limits: &[Limit], scripts: &[StrategyScript]) -> Vec<ScriptPart> {
-    let (first, hit_values) = if kind == ScriptKind::Refund { (3, 2) } else { (2, 0) };
-    let (mut first, mut key) = (first, 1);
+fn groups(prepared: &[Prepared<'_>]) -> Vec<ScriptGroup> {
+    let (mut position, mut key, is_alone) = (0, 1, prepared.len() == 1);
+    let group = |prepared: &Prepared<'_>| {
+        let group = ScriptGroup { kind: prepared.kind, parts: parts(prepared, position, key), key, is_alone };
+        (position, key) = (position + prepared.limits.len(), key + prepared.member.keys.len());
+        group
+    };
+    prepared.iter().map(group).collect()
+}
+
+/// `position` is the number of the first limit in the script, and `key` the index of its small states.
+fn parts(prepared: &Prepared<'_>, mut position: usize, mut key: usize) -> Vec<ScriptPart> {
+    let (mut first, hit_values) = if prepared.kind == ScriptKind::Refund { (3, 2) } else { (2, 0) };
     let part = |(limit, script): (&Limit, &StrategyScript)| {
         let is_log = is_log(script);
         key += usize::from(is_log);
         let part = ScriptPart {
+            position,
             function: script.name.replace('-', "_"),
             first,
             arguments: script.arguments.len(),
@@ -242,10 +312,10 @@ fn parts(kind: ScriptKind, limits: &[Limit], scripts: &[StrategyScript]) -> Vec<
             delays: reply_part(script) == ReplyPart::Delay,
             counts_refusals: !is_log && limit.strategy().counts_refusals(),
         };
-        first += 1 + script.arguments.len() + hit_values;
+        (position, first) = (position + 1, first + 1 + script.arguments.len() + hit_values);
         part
     };
-    limits.iter().zip(scripts).map(part).collect()
+    prepared.limits.iter().zip(&prepared.scripts).map(part).collect()
 }
 
 /// Packed numbers, as little-endian doubles.

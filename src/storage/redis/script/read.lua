@@ -76,5 +76,5 @@ if till$ > last then
   last = till$
 end
 -- each log:
-local log$ = log_open(now, KEYS[KEY$], stored, till$, units$, oldest$, first$, length$, room$, head$, tail$, ARGUMENTS$)
+local log$ = log_open(now, STATES, KEYS[KEY$], stored, till$, units$, oldest$, first$, length$, room$, head$, tail$, ARGUMENTS$)
 -- done

@@ -1,0 +1,211 @@
+//! Several keys that are decided together, in one call of a script.
+
+use std::time::Duration;
+
+use common::random::Numbers;
+use common::servers::storage::on;
+use common::servers::{Server, ShardingProxy};
+use common::{EVERY_STRATEGY, foreign, policy};
+use futures_util::future::join_all;
+use tower_ratelimit::storage::{Clock, ManualClock, RedisStorage, StorageErrorKind, StorageRequest};
+use tower_ratelimit::strategy::Status;
+use tower_ratelimit::testing::{Model, members_decide_like_the_model};
+use tower_ratelimit::{Decision, Key, Op, Policy, Storage};
+
+use super::{ready, storage};
+
+/// The policies `m0`, `m1` and so on, from their texts.
+fn named<'a>(texts: impl IntoIterator<Item = &'a str>) -> Vec<Policy> {
+    texts.into_iter().enumerate().map(|(at, text)| policy(text).with_name(format!("m{at}"))).collect()
+}
+
+fn hits<'a>(policies: &'a [Policy], keys: &'a [Key]) -> Vec<StorageRequest<'a>> {
+    policies.iter().zip(keys).map(|(policy, key)| StorageRequest::new(policy, key, Op::Hit, 1)).collect()
+}
+
+fn are_admitted(decisions: &[Decision]) -> bool {
+    decisions.iter().all(Decision::is_admitted)
+}
+
+#[test]
+fn several_keys_are_decided_like_by_the_model() {
+    let server = Server::start(&[]);
+    members_decide_like_the_model(|clock| on(&server, clock));
+}
+
+/// Up to eight members, whose limits are in local variables or in tables of the script.
+#[tokio::test]
+async fn members_of_every_strategy_are_decided_like_by_the_model() {
+    let server = Server::start(&[]);
+    let mut numbers = Numbers(0x0f1e_2d3c_4b5a_6978);
+    for round in 0..40 {
+        let (clock, mut model) = (ManualClock::default(), Model::default());
+        let storage = on(&server, clock.clone());
+        let count = 2 + numbers.below(7);
+        let texts: Vec<String> = (0..count)
+            .map(|_| (0..=numbers.below(3)).map(|_| numbers.one_of(&EVERY_STRATEGY)).collect::<Vec<_>>().join("; "))
+            .collect();
+        let policies = named(texts.iter().map(String::as_str));
+        for step in 0..60 {
+            let keys: Vec<_> = policies.iter().map(|_| Key::from(numbers.below(2))).collect();
+            let mut members = hits(&policies, &keys);
+            for member in &mut members {
+                (member.op, member.cost) =
+                    (numbers.one_of(&[Op::Hit, Op::Hit, Op::Hit, Op::Peek]), numbers.one_of(&[0, 1, 1, 2]));
+            }
+            let decisions = storage.decide_all(&members).await.unwrap_or_else(|error| panic!("{texts:?}: {error:#}"));
+            let expected = model.decide_all(&members, clock.now());
+            assert_eq!(decisions, expected, "round {round}, step {step}, {texts:?}");
+            clock.advance(Duration::from_micros(numbers.below(2_000_000)));
+        }
+    }
+}
+
+/// Hits of several keys share calls with others of the same policies.
+#[tokio::test]
+async fn combined_hits_of_several_keys_are_exact() {
+    let server = Server::start(&[]);
+    let storage = storage(&server.url());
+    ready(&storage).await;
+    let policies = named(["fixed-window 40/day", "token-bucket 90/day", "fixed-window 150/day"]);
+    let before = server.calls("evalsha");
+    let all = (0..400_u64).map(|number| {
+        let (keys, policies, storage) =
+            ([Key::from(number % 8), Key::from(number % 2), Key::global()], &policies, &storage);
+        async move { are_admitted(&storage.decide_all(&hits(policies, &keys)).await.unwrap()) }
+    });
+    let admitted = join_all(all).await.into_iter().filter(|admitted| *admitted).count();
+    assert_eq!(admitted, 150);
+    assert!(server.calls("evalsha") - before < 100, "{} calls", server.calls("evalsha") - before);
+    let mut spent = [0; 3];
+    for (at, keys) in [(0, 8), (1, 2)] {
+        for number in 0..keys {
+            let peek =
+                storage.decide(StorageRequest::new(&policies[at], &Key::from(number), Op::Peek, 0)).await.unwrap();
+            spent[at] += peek.capacity() - peek.remaining();
+        }
+    }
+    spent[2] =
+        150 - storage.decide(StorageRequest::new(&policies[2], &Key::global(), Op::Peek, 0)).await.unwrap().remaining();
+    assert_eq!(spent, [150; 3]);
+}
+
+/// Refused hits of a user leave the counts of its tenant and of all as they were.
+#[tokio::test]
+async fn refused_hits_leave_every_count_as_it_was() {
+    let server = Server::start(&[]);
+    let storage = storage(&server.url());
+    let policies =
+        named(["fixed-window 3/day", "moving-window 1000/day; fixed-window 2000/day", "lockout 100000/day for 1 day"]);
+    let keys = [Key::from("user"), Key::from("tenant"), Key::global()];
+    for _ in 0..3 {
+        assert!(are_admitted(&storage.decide_all(&hits(&policies, &keys)).await.unwrap()));
+    }
+    let peeks = async || {
+        let peeks = policies.iter().zip(&keys).map(|(policy, key)| StorageRequest::new(policy, key, Op::Peek, 0));
+        let decided = join_all(peeks.map(|peek| storage.decide(peek))).await.into_iter().map(Result::unwrap);
+        decided.map(|decision| decision.limits().iter().map(Status::remaining).collect::<Vec<_>>()).collect::<Vec<_>>()
+    };
+    let before = peeks().await;
+    let calls = server.calls("evalsha");
+    for _ in 0..100 {
+        let members = hits(&policies, &keys);
+        for decided in join_all((0..100).map(|_| storage.decide_all(&members))).await {
+            let decided = decided.unwrap();
+            assert!(decided[0].is_refused() && decided.iter().all(|decision| !decision.has_spent()), "{decided:?}");
+        }
+    }
+    assert_eq!(server.calls("evalsha") - calls, 10_000, "hits with a log are not combined");
+    assert_eq!(peeks().await, before);
+}
+
+/// The proof is made by the first decisions, which wait for it, also on a storage that combines none.
+#[tokio::test]
+async fn several_keys_need_the_proof_of_one_server() {
+    let server = [Server::start(&[]), Server::start(&[])];
+    let policies = named(["5/day", "5/day"]);
+    let keys = [Key::from("user"), Key::global()];
+    let members = hits(&policies, &keys);
+    for (option, evals) in [("", 66), ("?combine=false", 65), ("?combine=always", 0)] {
+        server[0].ask(&["SCRIPT", "FLUSH"]);
+        let (before, proxy) = (server[0].calls("eval"), ShardingProxy::start(&[server[0].port()]));
+        let storage = storage(&format!("{}{option}", proxy.url()));
+        let decided = join_all((0..3).map(|_| storage.decide_all(&members))).await;
+        for decisions in decided {
+            assert!(are_admitted(&decisions.unwrap()));
+        }
+        let sent = server[0].calls("eval") - before;
+        assert!(sent >= evals && sent <= evals + 3, "{option}: {sent} scripts");
+        storage.clear(&policies[0], &keys[0]).await.unwrap();
+        storage.clear(&policies[1], &keys[1]).await.unwrap();
+    }
+    let proxy = ShardingProxy::start(&[server[0].port(), server[1].port()]);
+    let error = storage(&proxy.url()).decide_all(&members).await.unwrap_err();
+    assert!(error.kind() == StorageErrorKind::Unsupported && !error.may_have_counted(), "{error:?}");
+    assert!(error.to_string().contains("InOrder::new(storage)"), "{error}");
+    assert_eq!(server[0].ask(&["KEYS", "*m?|*"]).to_string(), "", "nothing was counted");
+}
+
+/// The errors say what to write instead, when the layer is built and at run time.
+#[tokio::test]
+async fn members_that_one_script_cannot_decide_are_rejected() {
+    let server = Server::start(&[]);
+    let scripted = policy("5/day").with_name("scripted");
+    let without_script = foreign(5).with_name("foreign");
+    for (url, policies, reason) in [
+        (
+            "redis+cluster://127.0.0.1:1",
+            [scripted.clone(), scripted.clone().with_name("other")],
+            "a Redis Cluster keeps",
+        ),
+        (&*server.url(), [scripted, without_script], "has a strategy without a script"),
+    ] {
+        let storage = RedisStorage::new(url).unwrap();
+        let error = storage.validate_members(&policies).unwrap_err().to_string();
+        assert!(error.contains(reason) && error.contains("InOrder::new(storage)"), "{error}");
+        let keys = [Key::from("user"), Key::global()];
+        let failed = storage.decide_all(&hits(&policies, &keys)).await.unwrap_err();
+        assert!(failed.kind() == StorageErrorKind::Unsupported && format!("{failed:#}").contains(&error), "{failed:#}");
+    }
+    assert_eq!(server.ask(&["DBSIZE"]).to_string(), "0");
+}
+
+/// A missing right or an unreadable value of one key changes no other key.
+#[tokio::test]
+async fn hits_that_fail_on_one_key_count_on_none() {
+    let server = Server::start(&[]);
+    let policies = named(["moving-window 5/day", "5/day", "moving-window 7/day"]);
+    let keys = [Key::from("user"), Key::from("tenant"), Key::global()];
+    let members = hits(&policies, &keys);
+    let all = storage(&server.url());
+    assert!(are_admitted(&all.decide_all(&members).await.unwrap()));
+    let peeks = async || {
+        let peek =
+            |member: &StorageRequest<'_>| all.decide(StorageRequest::new(member.policy, member.key, Op::Peek, 1));
+        join_all(members.iter().map(peek)).await
+    };
+    let remaining = async || peeks().await.into_iter().map(|peek| peek.unwrap().remaining()).collect::<Vec<_>>();
+    assert_eq!(remaining().await, [4, 4, 6]);
+    for right in ["set", "setrange", "getrange", "strlen", "pexpire"] {
+        let without = format!("-{right}");
+        server.ask(&["ACL", "SETUSER", "some", "reset", "on", ">password", "~*", "+@all", &without]);
+        let storage = storage(&server.url().replace("redis://", "redis://some:password@"));
+        for _ in 0..3 {
+            let before = remaining().await;
+            let result = storage.decide_all(&members).await;
+            let expected: Vec<_> = before.iter().map(|left| left - u32::from(result.is_ok())).collect();
+            assert_eq!(remaining().await, expected, "{right}: {result:?}");
+        }
+        all.clear_all().await.unwrap();
+        assert!(are_admitted(&all.decide_all(&members).await.unwrap()));
+    }
+    for (at, (policy, key)) in policies.iter().zip(&keys).enumerate() {
+        let (before, name) = (remaining().await, format!("rl:{{{}|{key}}}v1", policy.identity()));
+        server.ask(&["RENAME", &name, "kept"]);
+        server.ask(&["SET", &name, "a value of another format, which is no record"]);
+        let error = all.decide_all(&members).await.unwrap_err();
+        assert!(error.kind() == StorageErrorKind::Unsupported, "{at}: {error:?}");
+        server.ask(&["RENAME", "kept", &name]);
+        assert_eq!(remaining().await, before, "{at}");
+    }
+}
