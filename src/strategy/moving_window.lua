@@ -446,19 +446,21 @@ function log_rare()
       log.first = 0
     elseif forgive('STRLEN', log.key) ~= log.size then
       return false
-    elseif room == CHUNK then
-      local bytes, _, sum = read(log, 0, CHUNK), pass(log, CHUNK, math.huge)
-      if not bytes or not sum then
-        return false
-      end
-      try_rights(log, keep)
-      log.room, log.first, log.size = 2 * CHUNK, 0, 2 * CHUNK * width + 2 * ROW
-      local rows = struct.pack('>I4I2I4I4I2I4', sum, CHUNK, 0, 0, 0, 1)
-      redis.call('SET', log.key, bytes .. string.rep('\0', CHUNK * width) .. rows, 'PX', keep)
     else
       -- A long log gets more chunks at the end of the string. Their rows are inserted before the
-      -- row of the first entry.
-      local rows = forgive('GETRANGE', log.key, room * width, -1)
+      -- row of the first entry. A log of one chunk gets its row, and begins at the first place.
+      local rows, old
+      if room == CHUNK then
+        local _, sum = pass(log, CHUNK, math.huge)
+        old = read(log, 0, CHUNK)
+        if not old or not sum then
+          return false
+        end
+        rows, log.first = struct.pack('>I4I2I4', sum, CHUNK, 0), 0
+      else
+        rows = forgive('GETRANGE', log.key, room * width, -1)
+        old = room < REWRITTEN and forgive('GETRANGE', log.key, 0, room * width - 1)
+      end
       try_rights(log, keep)
       local count, first = room / CHUNK, math.floor(log.first / CHUNK)
       -- Without refunds, two chunks more than the limit needs suffice.
@@ -473,8 +475,8 @@ function log_rare()
       else
         rows = rows .. new
       end
-      log.room, log.size = room + more * CHUNK, log.size + more * (CHUNK * width + ROW)
-      local old = room < REWRITTEN and forgive('GETRANGE', log.key, 0, room * width - 1)
+      log.room = room + more * CHUNK
+      log.size = log.room * width + #rows
       if old then
         redis.call('SET', log.key, old .. string.rep('\0', more * CHUNK * width) .. rows, 'PX', keep)
       else

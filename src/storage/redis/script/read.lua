@@ -30,36 +30,26 @@ if not (
   -- each log:
   digest$, till$, units$, oldest$, first$, length$, room$, head$, tail$ = -1, 0, 0, 0, 0, 0, 0, 0, 0
   -- done
-  local at, after, found = 1
-  while at + 19 <= #stored do
-    found = unpack('>I4', stored, at)
-    after = at + (found < 2147483648 and 20 or 44)
-    if after - 1 > #stored then
-      break
-    end
+end
+-- A value that does not consist of records has another format.
+if others then
+  local at, is_known, after, found, ends = 1, true
+  while is_known and at + 19 <= #stored do
+    found, ends = unpack('>I4I8', stored, at)
+    after, is_known = at + (found < 2147483648 and 20 or 44), ends < TWO_54
+    -- each:
+    is_known = is_known or found == TAG$
     -- each small:
     if found == TAG$ and digest$ ~= found then
       digest$, till$, first$, second$ = unpack('>I4I8I4I4', stored, at)
     end
     -- each log:
-    if found == TAG$ and digest$ ~= found then
+    if found == TAG$ and digest$ ~= found and after <= #stored + 1 then
       digest$, till$, units$, oldest$, first$, length$, room$, head$, tail$ =
         unpack('>I4I8I4I8I4I4I4I4I4', stored, at)
     end
     -- done
     at = after
-  end
-end
--- A value that does not consist of records has another format.
-if others then
-  local at, is_known, found, till = 1, true
-  while is_known and at + 19 <= #stored do
-    found, till = unpack('>I4I8', stored, at)
-    is_known = till < TWO_54
-    -- each:
-    is_known = is_known or found == TAG$
-    -- done
-    at = at + (found < 2147483648 and 20 or 44)
   end
   if not is_known or at ~= #stored + 1 then
     -- unknown
