@@ -22,7 +22,8 @@ pub(super) struct Shard {
     /// The latest time of a decision in this shard.
     latest: Timestamp,
     hits: u32,
-    logs: Logs,
+    /// A slot has the index of its log. A log is taken out while a hit on its key is decided.
+    logs: Slab<Option<Box<Log>>>,
     /// The slot at which the next sweep starts.
     swept: usize,
 }
@@ -91,7 +92,7 @@ impl Shard {
             let slot = self.table.get_mut(index);
             if slot.limit & LOG == 0 {
                 *state = slot.state();
-            } else if let Some(log) = self.logs.take(slot.first) {
+            } else if let Some(log) = self.logs[slot.first as usize].take() {
                 size.logs += log_bytes(&log);
                 *state = State::Log(log);
             }
@@ -145,7 +146,7 @@ impl Shard {
             State::Fresh => 0,
             State::Counts { amounts: [first, second], .. } => {
                 if slot.limit & LOG != 0 {
-                    drop(self.logs.remove(slot.first));
+                    drop(self.logs.remove(slot.first as usize));
                     slot.limit &= !LOG;
                 }
                 (slot.first, slot.second) = (first, second);
@@ -155,9 +156,9 @@ impl Shard {
                 let bytes = log_bytes(&log);
                 if slot.limit & LOG == 0 {
                     slot.limit |= LOG;
-                    slot.first = self.logs.add();
+                    slot.first = log_index(self.logs.insert(None));
                 }
-                self.logs.put(slot.first, log);
+                self.logs[slot.first as usize] = Some(log);
                 bytes
             }
         }
@@ -205,9 +206,13 @@ impl Shard {
     /// Releases unused memory after states were removed.
     fn tidy(&mut self) {
         self.table.shrink();
-        if self.logs.is_sparse() {
-            let logs = self.table.used_mut().filter(|slot| slot.limit & LOG != 0);
-            self.logs.shrink(logs.map(|slot| &mut slot.first));
+        let logs = self.logs.len();
+        if self.logs.capacity() > 64 && logs < self.logs.capacity() / 8 * 3 {
+            let mut smaller = Slab::with_capacity(logs + logs / 3);
+            for slot in self.table.used_mut().filter(|slot| slot.limit & LOG != 0) {
+                slot.first = log_index(smaller.insert(self.logs.remove(slot.first as usize)));
+            }
+            self.logs = smaller;
         }
     }
 
@@ -220,7 +225,7 @@ impl Shard {
 
     fn log(&self, index: usize) -> Option<&Log> {
         let slot = self.table.get(index)?;
-        if slot.limit & LOG == 0 { None } else { self.logs.get(slot.first) }
+        if slot.limit & LOG == 0 { None } else { self.logs[slot.first as usize].as_deref() }
     }
 
     #[inline]
@@ -232,7 +237,7 @@ impl Shard {
     fn remove(&mut self, index: usize) -> Option<Box<Log>> {
         let TableSlot { limit, first, .. } = *self.table.slot(index);
         self.table.remove(index);
-        if limit & LOG == 0 { None } else { self.logs.remove(first) }
+        if limit & LOG == 0 { None } else { self.logs.remove(first as usize) }
     }
 
     /// Visits a few slots and removes the expired ones. If many of them have expired, as after a
@@ -281,7 +286,7 @@ impl Shard {
                 first_left = first_left.or(Some(slot.hash));
                 return true;
             }
-            swept.count(if has_log { logs.remove(slot.first) } else { None });
+            swept.count(if has_log { logs.remove(slot.first as usize) } else { None });
             false
         });
         swept.freed.keys += keys - self.table.keys();
@@ -318,48 +323,7 @@ impl Swept {
     }
 }
 
-/// The logs of a shard. A slot has the index of its log. A log is taken out while a hit on its key
-/// is decided.
-#[derive(Debug, Default)]
-struct Logs(Slab<Option<Box<Log>>>);
-
-impl Logs {
-    /// Adds an empty entry for a log.
-    pub(super) fn add(&mut self) -> u32 {
-        u32::try_from(self.0.insert(None)).expect("fewer than 2^32 logs")
-    }
-
-    #[inline]
-    pub(super) fn get(&self, index: u32) -> Option<&Log> {
-        self.0[index as usize].as_deref()
-    }
-
-    #[inline]
-    pub(super) fn take(&mut self, index: u32) -> Option<Box<Log>> {
-        self.0[index as usize].take()
-    }
-
-    #[inline]
-    pub(super) fn put(&mut self, index: u32, log: Box<Log>) {
-        self.0[index as usize] = Some(log);
-    }
-
-    pub(super) fn remove(&mut self, index: u32) -> Option<Box<Log>> {
-        self.0.remove(index as usize)
-    }
-
-    /// Returns `true` if most entries are vacant.
-    pub(super) fn is_sparse(&self) -> bool {
-        self.0.capacity() > 64 && self.0.len() < self.0.capacity() / 8 * 3
-    }
-
-    /// Moves all logs to a smaller slab. `indices` are all indices in use, and are updated.
-    pub(super) fn shrink<'a>(&mut self, indices: impl Iterator<Item = &'a mut u32>) {
-        let mut smaller = Slab::with_capacity(self.0.len() + self.0.len() / 3);
-        for index in indices {
-            let log = self.0.remove(*index as usize);
-            *index = u32::try_from(smaller.insert(log)).expect("fewer than 2^32 logs");
-        }
-        self.0 = smaller;
-    }
+/// Returns the index of a log as a slot stores it.
+fn log_index(index: usize) -> u32 {
+    u32::try_from(index).expect("fewer than 2^32 logs")
 }
