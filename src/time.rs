@@ -1,6 +1,7 @@
 //! Timestamps in whole microseconds since the Unix epoch.
 
 use std::fmt;
+use std::hash::{BuildHasher, RandomState};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 /// An instant in whole microseconds since the Unix epoch.
@@ -89,6 +90,12 @@ impl fmt::Debug for Timestamp {
 /// Returns the duration in whole microseconds, rounded down. Saturates at `u64::MAX`.
 pub(crate) fn micros(duration: Duration) -> u64 {
     u64::try_from(duration.as_micros()).unwrap_or(u64::MAX)
+}
+
+/// Returns a random duration of whole microseconds between zero and `longest`, for jitter.
+pub(crate) fn random_up_to(longest: Duration) -> Duration {
+    let longest = micros(longest).min(u64::MAX - 1);
+    Duration::from_micros(RandomState::new().hash_one(longest) % (longest + 1))
 }
 
 /// Returns the duration in whole seconds, rounded up.

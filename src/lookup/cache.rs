@@ -154,7 +154,8 @@ impl<I: Clone + Eq + Hash + Send + Sync + 'static> CacheState<I> {
         if known.is_none() && in_flight >= self.max_flights {
             return Err(self.keep(&flights, id, Err(LookupError::too_many(in_flight))));
         }
-        let (sender, flight) = start_flight(self.config.settings.timeout);
+        let (sender, result) = watch::channel(None);
+        let flight = Flight { result, ends: Instant::now().checked_add(self.config.settings.timeout) };
         flights.insert(id.clone(), flight.clone());
         drop(flights);
         let task = Task { shared: Arc::clone(self), id: id.clone(), flight: flight.clone(), sender };
@@ -208,7 +209,7 @@ struct Task<I: Clone + Eq + Hash + Send + Sync + 'static> {
     flight: Flight,
     // Dropped after the flight is removed, so that a request that waits for it does not join it
     // again.
-    sender: FlightSender,
+    sender: watch::Sender<Option<LookupResult>>,
 }
 
 impl<I: Clone + Eq + Hash + Send + Sync + 'static> Task<I> {
@@ -235,7 +236,7 @@ impl<I: Clone + Eq + Hash + Send + Sync + 'static> Task<I> {
         let is_older = result.is_ok() && !self.is_current(&flights);
         let result = if is_older { result } else { self.shared.keep(&flights, &self.id, result) };
         drop(flights);
-        self.sender.complete(result);
+        self.sender.send_replace(Some(result));
     }
 
     fn is_current(&self, flights: &Flights<'_, I>) -> bool {
@@ -254,41 +255,27 @@ impl<I: Clone + Eq + Hash + Send + Sync + 'static> Drop for Task<I> {
 
 /// The handle of a request that waits for a lookup in flight.
 #[derive(Clone)]
-pub(super) struct Flight {
+struct Flight {
     /// `None` until the lookup has completed.
     result: watch::Receiver<Option<LookupResult>>,
     /// The instant of its timeout. `None` for never.
     ends: Option<Instant>,
 }
 
-/// Sends the result of a lookup to the requests that wait for it.
-pub(super) struct FlightSender(watch::Sender<Option<LookupResult>>);
-
-fn start_flight(timeout: Duration) -> (FlightSender, Flight) {
-    let (sender, result) = watch::channel(None);
-    (FlightSender(sender), Flight { result, ends: Instant::now().checked_add(timeout) })
-}
-
-impl FlightSender {
-    pub(super) fn complete(&self, result: LookupResult) {
-        self.0.send_replace(Some(result));
-    }
-}
-
 impl Flight {
     /// Returns `true` after the timeout. The task of the lookup has then failed to end it, because
     /// its runtime does not run.
-    pub(super) fn is_overdue(&self) -> bool {
+    fn is_overdue(&self) -> bool {
         self.ends.is_some_and(|ends| ends <= Instant::now())
     }
 
-    pub(super) fn is(&self, other: &Self) -> bool {
+    fn is(&self, other: &Self) -> bool {
         self.result.same_channel(&other.result)
     }
 
     /// Waits for the result. Returns `None` if the task of the lookup ended early, because its
     /// runtime has ended.
-    pub(super) async fn result(mut self) -> Option<LookupResult> {
+    async fn result(mut self) -> Option<LookupResult> {
         self.result.wait_for(Option::is_some).await.ok()?.clone()
     }
 }

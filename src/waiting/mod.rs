@@ -28,7 +28,6 @@ mod queue;
 mod room;
 mod seats;
 
-use std::hash::{BuildHasher, RandomState};
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
@@ -48,6 +47,7 @@ use crate::observe::Reporter;
 use crate::policy::{Op, Policy, SharedPolicy};
 use crate::reservation::{LimitedKey, run_or_spawn};
 use crate::storage::{AnyStorage, Storage, StorageError, StorageFuture, StorageRequest};
+use crate::time::random_up_to;
 
 /// The maximum jitter after the end of a refusal.
 const MAX_JITTER: Duration = Duration::from_secs(1);
@@ -193,11 +193,6 @@ fn past(end: Instant, deadline: Instant) -> Instant {
     let wait = end.saturating_duration_since(Instant::now());
     let longest = (wait / 10).min(MAX_JITTER).min(deadline.saturating_duration_since(end));
     end + random_up_to(longest)
-}
-
-fn random_up_to(longest: Duration) -> Duration {
-    let micros = u64::try_from(longest.as_micros()).unwrap_or(u64::MAX - 1);
-    Duration::from_micros(RandomState::new().hash_one(micros) % (micros + 1))
 }
 
 /// A hit in flight. If it is dropped, it continues in a task, and is refunded if it was admitted.

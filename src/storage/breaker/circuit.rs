@@ -9,7 +9,6 @@
 //! are spent, there is nothing else.
 
 use std::fmt;
-use std::hash::{BuildHasher, RandomState};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -20,7 +19,7 @@ use crate::storage::{StorageError, StorageErrorKind};
 use crate::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use crate::sync::unpoisoned;
 use crate::sync::{Mutex, MutexGuard};
-use crate::time::micros;
+use crate::time::{micros, random_up_to};
 
 #[cfg(all(test, tower_ratelimit_loom))]
 mod loom;
@@ -257,8 +256,7 @@ const fn is_closed(epoch: u64) -> bool {
 
 /// Subtracts up to 50 % of jitter, so that replicas do not probe the same server at the same time.
 fn with_jitter(wait: Duration) -> Duration {
-    let (wait, half) = (micros(wait), micros(wait) / 2);
-    Duration::from_micros(wait - RandomState::new().hash_one(half) % (half + 1))
+    wait.saturating_sub(random_up_to(wait / 2))
 }
 
 impl CallPermit {

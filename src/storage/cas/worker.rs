@@ -8,7 +8,6 @@
 //! batch would change nothing, it loads the text and decides again, because the recalled one may be
 //! outdated.
 
-use std::hash::{BuildHasher, RandomState};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -19,7 +18,7 @@ use super::job::{Job, JobKey, JobResult, late};
 use super::shared::{CasShared, store_deadline};
 use super::{CasStorage, Loaded, Swapped};
 use crate::storage::{StorageError, StorageErrorKind};
-use crate::time::Timestamp;
+use crate::time::{Timestamp, random_up_to};
 
 /// The maximum number of retries without a delay.
 const IMMEDIATE_RETRIES: u32 = 4;
@@ -237,8 +236,7 @@ impl<S: CasStorage> Worker<S> {
 /// Returns the delay before the next attempt: exponential backoff with full jitter. The upper bound
 /// is 200 microseconds at first, and doubles with each attempt up to 12.8 milliseconds.
 pub(super) fn backoff(attempt: u32) -> Duration {
-    let max_micros = 200_u64 << attempt.min(6);
-    Duration::from_micros(RandomState::new().hash_one(attempt) % max_micros)
+    random_up_to(Duration::from_micros(200 << attempt.min(6)))
 }
 
 fn too_long(bytes: usize, longest: usize) -> StorageError {

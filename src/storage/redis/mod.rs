@@ -29,7 +29,7 @@ use tokio::time::Instant;
 use self::combine::{Combiner, run_alone};
 use self::error::unprepared_time;
 use self::link::Link;
-use self::script::{Call, ScriptTime, Scripts, unexpected_reply};
+use self::script::{Call, ScriptKind, ScriptTime, Scripts, unexpected_reply};
 use self::swap::SwapStore;
 use self::url::{Access, RedisUrl, Servers};
 use crate::decision::Decision;
@@ -269,7 +269,8 @@ impl Storage for RedisStorage {
     }
 
     fn clear(&self, policy: &Policy, key: &Key) -> StorageFuture<()> {
-        let Some(call) = self.scripts.clear(&self.prefix, policy, key, self.time()) else {
+        let request = StorageRequest::new(policy, key, Op::Hit, 0);
+        let Some(call) = self.scripts.call(ScriptKind::Clear, &self.prefix, request, self.time(), None) else {
             return self.cas.clear(policy, key);
         };
         self.update(call, |_| None)
@@ -403,7 +404,8 @@ impl RedisStorage {
             let charge = StorageRequest::new(policy, key, Op::Charge, actual - decision.cost());
             return self.scripts.decide(&self.prefix, charge, time);
         }
-        self.scripts.refund(&self.prefix, policy, key, time, decision, decision.cost() - actual)
+        let refund = StorageRequest::new(policy, key, Op::Hit, decision.cost() - actual);
+        self.scripts.call(ScriptKind::Refund, &self.prefix, refund, time, Some(decision))
     }
 
     /// Runs the script of a change. `prepare` returns the call for another time.

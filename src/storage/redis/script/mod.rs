@@ -30,7 +30,6 @@ pub(super) use self::call::{Call, Combined, Kin, unexpected_reply};
 use self::call::{CallMember, ReplyPart, Script, Text};
 use super::record;
 use crate::decision::Decision;
-use crate::key::Key;
 use crate::policy::{Limit, Op, Policy};
 use crate::storage::{StorageRequest, names};
 use crate::strategy::Script as StrategyScript;
@@ -46,7 +45,7 @@ const STEP: u32 = 500_000;
 
 /// The operation of a script.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-enum ScriptKind {
+pub(super) enum ScriptKind {
     Hit,
     Peek,
     Charge,
@@ -131,26 +130,6 @@ impl Scripts {
         Some(self.prepared_call(prepared, time))
     }
 
-    /// Returns the call that refunds `units` of the hit of `decision`, or `None` if a strategy has
-    /// no script.
-    pub(super) fn refund(
-        &self,
-        prefix: &str,
-        policy: &Policy,
-        key: &Key,
-        time: ScriptTime,
-        decision: &Decision,
-        units: u32,
-    ) -> Option<Call> {
-        let request = StorageRequest::new(policy, key, Op::Hit, units);
-        self.call(ScriptKind::Refund, prefix, request, time, Some(decision))
-    }
-
-    /// Returns the call that clears a key, or `None` if a strategy has no script.
-    pub(super) fn clear(&self, prefix: &str, policy: &Policy, key: &Key, time: ScriptTime) -> Option<Call> {
-        self.call(ScriptKind::Clear, prefix, StorageRequest::new(policy, key, Op::Hit, 0), time, None)
-    }
-
     /// Returns the digests that identify the records of the policy's limits.
     pub(super) fn digests(policy: &Policy) -> Vec<u32> {
         let now = Timestamp::wall_clock();
@@ -164,7 +143,9 @@ impl Scripts {
         policy.limits().iter().all(|limit| strategy_script(limit, now, 1).is_some())
     }
 
-    fn call(
+    /// Returns the call that runs this operation, or `None` if a strategy has no script. A refund
+    /// returns the cost of `request` of the hit of `refunded`.
+    pub(super) fn call(
         &self,
         kind: ScriptKind,
         prefix: &str,
