@@ -166,45 +166,44 @@ end
 
 -- Only for settling.
 
-local function bucket_charge(now, cost, till, early, mark, amount, full, full_part, span, span_part, largest)
-  local owed, state, refuse = bucket_rare().owed, bucket_rare().state, bucket_rare().refuse
-  local settled, rest, other = refuse(now, till, early, mark, amount, full, full_part, largest)
+-- Returns the debt of a state at this time, its anchor, and the function that creates a state.
+local function bucket_debt(now, till, early, mark, amount, full, full_part, largest)
+  local rare = bucket_rare()
+  local settled, rest, other = rare.refuse(now, till, early, mark, amount, full, full_part, largest)
   if settled then
     till, early, mark = settled, rest, other
   end
-  local micros, anchor
-  micros, early, anchor = owed(now, till, early, mark, amount, full, largest)
-  micros, early = micros + span, early - span_part
-  if early < 0 then
-    micros, early = micros + 1, early + amount
+  local micros, parts, anchor = rare.owed(now, till, early, mark, amount, full, largest)
+  return micros, parts, anchor, rare.state
+end
+
+local function bucket_charge(now, cost, till, early, mark, amount, full, full_part, span, span_part, largest)
+  local micros, parts, anchor, state = bucket_debt(now, till, early, mark, amount, full, full_part, largest)
+  micros, parts = micros + span, parts - span_part
+  if parts < 0 then
+    micros, parts = micros + 1, parts + amount
   end
   -- The largest debt is 2^52 microseconds.
   if micros > 4503599627370496 then
-    micros, early = 4503599627370496, 0
+    micros, parts = 4503599627370496, 0
   end
-  return state(now, micros, early, anchor, amount, full, full_part, largest)
+  return state(now, micros, parts, anchor, amount, full, full_part, largest)
 end
 
 local function bucket_refund(now, cost, till, early, mark, hit, amount, full, full_part, span, span_part, largest)
-  local owed, state, refuse = bucket_rare().owed, bucket_rare().state, bucket_rare().refuse
-  local settled, rest, other = refuse(now, till, early, mark, amount, full, full_part, largest)
-  if settled then
-    till, early, mark = settled, rest, other
-  end
-  local micros, anchor
-  micros, early, anchor = owed(now, till, early, mark, amount, full, largest)
+  local micros, parts, anchor, state = bucket_debt(now, till, early, mark, amount, full, full_part, largest)
   if anchor ~= hit.anchor % 32768 then return end
   -- Refunds the part of the hit that has not been refilled yet. Earlier hits are refilled first.
   local unpaid = math.max(hit.till - now, 0)
   if span >= unpaid then
     span, span_part = unpaid, 0
   end
-  micros, early = micros - span, early + span_part
-  if early >= amount then
-    micros, early = micros - 1, early - amount
+  micros, parts = micros - span, parts + span_part
+  if parts >= amount then
+    micros, parts = micros - 1, parts - amount
   end
   if micros <= 0 then
     return 0, 0, 0
   end
-  return state(now, micros, early, anchor, amount, full, full_part, largest)
+  return state(now, micros, parts, anchor, amount, full, full_part, largest)
 end
