@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::panic::catch_unwind;
 use std::time::Duration;
 
-use common::{Inner, T0, ask, get, memory_with_manual_clock, policy, retry_after, with};
+use common::{EVERY_STRATEGY, Inner, T0, ask, get, memory_with_manual_clock, policy, retry_after, with};
 use http::Response;
 use tower::Layer;
 use tower_ratelimit::{
@@ -159,6 +159,36 @@ async fn jitter_lengthens_retry_after_by_at_most_its_share() {
     };
     let waits = waits(headers.retry_jitter(20), GrpcRejection::new(), pushback).await;
     assert!(waits.iter().any(|wait| *wait > 50), "{waits:?}");
+}
+
+#[tokio::test]
+async fn clients_that_wait_as_long_as_a_jittered_retry_after_are_admitted() {
+    for text in EVERY_STRATEGY.map(|text| text.replace("seconds", "minutes")) {
+        let (storage, clock) = memory_with_manual_clock();
+        let service = |headers| {
+            let layer = RateLimitLayer::new(policy(&text), Header::new("x-client"));
+            layer.storage(storage.clone(), OnError::Refuse).headers(headers).layer(Inner::default())
+        };
+        let (jittered, plain) = (service(Headers::none().retry_jitter(20)), service(Headers::none()));
+        let request = |client: u32| with("x-client", &client.to_string());
+        clock.advance(Duration::from_secs(10));
+        let mut waits = Vec::new();
+        for client in 0..100 {
+            while ask(&plain, request(client)).await.status() == 200 {}
+            let shortest = retry_after(&ask(&plain, request(client)).await).unwrap();
+            let wait = retry_after(&ask(&jittered, request(client)).await).unwrap();
+            assert!((shortest..=(shortest * 6).div_ceil(5)).contains(&wait), "{text}: {wait} s for {shortest} s");
+            waits.push((wait, client));
+        }
+        waits.sort_unstable();
+        assert!(waits.chunk_by(|one, next| one.0 == next.0).count() >= 10, "{text}: {waits:?}");
+        let mut passed = 0;
+        for (wait, client) in waits {
+            clock.advance(Duration::from_secs(wait - passed));
+            passed = wait;
+            assert_eq!(ask(&jittered, request(client)).await.status(), 200, "{text}: after {wait} s");
+        }
+    }
 }
 
 #[tokio::test]

@@ -108,6 +108,7 @@ impl Tls {
 /// Creates a rustls configuration from PEM.
 fn client_config(config: &TlsConfig, names: &PemNames) -> Result<ClientConfig, String> {
     let PemNames { ca, cert, key, help } = names;
+    let provider = provider().ok_or(NO_PROVIDER)?;
     let mut roots = RootCertStore::empty();
     match &config.ca {
         Some(pem) => {
@@ -122,7 +123,7 @@ fn client_config(config: &TlsConfig, names: &PemNames) -> Result<ClientConfig, S
     if roots.is_empty() {
         return Err(format!("no certificate in {ca}; name the certificates to trust, ca=/path/to/ca.pem"));
     }
-    let builder = ClientConfig::builder_with_provider(provider().ok_or(NO_PROVIDER)?)
+    let builder = ClientConfig::builder_with_provider(provider)
         .with_safe_default_protocol_versions()
         .map_err(|error| error.to_string())?
         .with_root_certificates(roots);
@@ -288,6 +289,11 @@ mod tests {
     #[test]
     fn installed_cryptography_is_used_before_ring() {
         assert_eq!(provider().map(|ring| ring.cipher_suites.is_empty()), cfg!(feature = "ring").then_some(false));
+        #[cfg(all(feature = "redis-rustls", not(feature = "ring")))]
+        {
+            let error = crate::storage::RedisStorage::new("rediss://cache").unwrap_err().to_string();
+            assert_eq!(error, format!("invalid storage URL \"rediss://cache\": {NO_PROVIDER}"));
+        }
         let algorithms = WebPkiSupportedAlgorithms { all: &[], mapping: &[] };
         let nothing = CryptoProvider {
             cipher_suites: Vec::new(),
