@@ -90,8 +90,11 @@ fn scan_policy(scanner: &mut Scanner<'_>) -> Result<Policy, Unreadable> {
         if scanner.is_at_end() {
             break;
         }
+        let end = *scanner;
         if scanner.symbol(&[';', ',', '|']).is_none() {
-            return Err(scanner.expected("\";\" between limits"));
+            let _ = scanner.keyword("and") || scanner.symbol(&['&', '+']).is_some();
+            let meant = format!("{}; {}", end.read_since(&start), scanner.rest());
+            return Err(end.expected("\";\" between limits").meant(meant));
         }
         into = if scanner.keyword(SHADOW) { &mut shadow } else { &mut limits };
         limit_name = scan_limit_name(scanner)?;

@@ -6,9 +6,12 @@ use std::sync::{Arc, Mutex};
 use std::task::{Context, Poll};
 use std::time::Duration;
 
-use common::{Behavior, FakeStorage, get, memory_with_manual_clock, policy, poll};
+use axum::Router;
+use axum::body::Body;
+use common::{Behavior, FakeStorage, counted, get, memory_with_manual_clock, policy, poll};
 use http::{Request, Response};
 use tower::{Layer, Service, ServiceExt, service_fn};
+use tower_http::catch_panic::CatchPanicLayer;
 use tower_ratelimit::storage::TokioClock;
 use tower_ratelimit::{Event, EventKind, Global, MemoryStorage, OnError, RateLimitLayer, Reservations, Storage};
 
@@ -161,4 +164,28 @@ async fn panic_of_the_observer_during_the_unwinding_does_not_abort_the_process()
         assert_panics(&service, "a bug in the handler").await;
         assert_eq!(*calls.lock().unwrap(), 2 * times, "for the policy and for the shadow limit");
     }
+}
+
+#[tokio::test]
+async fn panic_keeps_the_estimate_unless_a_layer_inside_answers_it() {
+    async fn handler() -> &'static str {
+        panic!("a bug")
+    }
+    let (storage, _clock) = memory_with_manual_clock();
+    let limits = policy("fixed-window 9/hour");
+    let app = Router::new().route("/", axum::routing::get(handler));
+    let limited = |app: Router| {
+        app.layer(
+            RateLimitLayer::new(limits.clone(), Global::new())
+                .storage(storage.clone(), OnError::Refuse)
+                .cost(|_| 2)
+                .charge_when(|response| response.status.is_success()),
+        )
+    };
+    let panicked = tokio::spawn(limited(app.clone()).oneshot(get("/").map(|()| Body::empty()))).await;
+    assert!(panicked.unwrap_err().is_panic());
+    assert_eq!(counted(&storage, &limits), 2, "without a response");
+    let answered = limited(app.layer(CatchPanicLayer::new()));
+    let response = answered.oneshot(get("/").map(|()| Body::empty())).await.unwrap();
+    assert_eq!((response.status().as_u16(), counted(&storage, &limits)), (500, 2), "nothing for a 500");
 }

@@ -39,7 +39,6 @@ fn errors_quote_the_text_and_suggest_a_correction() {
         ("10 minute", "\"minute\"", "\"/\" or \"per\""),
         ("10/", "the end", "a unit"),
         ("", "the end", "an amount and a period"),
-        ("1/second 2/minute", "\"2/minute\"", "\";\" between limits"),
         ("1/second;", "the end", "an amount"),
         ("sliding-log 5/second", "\"sliding-log\"", "moving-window"),
         ("token-bucket 5/second burst", "the end", "after \"burst\""),
@@ -131,6 +130,10 @@ fn error_for_a_likely_mistake_shows_the_correct_text() {
         ("1/s; 10/m queue 20", "only a leaky bucket has a queue", "1/s; leaky-bucket 10/minute queue 20"),
         ("-5/minute", "a number has no sign", "5/minute"),
         ("10/+5s", "a number has no sign", "10/5s"),
+        // Several limits.
+        ("1/second 2/minute", "\";\" between limits", "1/second; 2/minute"),
+        ("1/second and 2/mins\n3/h", "\";\" between limits", "1/second; 2/min; 3/h"),
+        ("\"a\": 1/second & 2/minute", "\";\" between limits", "\"a\": 1/second; 2/minute"),
         // Options and times.
         ("10/s burst=20", "a number after \"burst\"", "10/s burst 20"),
         ("10/s BURST : 20; 9/d", "a number after \"BURST\"", "10/s BURST 20; 9/d"),
