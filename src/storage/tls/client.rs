@@ -292,7 +292,7 @@ mod tests {
         #[cfg(all(feature = "redis-rustls", not(feature = "ring")))]
         {
             let error = crate::storage::RedisStorage::new("rediss://cache").unwrap_err().to_string();
-            assert_eq!(error, format!("invalid storage URL \"rediss://cache\": {NO_PROVIDER}"));
+            assert_eq!(error, format!("cannot read the URL \"rediss://cache\": {NO_PROVIDER}"));
         }
         let algorithms = WebPkiSupportedAlgorithms { all: &[], mapping: &[] };
         let nothing = CryptoProvider {
