@@ -150,7 +150,8 @@ impl<S: CasStorage> Store<S> {
     /// Stores a text. No other swap may run at the same time.
     async fn put(&self, key: &str, text: &str) {
         let loaded = self.load(key).await;
-        let swapped = self.swap(key, &loaded.version, text, LONG).await;
+        // So long that a store which mistakes seconds for milliseconds breaks the law of expiry first.
+        let swapped = self.swap(key, &loaded.version, text, 60 * LONG).await;
         self.check(is_stored(&swapped), || format!("a swap without contention did not store {text:?} under {key:?}"));
     }
 
