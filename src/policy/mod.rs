@@ -20,7 +20,7 @@ pub use self::live::{IntoPolicy, LivePolicy};
 pub use self::members::Member;
 use crate::error::{ConfigError, or_panic};
 use crate::quota::Quota;
-use crate::strategy::Strategy;
+use crate::strategy::{CalendarWindow, Strategy};
 
 /// The limits that apply to each key, with an optional name. A hit is admitted if all limits admit
 /// it, and spends its cost from each of them. A refused hit spends nothing.
@@ -458,10 +458,16 @@ impl Policy {
 
     /// Returns `true` if the two policies always make the same decisions.
     ///
-    /// Equality compares texts, which do not contain the settings of custom strategies. So two
-    /// policies with custom strategies are interchangeable only if one is a clone of the other.
+    /// Equality compares texts, which contain neither the settings of custom strategies nor the data
+    /// of time zones. So two policies with one of these are interchangeable only if one is a clone of
+    /// the other.
     pub(super) fn is_interchangeable_with(&self, other: &Self) -> bool {
-        Arc::ptr_eq(&self.0, &other.0) || self == other && self.to_string().parse().as_ref() == Ok(self)
+        let has_zone =
+            |limit: &Limit| limit.strategy().name() == CalendarWindow::NAME && limit.to_string().contains(" in ");
+        Arc::ptr_eq(&self.0, &other.0)
+            || self == other
+                && self.to_string().parse().as_ref() == Ok(self)
+                && !self.limits().iter().chain(self.shadows().iter().flat_map(Self::limits)).any(has_zone)
     }
 }
 
@@ -538,4 +544,26 @@ fn digest(identity: &str) -> u128 {
 /// Returns the text of enforced limits.
 fn text_of(limits: &[Limit]) -> String {
     limits.iter().map(Limit::to_string).collect::<Vec<_>>().join("; ")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Guards against this defect: a live policy keeps the old data of a time zone after `set`.
+    #[cfg(feature = "calendar")]
+    #[test]
+    fn policies_with_a_time_zone_are_interchangeable_only_with_clones() {
+        let parsed = |text: &str| text.parse::<Policy>().unwrap();
+        for (text, expected) in [
+            ("fixed-window 5/minute", true),
+            ("calendar 5/day", true),
+            ("calendar 5/day in Europe/Berlin", false),
+            ("9/second; shadow calendar 5/day in Europe/Berlin", false),
+        ] {
+            let policy = parsed(text);
+            assert!(policy.is_interchangeable_with(&policy.clone()));
+            assert_eq!(policy.is_interchangeable_with(&parsed(text)), expected, "{text}");
+        }
+    }
 }
