@@ -7,8 +7,8 @@ use std::time::Duration;
 use common::servers::Server;
 use common::servers::storage::{RUNTIME, on};
 use tower_ratelimit::storage::{ManualClock, StorageRequest};
-use tower_ratelimit::strategy::{Script, Strategy};
-use tower_ratelimit::{CalendarWindow, Decision, Key, Op, Policy, Quota, Storage, Timestamp};
+use tower_ratelimit::strategy::{Script, Status, Strategy};
+use tower_ratelimit::{CalendarWindow, Decision, Key, MovingWindow, Op, Policy, Quota, Storage, Timestamp};
 
 const DAY: i64 = 86_400_000_000;
 
@@ -101,6 +101,33 @@ fn live_windows_need_no_instants() {
         assert_eq!(hit.remaining(), remaining);
     }
     assert_eq!(strategy.prepared.load(Ordering::Relaxed), 5);
+}
+
+/// Guards against this defect: the log of a moving window grows before the script of the calendar
+/// window ends, and the second run takes the log for lost.
+#[test]
+fn charge_that_is_not_prepared_writes_no_log() {
+    let server = Server::start(&[]);
+    let (clock, midnight) = (ManualClock::default(), Timestamp::from_micros(1_728_000_000_000_000));
+    let storage = on(&server, clock.clone());
+    for hits in 3..=9 {
+        // The window of the day ends between the hits and the charge. That of the log does not.
+        clock.set(midnight.plus(DAY.unsigned_abs() - 1_000_000));
+        let strategy = Ahead::default();
+        let log = Policy::new(MovingWindow::new(), Quota::per(20, Duration::from_secs(3_600)));
+        let policy = log.limit(strategy.clone(), Quota::per_day(50)).with_name(format!("{hits} hits"));
+        for _ in 0..hits {
+            let hit = RUNTIME.block_on(decide(&storage, &policy, &Key::from("k"), Op::Hit, 1));
+            assert!(hit.is_admitted());
+        }
+        clock.advance(Duration::from_secs(2));
+        strategy.lead.store(400 * DAY, Ordering::Relaxed);
+        strategy.prepared.store(0, Ordering::Relaxed);
+        let charge = RUNTIME.block_on(decide(&storage, &policy, &Key::from("k"), Op::Charge, 1));
+        assert_eq!(strategy.prepared.load(Ordering::Relaxed), 2, "the first run was not prepared");
+        let remaining: Vec<u32> = charge.limits().iter().map(Status::remaining).collect();
+        assert_eq!(remaining, [20 - hits - 1, 49], "{hits} hits");
+    }
 }
 
 /// Hits that share a call are sent again in calls of their own, and none is lost or counted twice.

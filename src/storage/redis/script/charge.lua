@@ -6,6 +6,7 @@ local changed, a, b, c = true
 -- each small:
 a, b, c = NAME$_charge(now, cost, till$, first$, second$, ARGUMENTS$)
 till$, first$, second$ = a, b, c
+-- done
 -- each log:
 log_charge(log$, cost)
 -- done

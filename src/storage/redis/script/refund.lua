@@ -13,6 +13,7 @@ if now < UNTIL$ and till$ > now then
     till$, first$, second$, changed = forgotten, a, b, true
   end
 end
+-- done
 -- each log:
 if now < UNTIL$ and log_take_back(log$, made, cost) then
   changed = true
