@@ -12,7 +12,7 @@ use pin_project_lite::pin_project;
 use tokio::time::{Sleep, sleep};
 use tower_service::Service;
 
-use crate::middleware::common::Progress;
+use crate::middleware::common::{Progress, unready};
 use crate::middleware::exchange::{HitWait, HttpExchange, ResponsePlan, Step, Wait};
 use crate::middleware::state::SharedState;
 use crate::rejection::Rejection;
@@ -187,9 +187,3 @@ impl<S, B, R> WaitingRequest<S, B, R> {
 }
 
 type AfterWait<S, B, R> = Result<ResponseProgress<S, B, R>, <S as Service<Request<B>>>::Error>;
-
-/// Returns a clone to keep during a wait. The caller drops the ready service, because it may hold a
-/// permit or a slot that another request needs.
-fn unready<S: Clone>(readied: &S) -> S {
-    readied.clone()
-}

@@ -25,6 +25,7 @@ An axum server with rate limits. /status/CODE responds with that status, every o
 --tier-header NAME       header field with the client's tier in that file (default x-tier). Only a proxy in front
                          of the server may set it
 --in-flight N            refuses requests of a client that has N in flight, until a response has ended;
+                         each process counts its own, whatever --storage is;
                          /slow?ms=MS streams a chunk each 100 ms for MS milliseconds
 --storage URL            URL of the storage: memory:// (the default), redis://HOST, memcached://HOST, etcd://HOST,
                          postgres://USER@HOST/DATABASE or sqlite:PATH; all but memory need a feature of

@@ -1,16 +1,12 @@
 //! The admission of a request: it takes its slots, waits for them, or is refused.
 
-use std::convert::Infallible;
 use std::pin::Pin;
 use std::slice;
 use std::sync::Arc;
 use std::time::Duration;
 
-use tokio::time::Instant;
-
 use super::claims::Claims;
 use super::permit::Permit;
-use super::row::NotTaken;
 use super::slots::number_of_slots;
 use super::table::{SlotTable, StartClaims, Take, Taken};
 use crate::decision::Decision;
@@ -24,7 +20,7 @@ use crate::policy::{Op, Policy};
 use crate::storage::{SlotStore, StorageRequest};
 use crate::strategy::Status;
 use crate::time::{Timestamp, micros};
-use crate::waiting::{Seats, later};
+use crate::waiting::Seats;
 
 /// The `Retry-After` of a refusal, unless it is set. The end of a request in flight is not known, so a
 /// client has to try again.
@@ -52,15 +48,14 @@ pub(super) struct SlotOptions {
     pub(super) table: Arc<SlotTable>,
 }
 
-/// The end of a request's wait. `None` if no slots were free in time.
-type TakenInTime = Option<Result<Taken, NotTaken>>;
-
 /// A request that waits for its slots.
 pub(super) struct SlotWait {
     policy: Policy,
     key: Key,
     cost: u32,
-    pub(super) taken: Pin<Box<dyn Future<Output = TakenInTime> + Send>>,
+    pub(super) take: Pin<Box<dyn Future<Output = Take> + Send>>,
+    /// `true` if the request keeps a ready inner service, because it only waits for the storage.
+    pub(super) keeps_service_ready: bool,
 }
 
 impl SlotOptions {
@@ -120,35 +115,42 @@ impl SlotState {
         let seats = self.seats.as_ref().filter(|_| !config.shadow);
         // A chosen number of slots is kept while the request waits, and that of live slots may change.
         let shared = || config.first.policies.shared().cloned().unwrap_or_else(|| policy.clone().into_owned().into());
-        match table.take(&policy, key, cost, seats, shared) {
-            Take::Taken(taken) => Step::Forward(self.admitted(taken, (&policy, key, cost), exchange, permit)),
-            Take::Full(remaining) => self.refuse(remaining, (&policy, key, cost), exchange),
-            Take::Waits(ticket) => {
-                let max_wait = config.wait.map_or(Duration::ZERO, |bounds| bounds.max_wait);
-                let taken = Box::pin(ticket.taken_by(later(Instant::now(), max_wait)));
-                Step::Wait(SlotWait { policy: policy.into_owned(), key: key.clone(), cost, taken })
-            }
-        }
+        let take = table.take(&policy, key, cost, seats, shared);
+        self.apply(take, (&policy, key, cost), exchange, permit)
     }
 
     /// Applies the end of a request's wait.
     pub(super) fn admit_after_wait(
         &self,
-        taken: TakenInTime,
-        hit: &SlotWait,
+        take: Take,
+        SlotWait { policy, key, cost, .. }: &SlotWait,
         exchange: &mut dyn Exchange,
         permit: &mut Option<Permit>,
-    ) -> Step<Infallible> {
-        let SlotWait { policy, key, cost, .. } = hit;
-        let hit = (policy, key, *cost);
-        match taken {
-            Some(Ok(taken)) => Step::Forward(self.admitted(taken, hit, exchange, permit)),
-            Some(Err(NotTaken::Full(remaining))) => self.refuse(remaining, hit, exchange),
-            None => self.refuse(self.options.table.free(policy, key), hit, exchange),
-            Some(Err(NotTaken::Failed(error))) => {
+    ) -> Step<SlotWait> {
+        self.apply(take, (policy, key, *cost), exchange, permit)
+    }
+
+    fn apply(
+        &self,
+        take: Take,
+        (policy, key, cost): (&Policy, &Key, u32),
+        exchange: &mut dyn Exchange,
+        permit: &mut Option<Permit>,
+    ) -> Step<SlotWait> {
+        let hit = (policy, key, cost);
+        match take {
+            Take::Taken(taken) => Step::Forward(self.admitted(taken, hit, exchange, permit)),
+            Take::Full(remaining) => self.refuse(remaining, hit, exchange),
+            Take::Failed(error) => {
                 drop(Permit::insert(None, exchange.extensions_mut()));
-                let storage_request = StorageRequest::new(policy, key, Op::Hit, *cost);
+                let storage_request = StorageRequest::new(policy, key, Op::Hit, cost);
                 self.options.config.on_failure(&error, &[storage_request], exchange)
+            }
+            Take::Waits(place) => {
+                let max_wait = self.options.config.wait.map_or(Duration::ZERO, |bounds| bounds.max_wait);
+                let keeps_service_ready = !place.is_seated;
+                let take = Box::pin(place.take(max_wait));
+                Step::Wait(SlotWait { policy: policy.clone(), key: key.clone(), cost, take, keeps_service_ready })
             }
         }
     }
@@ -186,7 +188,7 @@ impl SlotState {
         ResponsePlan { numbers, after: other_fields.map(|fields| Box::new(PostResponse::of_fields(headers, fields))) }
     }
 
-    fn refuse<W>(&self, remaining: u32, hit: (&Policy, &Key, u32), exchange: &mut dyn Exchange) -> Step<W> {
+    fn refuse(&self, remaining: u32, hit: (&Policy, &Key, u32), exchange: &mut dyn Exchange) -> Step<SlotWait> {
         let (config, (policy, key, cost)) = (&self.options.config, hit);
         let decision = self.decision(policy, remaining, cost, false);
         if config.shadow {

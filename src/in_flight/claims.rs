@@ -5,19 +5,19 @@
 
 use std::hash::{BuildHasher, RandomState};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, OnceLock, Weak};
+use std::sync::{Arc, Mutex, Weak};
 use std::time::Duration;
 
 use tokio::runtime::Handle;
 use tokio::task::JoinSet;
-use tokio::time::{Instant, sleep};
+use tokio::time::{MissedTickBehavior, interval, sleep};
 
 use super::metrics::report_failed_renewals;
 use super::row::{Ask, Next};
 use super::slots::number_of_slots;
 use super::table::SlotTable;
 use crate::storage::{Claim, Granted, SlotStore, StorageError, StorageFuture, TableKey};
-use crate::waiting::later;
+use crate::sync::unpoisoned;
 
 /// The time between two claims while requests wait for slots of other processes.
 const POLL: Duration = Duration::from_millis(100);
@@ -32,8 +32,8 @@ pub(super) struct Claims {
     process: u64,
     sequence: AtomicU64,
     time_to_live: Duration,
-    /// The runtime of the first request. A body can be dropped on a thread without one.
-    runtime: OnceLock<Handle>,
+    /// The runtime of the last claim. A body can be dropped on a thread without one.
+    runtime: Mutex<Option<Handle>>,
     is_renewing: AtomicBool,
 }
 
@@ -44,7 +44,7 @@ impl Claims {
             process: RandomState::new().hash_one(time_to_live),
             sequence: AtomicU64::new(1),
             time_to_live,
-            runtime: OnceLock::new(),
+            runtime: Mutex::default(),
             is_renewing: AtomicBool::new(false),
         })
     }
@@ -52,15 +52,20 @@ impl Claims {
     /// Starts a task that makes the claims of a row. Without a runtime, its waiting requests fail.
     pub(super) fn start(self: &Arc<Self>, table: &Arc<SlotTable>, row: TableKey) {
         let task = self.task(table, row);
-        let runtime = match Handle::try_current() {
-            Ok(current) => Some(self.runtime.get_or_init(|| current)),
-            Err(_) => self.runtime.get(),
-        };
-        let Some(runtime) = runtime else { return };
+        let Some(runtime) = self.runtime() else { return };
         if !self.is_renewing.swap(true, Ordering::Relaxed) {
             runtime.spawn(Renewing { claims: Arc::clone(self), table: Arc::downgrade(table) }.run());
         }
         runtime.spawn(task.run());
+    }
+
+    /// Returns the current runtime, or else that of the last claim.
+    fn runtime(&self) -> Option<Handle> {
+        let mut last = unpoisoned(self.runtime.lock());
+        if let Ok(current) = Handle::try_current() {
+            *last = Some(current);
+        }
+        last.clone()
     }
 
     fn task(self: &Arc<Self>, table: &Arc<SlotTable>, row: TableKey) -> RowTask {
@@ -96,13 +101,11 @@ impl RowTask {
 
     /// Makes a claim. Returns the next step, and the error of the claim.
     async fn step(&mut self) -> (Next, Option<StorageError>) {
-        let (next, error) = match self.table.ask(self.row) {
+        let (next, error) = match self.table.ask(self.row, self.claims.time_to_live) {
             None => (Next::Done, None),
             Some(ask) => {
-                // The store counts the time to live from a later instant.
-                let alive_until = later(Instant::now(), self.claims.time_to_live);
                 let claimed = self.claims.claim(&ask).await;
-                (self.table.apply(self.row, &ask, &claimed, alive_until), claimed.err())
+                (self.table.apply(self.row, &ask, &claimed), claimed.err())
             }
         };
         self.is_done = next == Next::Done;
@@ -126,15 +129,22 @@ struct Renewing {
 
 impl Renewing {
     async fn run(self) {
+        let mut rounds = interval(self.claims.time_to_live / 3);
+        rounds.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        rounds.tick().await;
         loop {
-            sleep(self.claims.time_to_live / 3).await;
+            rounds.tick().await;
             let Some(table) = self.table.upgrade() else { return };
             let (mut renewals, mut failures) = (JoinSet::new(), Vec::new());
-            for row in table.begin_renewals() {
-                let mut task = self.claims.task(&table, row);
+            for renewal in table.renewals() {
                 if renewals.len() >= RENEWALS {
                     failures.extend(renewals.join_next().await.and_then(Result::ok).flatten());
                 }
+                // Until then, requests of the key make their own claims.
+                if !table.begin_renewal(&renewal) {
+                    continue;
+                }
+                let mut task = self.claims.task(&table, renewal.row);
                 renewals.spawn(async move {
                     let (next, error) = task.step().await;
                     if next != Next::Done {

@@ -15,7 +15,7 @@ use super::admission::{SlotState, SlotWait};
 use super::body::InFlightBody;
 use super::permit::Permit;
 use crate::decision::Decision;
-use crate::middleware::common::{Progress, Shared};
+use crate::middleware::common::{Progress, Shared, unready};
 use crate::middleware::exchange::{HttpExchange, ResponsePlan, Step};
 use crate::rejection::Rejection;
 
@@ -52,7 +52,7 @@ where
 
 impl<S, B, R, ResBody> Future for InFlightFuture<S, B, R>
 where
-    S: Service<Request<B>, Response = Response<ResBody>>,
+    S: Service<Request<B>, Response = Response<ResBody>> + Clone,
     R: Rejection<ResBody>,
     ResBody: Body,
 {
@@ -71,7 +71,8 @@ where
 
 /// A request that waits for its slots, and then for the inner service.
 pub(super) struct RequestForSlots<S, B, R> {
-    // The service is a clone, which has to be polled ready before it is called.
+    // While the storage decides first, the service is the one that was polled ready. During all other
+    // waits it is a clone, which has to be polled ready before it is called.
     call: Option<(S, Request<B>)>,
     shared: Arc<Shared<SlotState, R>>,
     /// `None` when the request has its slots.
@@ -80,7 +81,11 @@ pub(super) struct RequestForSlots<S, B, R> {
 }
 
 impl<S, B, R> RequestForSlots<S, B, R> {
-    pub(super) fn new(service: S, request: Request<B>, shared: Arc<Shared<SlotState, R>>, hit: SlotWait) -> Box<Self> {
+    pub(super) fn new(ready: S, request: Request<B>, shared: Arc<Shared<SlotState, R>>, hit: SlotWait) -> Box<Self>
+    where
+        S: Clone,
+    {
+        let service = if hit.keeps_service_ready { ready } else { unready(&ready) };
         Box::new(Self { call: Some((service, request)), shared, hit: Some(hit), plan: ResponsePlan::NOTHING })
     }
 
@@ -92,20 +97,24 @@ impl<S, B, R> RequestForSlots<S, B, R> {
         permit: &mut Option<Permit>,
     ) -> Poll<Result<SlotProgress<S, B, R>, S::Error>>
     where
-        S: Service<Request<B>, Response = Response<ResBody>>,
+        S: Service<Request<B>, Response = Response<ResBody>> + Clone,
         R: Rejection<ResBody>,
     {
         let (service, request) = self.call.as_mut().expect("polled after completion");
-        if let Some(hit) = &mut self.hit {
-            let taken = ready!(hit.taken.as_mut().poll(cx));
+        while let Some(hit) = &mut self.hit {
+            let take = ready!(hit.take.as_mut().poll(cx));
             let mut response = None;
             let mut exchange = HttpExchange { rejection: &*self.shared.rejection, request, response: &mut response };
-            match self.shared.admit_after_wait(taken, hit, &mut exchange, permit) {
-                Step::Forward(plan) => self.plan = plan,
+            match self.shared.admit_after_wait(take, hit, &mut exchange, permit) {
+                Step::Forward(plan) => (self.plan, self.hit) = (plan, None),
                 Step::Respond => return Poll::Ready(Ok(Progress::Refused { response })),
-                Step::Wait(never) => match never {},
+                Step::Wait(wait) => {
+                    if !wait.keeps_service_ready {
+                        *service = unready(service);
+                    }
+                    self.hit = Some(wait);
+                }
             }
-            self.hit = None;
         }
         ready!(service.poll_ready(cx))?;
         let (mut service, request) = self.call.take().expect("checked above");

@@ -120,6 +120,13 @@ impl<R> InFlightLayer<R> {
     ///   a clone of the inner service is ready, and calls the clone.
     /// - A client that disconnects leaves the queue.
     /// - In a [shadow](Self::shadow) layer, no request waits.
+    /// - With a [storage](Self::storage), a request first waits for its answer. It takes a place, and
+    ///   `max_wait` begins, when the storage has no slots for it. The order of arrival holds within a
+    ///   process, which asks again every 100 ms. So small requests of other processes can overtake a large
+    ///   one.
+    ///
+    /// Waiting requests follow [`LiveSlots`](crate::LiveSlots) when a request of their key arrives or ends.
+    /// A request that needs more slots than there are then is refused.
     ///
     /// The observer and the log get one decision for each request, when its wait is over.
     ///
@@ -182,7 +189,8 @@ impl<R> InFlightLayer<R> {
     ///
     /// - A process renews them every third of the [time to live](Self::time_to_live). So a stream keeps
     ///   its slot for hours.
-    /// - The slots of a process that was killed are free after the time to live.
+    /// - The slots of a process that was killed are free after the time to live. So are those of a process
+    ///   that has ended before it could give them back.
     /// - A process that was paused for longer claims its slots again, because its requests still run. If
     ///   others have taken them meanwhile, no request is admitted until enough of them have ended.
     /// - A request is refused although a slot is free if a process that has just given it back has not
@@ -221,8 +229,13 @@ impl<R> InFlightLayer<R> {
     /// Has an effect only with a [storage](Self::storage). Call it before the layer is used, because the
     /// returned layer begins to count anew.
     ///
-    /// A process renews its slots every third of this time. The clocks of processes may differ by less
-    /// than two thirds of it. Redis, memcached and PostgreSQL have a clock of their own.
+    /// A process renews its slots every third of this time: those of 64 keys at once, the oldest first. A
+    /// key takes two round trips. So all of them take the number of keys × 2 × the latency / 64, for example
+    /// 0.3 seconds for 10,000 keys and 1 ms. This must be less than two thirds of the time to live.
+    /// Otherwise, other processes get slots that are in use.
+    ///
+    /// The clocks of processes may differ by less than two thirds of the time to live. Redis, memcached and
+    /// PostgreSQL have a clock of their own.
     ///
     /// # Panics
     ///

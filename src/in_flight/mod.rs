@@ -15,6 +15,7 @@ mod row;
 mod service;
 mod slots;
 mod table;
+mod waiting;
 
 pub use self::body::InFlightBody;
 pub use self::future::InFlightFuture;

@@ -2,14 +2,17 @@
 
 use std::collections::BTreeMap;
 use std::mem;
+use std::time::Duration;
 
 use tokio::sync::oneshot;
 use tokio::time::Instant;
 
 use super::slots::number_of_slots;
+use super::waiting::{Answer, Left, Reason, Waiting};
 use crate::key::Key;
-use crate::policy::{Policy, SharedPolicy};
+use crate::policy::Policy;
 use crate::storage::{Granted, StorageError, StorageErrorKind, TableKey};
+use crate::waiting::later;
 
 /// The row of a key. `T` is what a waiting request gets when it has its slots.
 ///
@@ -27,35 +30,16 @@ struct More<T> {
     held: Option<Held>,
 }
 
-/// A request that waits for slots.
-#[derive(Debug)]
-pub(super) struct Waiting<T> {
-    /// Read again when slots become free, to follow the changes of live slots.
-    pub(super) policy: SharedPolicy,
-    pub(super) cost: u32,
-    /// `true` if the request is refused when the store has no slots for it.
-    pub(super) is_once: bool,
-    pub(super) answer: oneshot::Sender<Result<T, NotTaken>>,
-}
-
-/// The reason why a request gets no slots.
-#[derive(Debug)]
-pub(super) enum NotTaken {
-    /// Contains the free slots of the key.
-    Full(u32),
-    Failed(StorageError),
-}
-
 /// The slots of a key that this process holds in a store.
 #[derive(Debug)]
 struct Held {
     row: TableKey,
     policy: Policy,
     key: Key,
-    /// The slots that the store counts for this process. While a claim is in flight, those in use when it
-    /// began, because the claim may give the others back.
+    /// The slots that the store may count for this process.
     counted: u32,
-    /// Those of them that a request can take.
+    /// Those of them that a request can take. While a claim is in flight, only those in use, because it
+    /// may give the others back.
     usable: u32,
     /// The instant from which the slots may belong to others, unless a claim has renewed them. Nothing is
     /// granted from then on, for example after the process was paused.
@@ -64,19 +48,13 @@ struct Held {
     free: u32,
     /// `true` while a task makes claims for this row.
     is_busy: bool,
-    /// The number of claims that have failed in a row. Then the store may have other numbers.
-    failures: u32,
-}
-
-/// A request that has its slots.
-pub(super) struct Grant<T> {
-    pub(super) waiting: Waiting<T>,
-    /// The free slots of the key afterwards.
-    pub(super) remaining: u32,
+    /// The instant from which the store counts no slots of this process, unless a claim has renewed them.
+    forgotten_at: Instant,
 }
 
 /// A claim to be sent to the store.
 pub(super) struct Ask {
+    /// The policy of the first request of the queue.
     pub(super) policy: Policy,
     pub(super) key: Key,
     /// The slots that are in use.
@@ -85,8 +63,25 @@ pub(super) struct Ask {
     pub(super) first: u32,
     /// The slots that are in use when all requests of the queue have their own.
     pub(super) most: u32,
-    /// The last ticket in the queue when the claim began.
-    last_ticket: Option<u64>,
+    /// The first and the last ticket in the queue when the claim began.
+    tickets: Option<(u64, u64)>,
+    /// The instant until which the claim lasts. The store counts the time to live from a later instant.
+    alive_until: Instant,
+    before: Before,
+}
+
+/// The numbers before a claim, which hold again if it has not reached the store.
+struct Before {
+    counted: u32,
+    usable: u32,
+    forgotten_at: Instant,
+}
+
+/// A row whose slots are to be renewed. The oldest is the least.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Renewal {
+    pub(super) alive_until: Instant,
+    pub(super) row: TableKey,
 }
 
 /// The next step of the task that makes claims for a row.
@@ -98,10 +93,6 @@ pub(super) enum Next {
     /// Requests wait for slots of other processes.
     Poll,
 }
-
-/// After this many failed claims, which are made every third of the time to live, the store has
-/// forgotten the slots of this process.
-const FORGOTTEN: u32 = 4;
 
 impl<T> Default for Row<T> {
     fn default() -> Self {
@@ -119,15 +110,9 @@ impl<T> Row<T> {
         self.more.as_ref().map_or(0, |more| more.queue.len())
     }
 
-    /// Returns `true` if a request with a seat waits, unless later ones have none.
-    pub(super) fn has_seats(&self) -> bool {
-        let last = self.more.as_ref().and_then(|more| more.queue.last_key_value());
-        last.is_some_and(|(_, waiting)| !waiting.is_once)
-    }
-
     /// Returns `true` if the row says nothing that an empty one does not.
     pub(super) fn is_unused(&self) -> bool {
-        let is_held = |held: &Held| held.is_busy || held.counted > 0 || (1..FORGOTTEN).contains(&held.failures);
+        let is_held = |held: &Held| held.is_busy || held.counted > 0 && Instant::now() < held.forgotten_at;
         let has_more = |more: &More<T>| !more.queue.is_empty() || more.held.as_ref().is_some_and(is_held);
         self.in_use == 0 && !self.more.as_deref().is_some_and(has_more)
     }
@@ -136,7 +121,10 @@ impl<T> Row<T> {
     pub(super) fn free(&self, slots: u32) -> u32 {
         match self.held() {
             None => slots.saturating_sub(self.in_use),
-            Some(held) => held.free.saturating_add(held.usable.saturating_sub(self.in_use)).min(slots),
+            Some(held) => {
+                let free = held.free.saturating_add(held.usable.saturating_sub(self.in_use));
+                free.min(slots.saturating_sub(self.in_use))
+            }
         }
     }
 
@@ -166,25 +154,35 @@ impl<T> Row<T> {
     }
 
     /// Takes the free slots for the first requests of the queue. A request behind one that needs more
-    /// slots waits, so that small ones do not starve it.
-    pub(super) fn grant(&mut self) -> Vec<Grant<T>> {
-        let mut granted = Vec::new();
-        while let Some((cost, slots)) = self.first_waiting().filter(|(cost, slots)| self.fits(*cost, *slots)) {
-            let first = self.more.as_mut().and_then(|more| more.queue.pop_first());
-            self.in_use += cost;
-            let remaining = self.free(slots);
-            granted.extend(first.map(|(_, waiting)| Grant { waiting, remaining }));
+    /// slots waits, so that small ones do not starve it. Removes a request that needs more slots than there
+    /// are since their number was lowered.
+    pub(super) fn grant(&mut self) -> Vec<Left<T>> {
+        let mut left = Vec::new();
+        while let Some((ticket, cost, slots)) = self.first_waiting() {
+            if self.fits(cost, slots) {
+                self.in_use += cost;
+                left.extend(self.remove(ticket, Reason::Granted(self.free(slots))));
+            } else if cost > slots {
+                left.extend(self.remove(ticket, Reason::Full(self.free(slots))));
+            } else {
+                break;
+            }
         }
         if self.more.as_ref().is_some_and(|more| more.queue.is_empty() && more.held.is_none()) {
             self.more = None;
         }
-        granted
+        left
     }
 
-    /// Returns the cost and the slots of the first request of the queue.
-    fn first_waiting(&self) -> Option<(u32, u32)> {
-        let (_, first) = self.more.as_ref()?.queue.first_key_value()?;
-        Some((first.cost, first.policy.with(number_of_slots)))
+    /// Returns the ticket, the cost and the slots of the first request of the queue.
+    fn first_waiting(&self) -> Option<(u64, u32, u32)> {
+        let (ticket, first) = self.more.as_ref()?.queue.first_key_value()?;
+        Some((*ticket, first.cost, first.policy.with(number_of_slots)))
+    }
+
+    fn remove(&mut self, ticket: u64, reason: Reason) -> Option<Left<T>> {
+        let waiting = self.more.as_mut()?.queue.remove(&ticket)?;
+        Some(Left { waiting, reason })
     }
 
     fn fits(&self, cost: u32, slots: u32) -> bool {
@@ -219,18 +217,25 @@ impl<T> Row<T> {
             alive_until: Instant::now(),
             free: slots,
             is_busy: false,
-            failures: 0,
+            forgotten_at: Instant::now(),
         });
         if number_of_slots(&held.policy) != slots {
             held.policy = policy.clone();
         }
     }
 
-    /// Returns the key of a shared row for which no task makes claims, and counts a task.
-    pub(super) fn begin_renewal(&mut self) -> Option<TableKey> {
-        let held = self.more.as_mut()?.held.as_mut().filter(|held| !held.is_busy)?;
-        held.is_busy = true;
-        Some(held.row)
+    /// Returns the key of a shared row for which no task makes claims, and the age of its slots.
+    pub(super) fn renewal(&self) -> Option<Renewal> {
+        let held = self.held().filter(|held| !held.is_busy)?;
+        Some(Renewal { alive_until: held.alive_until, row: held.row })
+    }
+
+    /// Returns `true` if the slots have to be renewed still, and no task makes claims. Counts a task then.
+    pub(super) fn begin_renewal(&mut self, renewal: &Renewal) -> bool {
+        let Some(held) = self.more.as_mut().and_then(|more| more.held.as_mut()) else { return false };
+        let begins = !held.is_busy && held.alive_until <= renewal.alive_until;
+        held.is_busy |= begins;
+        begins
     }
 
     /// Returns `true` if a claim has to be made, and no task makes it. Counts a task then.
@@ -255,60 +260,128 @@ impl<T> Row<T> {
     }
 
     /// Returns the claim for the slots in use and those of the queue.
-    pub(super) fn ask(&mut self) -> Option<Ask> {
+    pub(super) fn ask(&mut self, time_to_live: Duration) -> Option<Ask> {
         let in_use = self.in_use;
-        let first = self.first_waiting();
         let More { queue, held } = self.more.as_deref_mut()?;
         let held = held.as_mut()?;
-        let slots = number_of_slots(&held.policy);
+        let first = queue.first_key_value().map(|(_, first)| first);
+        let policy = first.map_or_else(|| held.policy.clone(), |first| first.policy.read().into_owned());
         let waiting = queue.values().fold(in_use, |sum, waiting| sum.saturating_add(waiting.cost));
-        (held.counted, held.usable) = (in_use, held.usable.min(in_use));
+        let most = waiting.min(number_of_slots(&policy)).max(in_use);
+        let before = Before { counted: held.counted, usable: held.usable, forgotten_at: held.forgotten_at };
+        let alive_until = later(Instant::now(), time_to_live);
+        // Until the claim is answered, the store may count the slots of before or those of the claim.
+        (held.counted, held.usable) = (held.counted.max(most), held.usable.min(in_use));
+        if most > 0 {
+            held.forgotten_at = later(alive_until, time_to_live);
+        }
         Some(Ask {
-            policy: held.policy.clone(),
+            policy,
             key: held.key.clone(),
             least: in_use,
-            first: in_use.saturating_add(first.map_or(0, |(cost, _)| cost)),
-            most: waiting.min(slots).max(in_use),
-            last_ticket: queue.last_key_value().map(|(ticket, _)| *ticket),
+            first: in_use.saturating_add(first.map_or(0, |first| first.cost)),
+            most,
+            tickets: queue.first_key_value().zip(queue.last_key_value()).map(|((first, _), (last, _))| (*first, *last)),
+            alive_until,
+            before,
         })
     }
 
-    /// Applies the result of a claim. The slots can be used before `alive_until`. After that,
-    /// [`grant`](Self::grant) gives them to the queue, and [`refuse`](Self::refuse) removes the others.
-    pub(super) fn apply(&mut self, claimed: &Result<Granted, StorageError>, alive_until: Instant) {
+    /// Applies the result of a claim. Returns the requests that leave the queue, and the next step.
+    pub(super) fn apply(&mut self, ask: &Ask, claimed: &Result<Granted, StorageError>) -> (Vec<Left<T>>, Next) {
+        self.count(ask, claimed);
+        let mut left = self.grant();
+        let was_granted = !left.is_empty();
+        // Other processes were faster each time, and nothing was stored. The store has not failed.
+        let failure = claimed.as_ref().err().filter(|error| error.kind() != StorageErrorKind::Contended);
+        let mut asks_again = false;
+        while let Some((ticket, cost, slots)) = self.first_waiting().filter(|(ticket, ..)| ask.is_for(*ticket)) {
+            asks_again = claimed.is_ok() && self.may_fit(ticket, cost, slots, ask);
+            if asks_again || failure.is_none() && self.seat(ticket) {
+                break;
+            }
+            let reason = failure.map_or_else(|| Reason::Full(self.free(slots)), |error| Reason::Failed(error.clone()));
+            left.extend(self.remove(ticket, reason));
+            left.extend(self.grant());
+        }
+        if !asks_again {
+            left.extend(self.seat_others(ask));
+        }
+        (left, self.next(ask, claimed, asks_again, was_granted))
+    }
+
+    /// Stores the numbers of the store.
+    fn count(&mut self, ask: &Ask, claimed: &Result<Granted, StorageError>) {
         let Some(held) = self.more.as_mut().and_then(|more| more.held.as_mut()) else { return };
         match claimed {
             Ok(granted) => {
-                let Granted { count, usable, free } = *granted;
-                (held.counted, held.usable, held.free, held.failures) = (count, usable, free, 0);
-                held.alive_until = alive_until;
+                (held.counted, held.usable, held.free) = (granted.count, granted.usable, granted.free);
+                held.alive_until = ask.alive_until;
             }
-            Err(_) => held.failures = held.failures.saturating_add(1),
+            Err(error) if error.may_have_counted() => {}
+            Err(_) => {
+                let Before { counted, usable, forgotten_at } = ask.before;
+                (held.counted, held.usable, held.forgotten_at) = (counted, usable, forgotten_at);
+            }
         }
     }
 
-    /// Removes the requests that get no slots by this claim, with the reason.
-    pub(super) fn refuse(&mut self, ask: &Ask, claimed: &Result<Granted, StorageError>) -> Vec<(Waiting<T>, NotTaken)> {
-        let free = self.free(number_of_slots(&ask.policy));
-        let Some(more) = &mut self.more else { return Vec::new() };
-        // Other processes were faster each time, and nothing was stored. The store has not failed.
-        let failure = claimed.as_ref().err().filter(|error| error.kind() != StorageErrorKind::Contended);
-        let asked = ask.last_ticket.map(|last| more.queue.range(..=last)).into_iter().flatten();
-        let refused = asked.filter(|(_, waiting)| waiting.is_once || failure.is_some());
-        let tickets: Vec<u64> = refused.map(|(ticket, _)| *ticket).collect();
-        let reason = || failure.map_or(NotTaken::Full(free), |error| NotTaken::Failed(error.clone()));
-        tickets.iter().filter_map(|ticket| Some((more.queue.remove(ticket)?, reason()))).collect()
+    /// Returns `true` if another claim may grant the slots of the first request. The last claim was for
+    /// another request, or for another number of slots.
+    fn may_fit(&self, ticket: u64, cost: u32, slots: u32, ask: &Ask) -> bool {
+        let Some(held) = self.held() else { return false };
+        let is_first = ask.tickets.is_some_and(|(first, _)| first == ticket);
+        let is_same = number_of_slots(&ask.policy) == slots;
+        let needed = self.in_use.saturating_add(cost);
+        let is_free = needed <= held.usable.saturating_add(held.free) || !is_same;
+        !(is_first && is_same) && needed <= slots && is_free
     }
 
-    /// Returns the next step after a claim.
-    pub(super) fn next(&self, ask: &Ask) -> Next {
+    /// Returns `true` if the request has a seat, or gets one.
+    fn seat(&mut self, ticket: u64) -> bool {
+        let Some(More { queue, held: Some(held) }) = self.more.as_deref_mut() else { return false };
+        let Some(standing) = queue.get(&ticket).filter(|waiting| waiting.seat.is_none()) else { return true };
+        let seated = || queue.values().take_while(|waiting| waiting.seat.is_some()).count();
+        let Some(seat) = standing.seats.as_ref().and_then(|seats| seats.take(&held.key, seated)) else { return false };
+        if let Some(waiting) = queue.get_mut(&ticket) {
+            let (sender, next) = oneshot::channel();
+            waiting.seat = Some(seat);
+            drop(mem::replace(&mut waiting.answer, sender).send(Answer::Seated(next)));
+        }
+        true
+    }
+
+    /// Gives seats to the requests of a claim behind the first, which waits. Returns those that get none.
+    fn seat_others(&mut self, ask: &Ask) -> Vec<Left<T>> {
+        let Some(More { queue, .. }) = self.more.as_deref() else { return Vec::new() };
+        let standing = queue.iter().filter(|(ticket, waiting)| ask.is_for(**ticket) && waiting.seat.is_none());
+        let standing: Vec<(u64, u32)> =
+            standing.map(|(ticket, waiting)| (*ticket, waiting.policy.with(number_of_slots))).collect();
+        let refused = standing.into_iter().filter_map(|(ticket, slots)| {
+            let free = self.free(slots);
+            if self.seat(ticket) { None } else { self.remove(ticket, Reason::Full(free)) }
+        });
+        refused.collect()
+    }
+
+    fn next(&self, ask: &Ask, claimed: &Result<Granted, StorageError>, asks_again: bool, was_granted: bool) -> Next {
         let Some(More { queue, held: Some(held) }) = self.more.as_deref() else { return Next::Done };
-        let is_new = queue.last_key_value().is_some_and(|(ticket, _)| Some(*ticket) > ask.last_ticket);
-        match held.failures {
-            _ if is_new => Next::Again,
-            0 if held.counted > self.in_use => Next::Again,
+        let is_new = queue.last_key_value().is_some_and(|(ticket, _)| !ask.is_for(*ticket));
+        // The store counts slots that no request uses.
+        let is_unused = held.counted > self.in_use;
+        match claimed {
+            _ if is_new || asks_again => Next::Again,
+            Ok(_) if is_unused && (queue.is_empty() || was_granted) => Next::Again,
             _ if !queue.is_empty() => Next::Poll,
+            Err(error) if is_unused && error.kind() == StorageErrorKind::Contended => Next::Poll,
             _ => Next::Done,
         }
+    }
+}
+
+impl Ask {
+    /// Returns `true` if the request was in the queue when the claim began.
+    fn is_for(&self, ticket: u64) -> bool {
+        self.tickets.is_some_and(|(_, last)| ticket <= last)
     }
 }

@@ -20,9 +20,10 @@ use crate::service::CloneService;
 /// The middleware that limits the requests in flight to an inner service. Created by
 /// [`InFlightLayer`](crate::InFlightLayer).
 ///
-/// It calls the inner service that was polled ready. A request that
-/// [waits](crate::InFlightLayer::wait) keeps a clone of it instead, which is polled ready after the wait.
-/// So it occupies no permit of a `ConcurrencyLimit` and no place of a `Buffer` while it waits.
+/// It calls the inner service that was polled ready, also after the storage has answered. A request that
+/// [waits](crate::InFlightLayer::wait) because all slots are in use keeps a clone of it instead, which is
+/// polled ready after the wait. So it occupies no permit of a `ConcurrencyLimit` and no place of a
+/// `Buffer` while it waits.
 pub struct InFlight<S, R = TextRejection> {
     inner: S,
     shared: Arc<Shared<SlotState, R>>,
@@ -52,11 +53,9 @@ where
             Step::Forward(plan) => Progress::Calling { inner: self.inner.call(request), plan },
             Step::Respond => Progress::Refused { response },
             Step::Wait(hit) => {
-                // The ready service may hold a permit that another request needs, so it is dropped. Clones
-                // replace it, here and in the future.
                 let next = self.inner.clone();
                 let ready = mem::replace(&mut self.inner, next);
-                let waiting = RequestForSlots::new(ready.clone(), request, Arc::clone(&self.shared), hit);
+                let waiting = RequestForSlots::new(ready, request, Arc::clone(&self.shared), hit);
                 Progress::Waiting { waiting }
             }
         };

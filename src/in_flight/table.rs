@@ -4,17 +4,19 @@
 use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
 
 use tokio::sync::oneshot;
 use tokio::time::{Instant, timeout_at};
 
 use super::metrics;
-use super::row::{Ask, Grant, Next, NotTaken, Row, Waiting};
+use super::row::{Ask, Next, Renewal, Row};
 use super::slots::number_of_slots;
+use super::waiting::{Answer, Left, Reason, Waiting};
 use crate::key::Key;
 use crate::policy::{Policy, SharedPolicy};
 use crate::storage::{Granted, KeyTable, StorageError, StorageErrorKind, TableKey};
-use crate::waiting::{Seat, Seats};
+use crate::waiting::{Seats, later};
 
 /// The number of keys in flight up to which a lookup compares about 16 rows. More keys are slower, but
 /// not refused.
@@ -53,6 +55,7 @@ pub(super) enum Take {
     Taken(Taken),
     /// Contains the free slots of the key.
     Full(u32),
+    Failed(StorageError),
     Waits(QueuePlace),
 }
 
@@ -61,8 +64,11 @@ pub(super) struct QueuePlace {
     table: Arc<SlotTable>,
     row: TableKey,
     number: u64,
-    answer: oneshot::Receiver<Result<Taken, NotTaken>>,
-    seat: Option<Seat>,
+    /// The slots of the key.
+    slots: u32,
+    answer: oneshot::Receiver<Answer<Taken>>,
+    /// `true` if all slots are in use. Otherwise the request waits for a claim.
+    pub(super) is_seated: bool,
 }
 
 impl SlotTable {
@@ -75,8 +81,7 @@ impl SlotTable {
     /// request waits in the queue of its key if there are `seats`, one of them is free for the key, and
     /// the slots can ever suffice. `shared` returns the policy that a waiting request follows.
     ///
-    /// If the slots are shared, a request without a seat waits for the next claim, behind no request that
-    /// has one.
+    /// If the slots are shared, each request can wait for a claim. It needs a seat to wait for longer.
     pub(super) fn take(
         self: &Arc<Self>,
         policy: &Policy,
@@ -92,32 +97,52 @@ impl SlotTable {
         if self.claims.is_some() {
             row.share(at, policy, key);
         }
-        if let Some(remaining) = row.take(cost, slots) {
-            return Take::Taken(Taken { slot: self.slot(at, cost), remaining });
+        // The number of slots may have been raised.
+        let left = if row.waiting() > 0 { row.grant() } else { Vec::new() };
+        let take = match row.take(cost, slots) {
+            Some(remaining) => Take::Taken(Taken { slot: self.slot(at, cost), remaining }),
+            None => self.enter(row, at, (key, cost, slots), seats, shared),
+        };
+        let begins = row.begin_task();
+        if row.is_unused() {
+            bucket.remove();
         }
-        let seat = seats.filter(|_| cost <= slots).and_then(|seats| seats.take(key, || row.waiting()));
-        let is_once = seat.is_none();
-        if is_once && (self.claims.is_none() || cost > slots || row.has_seats()) {
-            let free = row.free(slots);
-            if row.is_unused() {
-                bucket.remove();
-            }
-            return Take::Full(free);
+        drop(bucket);
+        self.send(left, at);
+        self.start_claims(begins, at);
+        take
+    }
+
+    /// Adds a request to the queue of its key, or returns [`Take::Full`].
+    fn enter(
+        self: &Arc<Self>,
+        row: &mut Row<Taken>,
+        at: TableKey,
+        (key, cost, slots): (&Key, u32, u32),
+        seats: Option<&Arc<Seats>>,
+        shared: impl FnOnce() -> SharedPolicy,
+    ) -> Take {
+        let seat = seats.filter(|_| self.claims.is_none() && cost <= slots);
+        let seat = seat.and_then(|seats| seats.take(key, || row.waiting()));
+        let is_seated = seat.is_some();
+        if cost > slots || self.claims.is_none() && !is_seated {
+            return Take::Full(row.free(slots));
         }
         let (sender, receiver) = oneshot::channel();
         let number = self.tickets.fetch_add(1, Ordering::Relaxed);
-        row.enter(number, Waiting { policy: shared(), cost, is_once, answer: sender });
-        let begins = row.begin_task();
-        drop(bucket);
+        row.enter(number, Waiting { policy: shared(), cost, seats: seats.cloned(), seat, answer: sender });
         metrics::add_waiting(1.0);
-        self.start_claims(begins, at);
-        Take::Waits(QueuePlace { table: Arc::clone(self), row: at, number, answer: receiver, seat })
+        Take::Waits(QueuePlace { table: Arc::clone(self), row: at, number, slots, answer: receiver, is_seated })
     }
 
     /// Returns the free slots of a key.
     pub(super) fn free(&self, policy: &Policy, key: &Key) -> u32 {
         let slots = number_of_slots(policy);
-        self.rows.lock(self.rows.place(policy, 0, key)).find().map_or(slots, |row| row.free(slots))
+        self.free_of(self.rows.place(policy, 0, key), slots)
+    }
+
+    fn free_of(&self, row: TableKey, slots: u32) -> u32 {
+        self.rows.lock(row).find().map_or(slots, |row| row.free(slots))
     }
 
     /// Returns `true` if the slots are shared with other processes.
@@ -149,19 +174,24 @@ impl SlotTable {
         let mut bucket = self.rows.lock(at);
         let Some(row) = bucket.find() else { return };
         change(row);
-        let (granted, begins) = (row.grant(), row.begin_task());
+        let (left, begins) = (row.grant(), row.begin_task());
         if row.is_unused() {
             bucket.remove();
         }
         // A request that has left drops its slots, which locks the bucket again.
         drop(bucket);
-        self.send(granted, at);
+        self.send(left, at);
         self.start_claims(begins, at);
     }
 
-    fn send(self: &Arc<Self>, granted: Vec<Grant<Taken>>, at: TableKey) {
-        for Grant { waiting, remaining } in granted {
-            drop(waiting.answer.send(Ok(Taken { slot: self.slot(at, waiting.cost), remaining })));
+    fn send(self: &Arc<Self>, left: Vec<Left<Taken>>, at: TableKey) {
+        for Left { waiting, reason } in left {
+            let answer = match reason {
+                Reason::Granted(remaining) => Answer::Taken(Taken { slot: self.slot(at, waiting.cost), remaining }),
+                Reason::Full(free) => Answer::Full(free),
+                Reason::Failed(error) => Answer::Failed(error),
+            };
+            drop(waiting.answer.send(answer));
         }
     }
 }
@@ -169,25 +199,15 @@ impl SlotTable {
 /// The claims of a table whose slots are shared.
 impl SlotTable {
     /// Returns the claim to make for a row, or `None` if the row is gone.
-    pub(super) fn ask(&self, at: TableKey) -> Option<Ask> {
-        self.rows.lock(at).find()?.ask()
+    pub(super) fn ask(&self, at: TableKey, time_to_live: Duration) -> Option<Ask> {
+        self.rows.lock(at).find()?.ask(time_to_live)
     }
 
-    /// Applies the result of a claim: requests get their slots or are refused. The slots can be used
-    /// before `alive_until`. Returns the next step.
-    pub(super) fn apply(
-        self: &Arc<Self>,
-        at: TableKey,
-        ask: &Ask,
-        claimed: &Result<Granted, StorageError>,
-        alive_until: Instant,
-    ) -> Next {
+    /// Applies the result of a claim: requests get their slots or are refused. Returns the next step.
+    pub(super) fn apply(self: &Arc<Self>, at: TableKey, ask: &Ask, claimed: &Result<Granted, StorageError>) -> Next {
         let mut bucket = self.rows.lock(at);
         let Some(row) = bucket.find() else { return Next::Done };
-        row.apply(claimed, alive_until);
-        let granted = row.grant();
-        let refused = row.refuse(ask, claimed);
-        let next = row.next(ask);
+        let (left, next) = row.apply(ask, claimed);
         if next == Next::Done {
             row.end_task();
             if row.is_unused() {
@@ -195,10 +215,7 @@ impl SlotTable {
             }
         }
         drop(bucket);
-        self.send(granted, at);
-        for (waiting, reason) in refused {
-            drop(waiting.answer.send(Err(reason)));
-        }
+        self.send(left, at);
         next
     }
 
@@ -208,15 +225,25 @@ impl SlotTable {
         let Some(row) = bucket.find() else { return };
         row.end_task();
         let dropped = row.take_queue();
+        if row.is_unused() {
+            bucket.remove();
+        }
         drop(bucket);
         drop(dropped);
     }
 
-    /// Returns the shared rows for which no task makes claims, and counts a task for each.
-    pub(super) fn begin_renewals(&self) -> Vec<TableKey> {
-        let mut rows = Vec::new();
-        self.rows.visit_all(|row| rows.extend(row.begin_renewal()));
-        rows
+    /// Returns the shared rows for which no task makes claims. The oldest slots are first.
+    pub(super) fn renewals(&self) -> Vec<Renewal> {
+        let mut renewals = Vec::new();
+        self.rows.visit_all(|row| renewals.extend(row.renewal()));
+        renewals.sort_unstable_by_key(|renewal: &Renewal| renewal.alive_until);
+        renewals
+    }
+
+    /// Returns `true` if the slots of a row have to be renewed still, and no task makes claims for it.
+    /// Counts a task then.
+    pub(super) fn begin_renewal(&self, renewal: &Renewal) -> bool {
+        self.rows.lock(renewal.row).find().is_some_and(|row| row.begin_renewal(renewal))
     }
 }
 
@@ -234,14 +261,28 @@ impl Drop for Slot {
 }
 
 impl QueuePlace {
-    /// Waits for the slots. A request that has a seat gets `None` if they are not free at the deadline.
-    pub(super) async fn taken_by(mut self, deadline: Instant) -> Option<Result<Taken, NotTaken>> {
-        let answer = match self.seat {
-            Some(_) => timeout_at(deadline, &mut self.answer).await.ok()?,
+    /// Waits for the slots. A request that has a seat waits for at most `max_wait`. Returns a request that
+    /// waited for a claim without success and has a seat now.
+    pub(super) async fn take(mut self, max_wait: Duration) -> Take {
+        let answer = if self.is_seated {
+            let Ok(answer) = timeout_at(later(Instant::now(), max_wait), &mut self.answer).await else {
+                return Take::Full(self.table.free_of(self.row, self.slots));
+            };
+            answer
+        } else {
             // The timeout of the store ends the wait.
-            None => (&mut self.answer).await,
+            (&mut self.answer).await
         };
-        Some(answer.unwrap_or_else(|_| Err(NotTaken::Failed(cancelled()))))
+        match answer {
+            Ok(Answer::Taken(taken)) => Take::Taken(taken),
+            Ok(Answer::Full(free)) => Take::Full(free),
+            Ok(Answer::Failed(error)) => Take::Failed(error),
+            Ok(Answer::Seated(next)) => {
+                (self.answer, self.is_seated) = (next, true);
+                Take::Waits(self)
+            }
+            Err(_) => Take::Failed(cancelled()),
+        }
     }
 }
 

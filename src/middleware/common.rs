@@ -276,3 +276,9 @@ where
     }
     polled
 }
+
+/// Returns a clone to keep during a wait. The caller drops the ready service, because it may hold a
+/// permit or a slot that another request needs.
+pub(crate) fn unready<S: Clone>(readied: &S) -> S {
+    readied.clone()
+}

@@ -103,8 +103,9 @@ impl Ledger {
         if text.is_empty() {
             return Some(Self::default());
         }
-        let holdings = text.strip_prefix(VERSION)?.split(' ').skip(1);
-        holdings.map(Holding::parse).collect::<Option<_>>().map(Self)
+        let mut words = text.split(' ');
+        let is_known = words.next() == Some(VERSION);
+        is_known.then(|| words.map(Holding::parse).collect::<Option<_>>()).flatten().map(Self)
     }
 
     /// Returns the text, which [`parse`](Self::parse) reads.
@@ -146,7 +147,16 @@ mod tests {
             assert_eq!(Ledger::parse(&ledger.to_text()), Some(ledger.clone()));
         }
         assert_eq!(Ledger::parse(""), Some(Ledger::default()));
-        for other in ["slots2 1,1,1,1", "v1 5", "slots1 1,1,1", "slots1 1,1,1,1,1", "slots1 x,1,1,1", "slots1  "] {
+        for other in [
+            "slots2 1,1,1,1",
+            "slots10 1,1,1,1",
+            "slots1x",
+            "v1 5",
+            "slots1 1,1,1",
+            "slots1 1,1,1,1,1",
+            "slots1 x,1,1,1",
+            "slots1  ",
+        ] {
             assert_eq!(Ledger::parse(other), None, "{other}");
         }
     }

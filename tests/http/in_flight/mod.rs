@@ -1,6 +1,7 @@
 //! Requests in flight: their slots, from the call to the end of the body.
 
 mod body;
+mod claims;
 #[cfg(feature = "grpc")]
 mod grpc;
 mod refusals;

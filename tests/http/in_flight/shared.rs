@@ -14,21 +14,21 @@ use tower_ratelimit::{Event, Global, InFlightBody, InFlightLayer, MemoryStorage,
 
 use super::{Script, layer, of, streams};
 
-type Answer = Response<InFlightBody<Script>>;
+pub(crate) type Answer = Response<InFlightBody<Script>>;
 
-const TIME_TO_LIVE: Duration = Duration::from_secs(30);
+pub(crate) const TIME_TO_LIVE: Duration = Duration::from_secs(30);
 
 /// A process that shares the slots in `store`.
-fn process(store: &FakeCasStore, slots: u32) -> InFlightLayer {
+pub(crate) fn process(store: &FakeCasStore, slots: u32) -> InFlightLayer {
     layer(slots).storage(cas(store), OnError::Refuse)
 }
 
-fn cas(store: &FakeCasStore) -> Cas<FakeCasStore> {
+pub(crate) fn cas(store: &FakeCasStore) -> Cas<FakeCasStore> {
     Cas::new(store.clone()).clock(TokioClock::new()).timeout(Duration::from_secs(1))
 }
 
 /// Waits until slots that were given back are free for other processes.
-async fn settle() {
+pub(crate) async fn settle() {
     sleep(Duration::from_millis(200)).await;
 }
 
@@ -243,9 +243,11 @@ async fn unknown_format_is_never_overwritten() {
     settle().await;
     let name = "*in-flight|t:a";
     assert!(store.text(name).starts_with("slots1 "), "{}", store.text(name));
-    store.put(name, "slots2 anything");
-    assert_eq!(status(&streams(&layer), of("a")).await, 503);
-    assert_eq!(store.text(name), "slots2 anything");
+    for unknown in ["slots2 anything", "slots10 1,1,1,99999999999999999"] {
+        store.put(name, unknown);
+        assert_eq!(status(&streams(&layer), of("a")).await, 503);
+        assert_eq!(store.text(name), unknown);
+    }
 }
 
 #[test]

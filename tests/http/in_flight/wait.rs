@@ -195,6 +195,39 @@ async fn waiting_requests_follow_live_slots_when_a_slot_is_given_back() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn raised_live_slots_reach_the_queue_before_a_new_request() {
+    let live = LiveSlots::new(1);
+    let layer = InFlightLayer::new(live.clone(), Global::new()).wait(MINUTE, 2);
+    let service = streams(&layer);
+    let mut held = vec![ask(&service, common::get("/")).await];
+    let waiting = [start(&service, common::get("/")).await, start(&service, common::get("/")).await];
+    live.set(4);
+    held.push(ask(&service, common::get("/")).await);
+    for task in waiting {
+        held.push(task.await.unwrap());
+    }
+    let statuses: Vec<u16> = held.iter().map(|response| response.status().as_u16()).collect();
+    assert_eq!((statuses, layer.in_use()), (vec![200; 4], 4));
+    assert_eq!(held[1].headers()["x-ratelimit-remaining"], "0", "the waiting requests have their slots");
+}
+
+#[tokio::test(start_paused = true)]
+async fn waiting_request_that_needs_more_than_the_lowered_slots_is_refused() {
+    let cost = |head: &tower_ratelimit::extract::Head<'_>| head.uri().path()[1..].parse::<u32>().unwrap();
+    let live = LiveSlots::new(10);
+    let layer = InFlightLayer::new(live.clone(), Global::new()).cost(cost).wait(MINUTE, 100);
+    let service = streams(&layer);
+    let held = ask(&service, common::get("/5")).await;
+    let (large, small) = (start(&service, common::get("/8")).await, start(&service, common::get("/1")).await);
+    live.set(6);
+    let begin = Instant::now();
+    drop(held);
+    let (large, small) = (large.await.unwrap(), small.await.unwrap());
+    assert_eq!((large.status().as_u16(), small.status().as_u16(), layer.in_use()), (503, 200, 1));
+    assert_eq!(begin.elapsed(), Duration::ZERO, "the small request does not wait for the end of the large one");
+}
+
+#[tokio::test(start_paused = true)]
 async fn slot_that_arrives_when_its_client_has_left_goes_to_the_next() {
     let layer = layer(1).wait(MINUTE, 100);
     let service = streams(&layer);
