@@ -213,8 +213,9 @@ impl RateLimiter {
     /// for the limits of a user, a tenant and all clients. Returns a [`Reservation`], which settles all
     /// of them together.
     ///
-    /// The limiters must share one storage, which decides on several keys
-    /// [together](Storage::decide_all). The reservation dereferences to the decision that refuses with
+    /// Create the limiters with clones of one storage, which decides on several keys
+    /// [together](Storage::decide_all). The storage of the first limiter decides on all keys and settles
+    /// them. The reservation dereferences to the decision that refuses with
     /// the longest [`retry_after`](Decision::retry_after), or else to the one with the fewest
     /// [remaining](Decision::remaining) units.
     ///
@@ -243,16 +244,17 @@ impl RateLimiter {
     ///
     /// Returns the storage's error if the storage fails, or if two of the pairs have the same policy and
     /// key. Returns an error of the kind [`Unsupported`](StorageErrorKind::Unsupported), and has spent
-    /// nothing, if the list is empty, if the limiters have different storages, or if the storage does not
-    /// decide on several keys together.
+    /// nothing, if the list is empty, if the storage does not decide on several keys together, or if the
+    /// limiters have storages of different types or different memory storages. Two storages of the same
+    /// type on servers are not recognized as different.
     pub fn reserve_all(members: &[(&Self, &Key)], cost: u32) -> StorageFuture<Reservation> {
         let unsupported = |why| StorageFuture::ready(Err(StorageError::new(StorageErrorKind::Unsupported, why)));
         let Some((first, _)) = members.first() else { return unsupported("no limiter for the hit") };
-        if members.iter().any(|(limiter, _)| !limiter.storage.is_same(&first.storage)) {
+        if members.iter().any(|(limiter, _)| limiter.storage.certainly_differs_from(&first.storage)) {
             return unsupported("the limiters have different storages: create them with clones of one storage");
         }
         let limited = |(limiter, key): &(&Self, &Key)| LimitedKey {
-            storage: limiter.storage.clone(),
+            storage: first.storage.clone(),
             policy: limiter.policy.read().into_owned(),
             key: (*key).clone(),
         };

@@ -79,25 +79,25 @@ impl LayerState {
         let headers = config.headers;
         let numbers = headers.numbers_of(now);
         let mut hits = RequestHits::NONE;
+        // A request that costs nothing has nothing to settle.
+        let settles = config.settling.is_some() && requests.iter().any(|request| request.cost > 0);
         for (decision, request) in decisions.iter().zip(requests) {
             let StorageRequest { policy, key, cost, .. } = *request;
             // Without a settlement, the lock is reported now.
             let started_lock =
                 decision.new_lock().and_then(|_| StartedLock::of(&self.observed(policy, key, false), decision));
-            if cost == 0 {
-                continue;
+            if cost > 0 {
+                let begin = |shadow| ShadowCheck::begin(self.observed(shadow, key, true), cost);
+                hits.shadow_checks.extend(policy.shadows().iter().map(begin));
             }
-            let begin = |shadow| ShadowCheck::begin(self.observed(shadow, key, true), cost);
-            hits.shadow_checks.extend(policy.shadows().iter().map(begin));
-            if config.settling.is_some() {
+            if settles {
                 let observed = self.observed(policy, key, false);
                 let observed = ObservedKey { since: since.unwrap_or(observed.since), ..observed };
                 hits.spent.push(SpentHit { observed, decision: decision.clone(), started_lock });
             }
         }
-        // A request that costs nothing has nothing to settle, but its handler may expect a
-        // `Reservation`.
-        let settling = config.settling.as_ref().filter(|settling| !hits.spent.is_empty() || settling.is_later);
+        // The handler may expect a `Reservation` even if there is nothing to settle.
+        let settling = config.settling.as_ref().filter(|settling| settles || settling.is_later);
         if settling.is_none() && hits.shadow_checks.is_empty() && !headers.writes_other_fields() {
             return ResponsePlan::only(numbers);
         }

@@ -17,7 +17,8 @@ use crate::sync::unpoisoned;
 
 /// The hits of a request on its policies, and its hits on shadow limits.
 pub(crate) struct RequestHits {
-    /// The hits on the policies. Empty if they are never settled, or in shadow mode.
+    /// The hits on the policies. Empty if they are never settled, or in shadow mode. A hit of cost 0 is
+    /// never corrected. It is kept for the header fields.
     pub(crate) spent: Vec<SpentHit>,
     pub(crate) shadow_checks: Vec<ShadowCheck>,
 }
@@ -58,6 +59,7 @@ impl RequestHits {
             shadow_check.settle(correction);
         }
         let corrects = |hit: &SpentHit| correction.is_some_and(|by| by != Correction::Cost(hit.decision.cost()));
+        let corrects = |hit: &SpentHit| hit.decision.cost() > 0 && corrects(hit);
         let corrects_any = self.spent.iter().any(corrects);
         let settle = |SpentHit { observed, decision, started_lock }| {
             let cost = decision.cost();
@@ -65,8 +67,11 @@ impl RequestHits {
                 lock.correct(correction, cost);
             }
             let correction = correction.filter(|_| corrects_any)?;
-            let settling = observed.settle(&decision, correction);
-            let (is_refunded, is_complete) = (correction.refunds(cost), settling.is_done());
+            let settling = match cost {
+                0 => SettleFuture::done(StorageFuture::ok(())),
+                _ => observed.settle(&decision, correction),
+            };
+            let (is_refunded, is_complete) = (cost > 0 && correction.refunds(cost), settling.is_done());
             Some((SettledHit { observed, cost, is_refunded, is_complete }, settling))
         };
         self.spent.into_iter().filter_map(settle).collect()
@@ -74,7 +79,7 @@ impl RequestHits {
 
     /// Keeps the cost of all hits, and reports that nothing has settled them.
     fn keep(self) {
-        for SpentHit { observed, decision, .. } in self.spent {
+        for SpentHit { observed, decision, .. } in self.spent.into_iter().filter(|hit| hit.decision.cost() > 0) {
             observed.report(EventKind::Unsettled(&decision));
         }
         self.shadow_checks.into_iter().for_each(ShadowCheck::keep);

@@ -169,11 +169,11 @@ impl ObservedKey {
     /// Returns the state of the limits, for the header fields of an admitted request of `cost`
     /// units. Returns `None` if the storage is not immediately ready or fails.
     ///
-    /// The peek itself is about one unit. A refused peek would report the limit with the longest
+    /// The peek itself is about at most one unit. A refused peek would report the limit with the longest
     /// wait instead of the one with the fewest remaining units.
     pub(crate) fn peek_now(&self, cost: u32) -> Option<Decision> {
         // A future that is not ready would have to be polled, which sends a call for nothing.
-        let peek = self.limited.decide(Op::Peek, 1);
+        let peek = self.limited.decide(Op::Peek, cost.min(1));
         let now = peek.as_ready()?.ok()?;
         Some(now.clone().of_cost(cost))
     }

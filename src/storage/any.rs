@@ -6,7 +6,7 @@ use std::fmt;
 use std::str::FromStr;
 use std::sync::{Arc, RwLock};
 
-use super::contract::forward_storage;
+use super::contract::{forward_storage, layers};
 use super::{MemoryStorage, SlotStore, Storage, StorageFuture, StorageRequest, Summary, names};
 use crate::decision::Decision;
 use crate::error::ConfigError;
@@ -94,12 +94,15 @@ impl AnyStorage {
         }
     }
 
-    /// Returns `true` if `other` is a handle to the same storage.
-    pub(crate) fn is_same(&self, other: &Self) -> bool {
-        match (&self.0, &other.0) {
-            (Handle::Memory(this), Handle::Memory(other)) => this.is_same(other),
-            (Handle::Other(this), Handle::Other(other)) => Arc::ptr_eq(this, other),
-            _ => false,
+    /// Returns `true` if the states of `other` certainly are in another storage. Two storages of one
+    /// type on servers are not distinguished, because their clones have nothing in common that the
+    /// trait shows.
+    pub(crate) fn certainly_differs_from(&self, other: &Self) -> bool {
+        let innermost = |storage| layers(storage).last().map(|storage| storage as &dyn Any);
+        let (Some(this), Some(other)) = (innermost(self), innermost(other)) else { return false };
+        match (this.downcast_ref::<MemoryStorage>(), other.downcast_ref()) {
+            (Some(this), Some(other)) => !this.is_same(other),
+            _ => this.type_id() != other.type_id(),
         }
     }
 

@@ -33,10 +33,11 @@ use crate::policy::{Op, Policy};
 ///
 /// | compared with a decision on all keys together | |
 /// |---|---|
-/// | limits | no member ever admits more than its limits |
+/// | limits | no member admits more than its limits. A token bucket is an exception, if a refund takes longer than the bucket needs to refill the units, and other refunds overlap it |
 /// | units of a refused request | spent until the refund, for about one round trip. Meanwhile they can be the reason that another request is refused |
 /// | round trips | one per member, and up to three per member for a refusal |
-/// | a failed storage | the earlier hits are refunded, and the error is returned. If a refund fails too, the error [may have counted](StorageError::may_have_counted) |
+/// | a hit that fails | the earlier hits are refunded, and the error is returned. If a refund fails too, the error [may have counted](StorageError::may_have_counted) |
+/// | a failure after a refusal | the request stays refused. Units whose refund failed stay spent, and a warning is logged (feature `tracing`). A member whose peek failed has no limits in its decision, so the lists of header fields leave it out |
 /// | a request that is dropped | the hits so far stay spent |
 ///
 /// A refund does not move the end of an [`ElasticWindow`](crate::ElasticWindow) back, and a
@@ -77,15 +78,30 @@ async fn decide(storage: AnyStorage, members: Vec<OwnedRequest>) -> Result<Vec<D
     if members[refusing].op != Op::Hit || decisions[refusing].is_admitted() {
         return Ok(decisions);
     }
-    refund(&storage, &members, &decisions).await.map_err(|error| error.with_may_have_counted(true))?;
+    // From here on, no failure turns the refusal into an error, because an error can admit the request.
+    if let Err(error) = refund(&storage, &members, &decisions).await {
+        log_kept_units(&error);
+    }
     let refusal = decisions.remove(refusing);
     decisions.clear();
     for (position, member) in members.iter().enumerate() {
-        // The others have spent nothing, and report the units that remain after the refunds.
+        if position == refusing {
+            decisions.push(refusal.clone());
+            continue;
+        }
+        // The others report the units that remain after the refunds.
         let peek = StorageRequest { op: Op::Peek, ..member.borrow() };
-        decisions.push(if position == refusing { refusal.clone() } else { storage.decide(peek).await? });
+        let peek = storage.decide(peek).await;
+        decisions.push(peek.unwrap_or_else(|_| Decision::of_limits(refusal.at(), member.cost, [].into_iter())));
     }
     Ok(decisions)
+}
+
+/// Logs that earlier hits of a refused request were not refunded.
+fn log_kept_units(error: &StorageError) {
+    #[cfg(feature = "tracing")]
+    tracing::warn!(error = crate::error::chain(error), "refund of a refused request failed, its units stay spent");
+    let _ = error;
 }
 
 /// Refunds the hits that were admitted. Returns the first error.

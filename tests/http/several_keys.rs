@@ -13,7 +13,7 @@ use common::{
 use http::{HeaderValue, Request, Response};
 use tower::{Layer, Service, service_fn};
 use tower_ratelimit::extract::{Head, KeyError};
-use tower_ratelimit::storage::{InOrder, RefusalCache, StorageRequest, TokioClock};
+use tower_ratelimit::storage::{AnyStorage, InOrder, RefusalCache, StorageRequest, TokioClock};
 use tower_ratelimit::{
     Decision, EventKind, Global, Header, Headers, Key, LivePolicy, MemoryStorage, OnError, Op, Policy, PolicyLookup,
     RateLimitLayer, RateLimiter, Reservation, Reservations, Storage, Tenant, policy_by,
@@ -455,4 +455,65 @@ async fn limiters_reserve_all_keys_or_none() {
         assert!(error.contains(why), "{error}");
     }
     assert_eq!(remaining().await, [8, 3]);
+}
+
+/// Each limiter wraps its clone of the storage in a handle of its own.
+#[tokio::test]
+async fn limiters_with_clones_of_a_storage_reserve_together() {
+    let memory = memory_with_manual_clock().0;
+    let served = FakeStorage::around(memory.clone());
+    let (in_order, cache) = (InOrder::new(served.clone()), RefusalCache::new(memory.clone()));
+    let (u, t) = (Key::from("u"), Key::from("t"));
+    let limiters = |storage: &dyn Fn() -> AnyStorage| {
+        ["user", "tenant"].map(|name| RateLimiter::with_storage(named("fixed-window 9/minute", name), storage()))
+    };
+    for [user, tenant] in [
+        limiters(&|| AnyStorage::new(in_order.clone())),
+        limiters(&|| AnyStorage::new(InOrder::new(served.clone()))),
+        limiters(&|| AnyStorage::new(cache.clone())),
+    ] {
+        let hit = RateLimiter::reserve_all(&[(&user, &u), (&tenant, &t)], 3).await.unwrap();
+        assert!(hit.is_admitted());
+        assert_eq!([user.peek(&u).await.unwrap().remaining(), tenant.peek(&t).await.unwrap().remaining()], [6, 6]);
+        hit.refund().await.unwrap();
+        assert_eq!([user.peek(&u).await.unwrap().remaining(), tenant.peek(&t).await.unwrap().remaining()], [9, 9]);
+    }
+    let [user, _] = limiters(&|| AnyStorage::new(in_order.clone()));
+    for other in [AnyStorage::new(InOrder::new(memory)), AnyStorage::new(MemoryStorage::new())] {
+        let other = RateLimiter::with_storage(named("1/minute", "tenant"), other);
+        let error = RateLimiter::reserve_all(&[(&user, &u), (&other, &t)], 1).await.unwrap_err().to_string();
+        assert!(error.contains("clones of one storage"), "{error}");
+    }
+}
+
+#[tokio::test]
+async fn free_member_stays_in_the_fields_after_a_settlement() {
+    let member = |text: &str, name: &str| named(text, name);
+    for (actual, left) in [(None, 95), (Some(5), 95), (Some(4), 96), (Some(7), 93)] {
+        let layer = RateLimitLayer::new(member("fixed-window 100/minute", "user"), Header::new("x-user"))
+            .cost(|_| 5)
+            .and(member("fixed-window 3/minute", "tenant"), Global::new())
+            .cost(|_| 0)
+            .storage(memory_with_manual_clock().0, OnError::Refuse)
+            .headers(Headers::x_rate_limit().and(Headers::draft11()))
+            .settle(move |_| actual);
+        let (layer, events) = observed(layer);
+        let response = ask(&layer.layer(Inner::default()), from("u", "t")).await;
+        assert_eq!(numbers(&response).map(|[limit, remaining, _]| [limit, remaining]), Some([3, 3]));
+        let list = format!(r#""user";r={left};t=60, "tenant";r=3;t=0"#);
+        assert_eq!(response.headers()["ratelimit"], list, "{actual:?}");
+        let settled: Vec<_> = take(&events).into_iter().filter(|event| !event.starts_with("admitted")).collect();
+        assert!(settled.iter().all(|event| event.ends_with("user")), "{settled:?}");
+    }
+}
+
+#[tokio::test]
+async fn refusal_after_a_refusing_hit_is_forwarded_by_no_failure() {
+    let fake = FakeStorage::around(memory_with_manual_clock().0);
+    let limits = ["fixed-window 9/minute", "fixed-window 1/minute", "fixed-window 9/minute"];
+    let service = layer(limits, MemoryStorage::new()).storage(InOrder::new(fake.clone()), OnError::Admit);
+    let service = service.layer(Inner::default());
+    assert_eq!(status(&service, from("u", "t")).await, 200);
+    fake.set_changes(common::Behavior::Fails);
+    assert_eq!(status(&service, from("u", "t")).await, 429);
 }

@@ -1,12 +1,12 @@
 //! Decisions on several keys together, on the memory storage and one after the other.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::thread;
 use std::time::Duration;
 
 use common::{Behavior, FakeStorage, hit, memory_with_manual_clock, now, policy};
-use tower_ratelimit::storage::{InOrder, OnFull, RefusalCache, StorageErrorKind, StorageRequest};
+use tower_ratelimit::storage::{InOrder, OnFull, RefusalCache, StorageError, StorageErrorKind, StorageRequest};
 use tower_ratelimit::{Decision, Key, MemoryStorage, Op, Policy, Storage};
 
 fn named(text: &str, name: &str) -> Policy {
@@ -164,17 +164,87 @@ async fn cached_refusal_of_a_member_needs_no_call() {
     assert_eq!(verdicts(&storage.decide_all(&requests(&policies, &other)).await.unwrap()), [true, true]);
 }
 
+/// All cached members answer, so the response reports the longest wait.
 #[tokio::test]
-async fn failed_refund_is_an_error_that_may_have_counted() {
-    let (memory, _clock) = memory_with_manual_clock();
-    let fake = FakeStorage::around(memory);
+async fn cached_refusals_of_several_members_all_answer() {
+    let (memory, clock) = memory_with_manual_clock();
+    let storage = RefusalCache::new(memory).clock(clock);
+    let policies = [named("fixed-window 1/minute", "a"), named("fixed-window 1/day", "b")];
+    let keys = [Key::from("a"), Key::from("b")];
+    for expected in [[true, true], [false, false], [false, false]] {
+        let decisions = storage.decide_all(&requests(&policies, &keys)).await.unwrap();
+        assert_eq!(verdicts(&decisions), expected);
+        if !expected[0] {
+            let waits = decisions.iter().map(Decision::retry_after).collect::<Vec<_>>();
+            assert_eq!(waits, [Some(Duration::from_secs(60)), Some(Duration::from_secs(86_400))]);
+        }
+    }
+    assert_eq!((storage.misses(), storage.local_decisions(), storage.len()), (4, 2, 2));
+}
+
+#[tokio::test]
+async fn member_that_counts_refusals_is_asked_in_spite_of_a_cached_refusal() {
+    let (memory, clock) = memory_with_manual_clock();
+    let counted = FakeStorage::around(memory);
+    let storage = RefusalCache::new(InOrder::new(counted.clone())).clock(clock.clone()).ttl(Duration::from_secs(60));
+    let policies = [named("elastic-window 2 per 10 seconds", "a"), named("fixed-window 1/minute", "b")];
+    let keys = [Key::from("a"), Key::from("b")];
+    for expected in [[true, true], [true, false]] {
+        assert_eq!(verdicts(&storage.decide_all(&requests(&policies, &keys)).await.unwrap()), expected);
+    }
+    assert!(hit(&storage, &policies[0], "a", 1).await.is_admitted());
+    clock.advance(Duration::from_secs(5));
+    let refused = storage.decide_all(&requests(&policies, &keys)).await.unwrap();
+    assert_eq!(refused[0].retry_after(), Some(Duration::from_secs(10)), "the refusal moves the end of the window");
+    // The hits of the first member and of the request that was refused from the cache are none of these.
+    assert_eq!((storage.misses(), storage.local_decisions()), (7, 0));
+}
+
+/// Each member's peeks or refunds fail after the second member has refused.
+#[tokio::test]
+async fn refused_request_stays_refused_if_the_storage_fails_after_the_refusal() {
+    let fails = Arc::new(AtomicBool::new(false));
+    let peeks_fail = Arc::clone(&fails);
+    let (fake, _clock) = FakeStorage::scripted(move |request| {
+        let fails = request.op == Op::Peek && peeks_fail.load(Ordering::Relaxed);
+        fails.then(|| Err(StorageError::new(StorageErrorKind::Other, "no peek")))
+    });
+    let storage = InOrder::new(fake.clone());
+    let policies =
+        [named("fixed-window 9/minute", "a"), named("fixed-window 1/minute", "b"), named("fixed-window 9/minute", "c")];
+    let keys = ["a", "b", "c"].map(Key::from);
+    let hit = || storage.decide_all(&requests(&policies, &keys));
+    assert_eq!(verdicts(&hit().await.unwrap()), [true, true, true]);
+
+    fails.store(true, Ordering::Relaxed);
+    let refused = hit().await.unwrap();
+    assert_eq!(verdicts(&refused), [true, false, true]);
+    assert_eq!(refused[1].retry_after(), Some(Duration::from_secs(60)));
+    assert_eq!(refused.iter().map(|decision| decision.limits().len()).collect::<Vec<_>>(), [0, 1, 0]);
+    fails.store(false, Ordering::Relaxed);
+    assert_eq!(hit().await.unwrap()[0].remaining(), 8, "the hits were refunded");
+
+    fake.set_changes(Behavior::Fails);
+    let refused = hit().await.unwrap();
+    assert_eq!(verdicts(&refused), [true, false, true]);
+    assert_eq!((refused[0].remaining(), refused[2].remaining()), (7, 8), "the unit stays spent");
+    assert!(refused.iter().all(|decision| !decision.has_spent()));
+}
+
+#[tokio::test]
+async fn failed_hit_whose_earlier_hits_are_not_refunded_may_have_counted() {
+    let (fake, _clock) = FakeStorage::scripted(|request| {
+        let fails = request.policy.name() == Some("b");
+        fails.then(|| Err(StorageError::new(StorageErrorKind::Refused, "no connection")))
+    });
     let storage = InOrder::new(fake.clone());
     let policies = [named("fixed-window 9/minute", "a"), named("fixed-window 1/minute", "b")];
     let keys = [Key::from("a"), Key::from("b")];
-    assert_eq!(verdicts(&storage.decide_all(&requests(&policies, &keys)).await.unwrap()), [true, true]);
-    fake.set_changes(Behavior::Fails);
-    let error = storage.decide_all(&requests(&policies, &keys)).await.unwrap_err();
-    assert!(error.may_have_counted(), "{error:?}");
+    for (changes, may_have_counted) in [(Behavior::Works, false), (Behavior::Fails, true)] {
+        fake.set_changes(changes);
+        let error = storage.decide_all(&requests(&policies, &keys)).await.unwrap_err();
+        assert_eq!((error.kind(), error.may_have_counted()), (StorageErrorKind::Refused, may_have_counted));
+    }
 }
 
 #[tokio::test]

@@ -67,10 +67,10 @@ impl Cache {
         self.table.place(policy, kind, key)
     }
 
-    /// Returns `true` if the cache can answer a hit.
-    pub(super) fn contains(&self, request: &StorageRequest<'_>) -> bool {
+    /// Returns the answer to a hit if the cache has one.
+    pub(super) fn answer(&self, request: &StorageRequest<'_>) -> Option<Decision> {
         let (place, now) = (self.place(request.policy, request.key), self.clock.now());
-        self.table.lock(place).find().is_some_and(|entry| entry.contains(request, now))
+        self.table.lock(place).find()?.answer(request, now)
     }
 
     /// Answers a hit from the cache, or records that it is in flight.
@@ -81,6 +81,22 @@ impl Cache {
             self.counters.here(request.policy);
             return CacheLookup::Hit(decision);
         }
+        CacheLookup::Miss(self.begin_in(bucket, place, request, now))
+    }
+
+    /// Records that a hit is in flight, even if the cache could answer it.
+    pub(super) fn begin(self: &Arc<Self>, request: &StorageRequest<'_>) -> PendingMiss {
+        let (place, now) = (self.place(request.policy, request.key), self.clock.now());
+        self.begin_in(self.table.lock(place), place, request, now)
+    }
+
+    fn begin_in(
+        self: &Arc<Self>,
+        mut bucket: Bucket<'_, KeyEntry>,
+        place: TableKey,
+        request: &StorageRequest<'_>,
+        now: Timestamp,
+    ) -> PendingMiss {
         self.sweep(&mut bucket, now);
         let entry = bucket.find_or_insert(KeyEntry::default);
         entry.refusals.iter_mut().for_each(|refusal| refusal.serve_stale(request.policy, request.cost, now));
@@ -88,15 +104,7 @@ impl Cache {
         let changes = entry.changes;
         self.counters.asked(request.policy);
         let (cache, policy) = (Arc::clone(self), request.policy.clone());
-        CacheLookup::Miss(PendingMiss {
-            cache,
-            policy,
-            place,
-            cost: request.cost,
-            sent: now,
-            changes,
-            is_undecided: true,
-        })
+        PendingMiss { cache, policy, place, cost: request.cost, sent: now, changes, is_undecided: true }
     }
 
     /// Removes the refusals of a key whose state has changed or may have changed.
@@ -166,10 +174,6 @@ impl Cache {
 }
 
 impl KeyEntry {
-    fn contains(&self, request: &StorageRequest<'_>, now: Timestamp) -> bool {
-        self.find(request, now).is_some()
-    }
-
     fn answer(&self, request: &StorageRequest<'_>, now: Timestamp) -> Option<Decision> {
         Some(self.find(request, now)?.answer(request.cost, now))
     }

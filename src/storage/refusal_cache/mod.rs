@@ -15,7 +15,7 @@ use self::cache::{Cache, CacheLookup};
 use crate::decision::Decision;
 use crate::error::ConfigError;
 use crate::key::Key;
-use crate::policy::{Op, Policy};
+use crate::policy::{Limit, Op, Policy};
 use crate::storage::contract::forward_storage;
 use crate::storage::key_table::{assert_max_keys, checked_ttl};
 use crate::storage::{AnyStorage, Clock, Storage, StorageFuture, StorageRequest, Summary, SystemClock};
@@ -64,6 +64,10 @@ use crate::storage::{AnyStorage, Clock, Storage, StorageFuture, StorageRequest, 
 /// refusals](crate::Lockout::by_refusals) that is not locked. A refusal is not cached if it is
 /// [storage full](Decision::is_storage_full), [contended](Decision::is_contended) or from a
 /// [fallback](Decision::is_from_fallback).
+///
+/// A request with [several keys](Storage::decide_all) is refused from the cache if one of its keys is.
+/// The lists of header fields then leave out the policies of the other keys, because their states are
+/// not known. The request goes to the storage if another key has a limit that counts refusals.
 ///
 /// A [`clear`](Storage::clear), a [`settle`](Storage::settle) or a charge through this cache
 /// removes the refusals of the key. A change by another process takes effect after at most one
@@ -214,25 +218,31 @@ impl Storage for RefusalCache {
         }
     }
 
-    /// A cached refusal of one member refuses all of them without a round trip. The decisions on the
-    /// other members then have no limits, because their states are not known.
+    /// Cached refusals of members refuse all of them without a round trip. The decisions on the other
+    /// members then have no limits, because their states are not known.
+    ///
+    /// All members go to the storage if one without a cached refusal has a limit that counts refusals.
     fn decide_all(&self, members: &[StorageRequest<'_>]) -> StorageFuture<Vec<Decision>> {
         let spends = |member: &&StorageRequest<'_>| member.op == Op::Hit && member.cost > 0;
-        if let Some(cached) = members.iter().position(|member| spends(&member) && self.cache.contains(member))
-            && let CacheLookup::Hit(refusal) = self.cache.look_up(&members[cached])
-        {
-            let unknown = |member: &StorageRequest<'_>| Decision::of_limits(refusal.at(), member.cost, [].into_iter());
-            let mut decisions: Vec<_> = members.iter().map(unknown).collect();
-            decisions[cached] = refusal;
-            return StorageFuture::ok(decisions);
-        }
-        let look_up = |member| match self.cache.look_up(member) {
-            CacheLookup::Miss(in_flight) => Some(in_flight),
-            // It was cached just now, and the storage decides it anyway.
-            CacheLookup::Hit(_) => None,
+        let cached: Vec<_> =
+            members.iter().map(|member| Some(member).filter(spends).and_then(|hit| self.cache.answer(hit))).collect();
+        let must_ask = |(member, cached): (&StorageRequest<'_>, &Option<Decision>)| {
+            cached.is_none() && spends(&member) && member.policy.limits().iter().any(Limit::counts_refusals)
         };
+        if let Some(at) = cached.iter().flatten().map(Decision::at).next()
+            && !members.iter().zip(&cached).any(must_ask)
+        {
+            let decide = |(member, cached): (&StorageRequest<'_>, Option<Decision>)| match cached {
+                Some(refusal) => {
+                    self.cache.counters.here(member.policy);
+                    refusal
+                }
+                None => Decision::of_limits(at, member.cost, [].into_iter()),
+            };
+            return StorageFuture::ok(members.iter().zip(cached).map(decide).collect());
+        }
         let in_flight: Vec<_> =
-            members.iter().map(|member| spends(&member).then(|| look_up(member)).flatten()).collect();
+            members.iter().map(|member| Some(member).filter(spends).map(|hit| self.cache.begin(hit))).collect();
         self.inner.decide_all(members).map(move |decided| {
             for (in_flight, decision) in in_flight.into_iter().zip(decided.iter().flatten()) {
                 if let Some(in_flight) = in_flight {
@@ -249,7 +259,7 @@ impl Storage for RefusalCache {
         }
         // After `false`, the caller calls `decide`, which answers from the cache if it contains a
         // refusal, and otherwise asks the inner storage.
-        if self.cache.contains(&request) || !self.inner.try_admit(request, shown.as_deref_mut()) {
+        if self.cache.answer(&request).is_some() || !self.inner.try_admit(request, shown.as_deref_mut()) {
             return Summary::remove_refusal(shown);
         }
         self.cache.counters.asked(request.policy);
