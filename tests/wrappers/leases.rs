@@ -4,6 +4,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use common::fake_cas_store::FakeCasStore;
 use common::{
     Behavior, FAILURE, FakeStorage, decide, hit, memory_with_manual_clock, message, outside_of_a_runtime,
     panic_message, policy, poll, start_hit,
@@ -11,11 +12,11 @@ use common::{
 use tokio::task::{JoinSet, yield_now};
 use tokio::time::sleep;
 use tower_ratelimit::storage::{
-    Breaker, Clock, Leases, ManualClock, StorageFuture, StorageRequest, Summary, TokioClock,
+    Breaker, Cas, Clock, Leases, ManualClock, StorageFuture, StorageRequest, Summary, TokioClock,
 };
 use tower_ratelimit::{
     Decision, FixedWindow, Key, Limit, MemoryStorage, OnError, Op, PeerIp, Policy, Quota, RateLimitLayer, RateLimiter,
-    Storage, TokenBucket,
+    Storage, Timestamp, TokenBucket,
 };
 
 /// Every strategy that can be leased, with 1,000 units per minute, so that leases end after a second.
@@ -606,4 +607,150 @@ async fn lease_of_another_policy_of_the_name_is_refunded() {
     assert_eq!(remains(&storage, &one).await, 988);
     assert_eq!(hit(&leases, &two, "a", 1).await.remaining(), 497);
     assert_eq!(storage.take_changes(), 1);
+}
+
+/// Hits twice on tokio's clock, so that ten units are leased for a second.
+async fn ten_leased_units(policy: &Policy) -> (Leases, FakeStorage) {
+    let clock = Arc::new(TokioClock::new());
+    let storage = FakeStorage::around(MemoryStorage::builder().clock(Arc::clone(&clock)).build().unwrap());
+    let leases = Leases::new(storage.clone(), 10).clock(clock);
+    for _ in 0..2 {
+        let _ = hit(&leases, policy, "a", 1).await;
+    }
+    assert_eq!((leases.len(), remains(&storage, policy).await), (1, 988));
+    (leases, storage)
+}
+
+/// Starts a charge of more units than are leased. It is in flight and not executed.
+fn charge_in_flight(leases: &Leases, storage: &FakeStorage, policy: &Policy) -> StorageFuture<Decision> {
+    storage.work_when_open(true);
+    storage.close();
+    let mut charge = leases.decide(StorageRequest::new(policy, &Key::from("a"), Op::Charge, 50));
+    assert!(poll(&mut charge).is_pending() && leases.is_empty());
+    charge
+}
+
+#[tokio::test(start_paused = true)]
+async fn dropped_charge_gives_its_lease_back() {
+    let policy = policy("fixed-window 1000/minute");
+    for (after, locally) in [(0, true), (1_500, false)] {
+        let (leases, storage) = ten_leased_units(&policy).await;
+        let charge = charge_in_flight(&leases, &storage, &policy);
+        sleep(Duration::from_millis(after)).await;
+        drop(charge);
+        storage.open();
+        assert_eq!(admits_locally(&leases, &policy), locally, "{after} ms");
+        sleep(Duration::from_millis(1_100)).await;
+        run_tasks().await;
+        assert_eq!(remains(&storage, &policy).await, 998 - u32::from(locally), "{after} ms");
+    }
+}
+
+/// A clear while the charge was in flight has freed the units of the lease.
+#[tokio::test(start_paused = true)]
+async fn lease_of_a_dropped_charge_does_not_survive_a_clear() {
+    let policy = policy("fixed-window 1000/minute");
+    let (leases, storage) = ten_leased_units(&policy).await;
+    let charge = charge_in_flight(&leases, &storage, &policy);
+    storage.set_changes(Behavior::WorksAfterPolls(0));
+    leases.clear(&policy, &Key::from("a")).await.unwrap();
+    drop(charge);
+    storage.open();
+    assert_eq!((leases.len(), remains(&storage, &policy).await), (0, 1_000));
+}
+
+#[tokio::test(start_paused = true)]
+async fn failed_charge_gives_its_lease_back_with_a_timer() {
+    let policy = policy("fixed-window 1000/minute");
+    for (fails_after, leased) in [(500, 1), (1_500, 0)] {
+        let (leases, storage) = ten_leased_units(&policy).await;
+        storage.set(Behavior::FailsAfter(Duration::from_millis(fails_after)));
+        storage.set_changes(Behavior::Works);
+        leases.decide(StorageRequest::new(&policy, &Key::from("a"), Op::Charge, 50)).await.unwrap_err();
+        storage.set(Behavior::Works);
+        assert_eq!(leases.len(), leased);
+        sleep(Duration::from_millis(1_100)).await;
+        run_tasks().await;
+        assert_eq!(remains(&storage, &policy).await, 998, "{fails_after} ms");
+    }
+    // The timer of the first lease ends while the second one pays for the charge.
+    let (leases, storage) = ten_leased_units(&policy).await;
+    sleep(Duration::from_millis(900)).await;
+    let _ = hit(&leases, &policy, "a", 11).await;
+    assert_eq!((leases.len(), remains(&storage, &policy).await), (1, 1_000 - 2 - 12));
+    storage.set(Behavior::FailsAfter(Duration::from_millis(300)));
+    storage.set_changes(Behavior::Works);
+    leases.decide(StorageRequest::new(&policy, &Key::from("a"), Op::Charge, 50)).await.unwrap_err();
+    storage.set(Behavior::Works);
+    assert_eq!(leases.len(), 1);
+    sleep(Duration::from_secs(1)).await;
+    run_tasks().await;
+    assert_eq!(remains(&storage, &policy).await, 1_000 - 2 - 11);
+}
+
+/// Each slice of the other runtime starts a timer. The timers before it end when they wake.
+#[test]
+fn runtimes_that_share_a_key_have_one_timer() {
+    let (leases, _, _) = leased(10);
+    let policy = policy("fixed-window 4000000/day");
+    let runtimes = [(); 2]
+        .map(|()| tokio::runtime::Builder::new_current_thread().enable_time().start_paused(true).build().unwrap());
+    for runtime in runtimes.iter().cycle().take(80) {
+        // More units than are leased, so each hit takes a slice.
+        assert!(runtime.block_on(hit(&leases, &policy, "a", 12)).is_admitted());
+    }
+    let timers = runtimes.each_ref().map(|runtime| {
+        runtime.block_on(async {
+            sleep(Duration::from_millis(1_100)).await;
+            run_tasks().await;
+        });
+        runtime.metrics().num_alive_tasks()
+    });
+    assert_eq!((leases.len(), timers), (1, [0, 1]));
+}
+
+/// The key's time is that of the fast node, and the decision's time is that of the slow one.
+#[tokio::test]
+async fn lease_of_a_node_whose_clock_is_behind_ends_with_its_window() {
+    for text in ["fixed-window 1000 per 10 seconds", "moving-window 1000 per 10 seconds"] {
+        let (world, policy) = (ManualClock::default(), policy(text));
+        let store = FakeCasStore::expiring_by(world.clone());
+        let [fast, slow] = [3, 0].map(|ahead| ManualClock::new(world.now().plus(ahead * 1_000_000)));
+        let node = |clock: &ManualClock| Cas::new(store.clone()).timeout(Duration::from_secs(20)).clock(clock.clone());
+        assert!(hit(&node(&fast), &policy, "a", 1).await.is_admitted());
+        let leases = Leases::new(node(&slow), 10).ttl(Duration::from_secs(60)).clock(slow.clone());
+        for _ in 0..2 {
+            assert!(hit(&leases, &policy, "a", 1).await.is_admitted());
+        }
+        slow.advance(Duration::from_micros(9_999_999));
+        assert!(admits_locally(&leases, &policy), "{text}");
+        slow.advance(Duration::from_micros(1));
+        assert!(!admits_locally(&leases, &policy), "{text}");
+    }
+}
+
+/// A clock that is five seconds ahead of the wall clock.
+#[derive(Debug)]
+struct Ahead(ManualClock);
+
+impl Clock for Ahead {
+    fn now(&self) -> Timestamp {
+        self.0.now().plus(5_000_000)
+    }
+
+    fn ahead_of_wall_clock(&self) -> u32 {
+        5
+    }
+}
+
+#[tokio::test]
+async fn summary_of_a_local_hit_has_the_time_of_the_wall_clock() {
+    let wall = ManualClock::default();
+    let memory = MemoryStorage::builder().clock(Ahead(wall.clone())).build().unwrap();
+    let (leases, policy) = (Leases::new(memory, 10).clock(wall.clone()), policy("fixed-window 1000/minute"));
+    let _ = hit(&leases, &policy, "a", 1).await;
+    let _ = hit(&leases, &policy, "a", 1).await;
+    let mut shown = Summary::default();
+    assert!(leases.try_admit(StorageRequest::new(&policy, &Key::from("a"), Op::Hit, 1), Some(&mut shown)));
+    assert_eq!(shown.at, wall.now());
 }

@@ -144,6 +144,21 @@ fn cancelled_request_counts_as_a_lost_reply() {
     assert_eq!(requests.take("a"), [1, 1 + SLICE, 1, 1 + SLICE]);
 }
 
+/// The rest of a lease may be lost with the refund, so no slice is taken before a hit succeeds.
+#[tokio::test]
+async fn failed_refund_counts_as_a_lost_reply() {
+    let (leases, storage, requests) = recorded();
+    let policy = policy("fixed-window 1000/minute");
+    for _ in 0..2 {
+        assert!(hit(&leases, &policy, "a", 1).await.is_admitted());
+    }
+    storage.set_changes(Behavior::Fails);
+    for cost in [SLICE + 1, 1] {
+        assert!(hit(&leases, &policy, "a", cost).await.is_admitted());
+    }
+    assert_eq!(requests.take("a"), [1, 1 + SLICE, SLICE + 1, 1 + SLICE]);
+}
+
 /// Returns the units that the storage has counted for a key.
 async fn counted(storage: &impl Storage, policy: &Policy, key: &str) -> u32 {
     let peek = decide(storage, policy, key, Op::Peek, 1).await;

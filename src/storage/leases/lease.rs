@@ -27,8 +27,9 @@ impl Lease {
     /// earlier with a window, in which the storage forgets all units at the same time.
     pub(super) fn new(policy: &Policy, key: &Key, slice: Decision, sent: Timestamp, micros: u64) -> Self {
         let refills: Vec<_> = policy.limits().iter().map(|limit| refill(limit, slice.at(), slice.cost())).collect();
-        let windows = slice.limits().iter().zip(&refills).filter(|(_, refill)| **refill == 0);
-        let end = windows.map(|(status, _)| status.until().since(slice.at())).fold(micros, u64::min);
+        let limits = policy.limits().iter().zip(slice.limits());
+        let windows = limits.zip(&refills).filter(|(_, refill)| **refill == 0);
+        let end = windows.map(|((limit, status), _)| window_left(limit, status, slice.at())).fold(micros, u64::min);
         let (policy, key, unspent) = (policy.clone(), key.clone(), slice.cost());
         Self { policy, key, slice, unspent, sent, end: sent.plus(end), refills }
     }
@@ -92,6 +93,13 @@ impl Lease {
         let owed = hit.at().plus(now.since(self.sent));
         (self.unspent > 0 && !hit.has_expired(owed)).then(|| (hit, self.slice.cost() - self.unspent))
     }
+}
+
+/// Returns the time in microseconds until the window of a slice ends. A node whose clock is behind
+/// states `at` by its own clock, but not the end of the window, so their difference can be too long.
+fn window_left(limit: &Limit, status: &Status, at: Timestamp) -> u64 {
+    let longest = if limit.is_fixed_window() { status.reset_after_micros() } else { limit.quota().period_micros() };
+    status.until().since(at).min(longest)
 }
 
 /// Returns the mark of the window or bucket in which a hit was spent.

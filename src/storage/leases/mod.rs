@@ -95,10 +95,11 @@ use crate::time::micros;
 ///
 /// Lost units count in the storage although no process spends them, until the strategy forgets them.
 ///
-/// | event | lost units per key and process, at most |
+/// | event | lost units per key and runtime of a process, at most |
 /// |---|---|
 /// | an outage that loses replies | one slice, and the costs of the hits that were in flight |
 /// | a crash, or the end of the runtime | one slice |
+/// | a [clear](Storage::clear) | the slice in flight, and the lease if the clear fails |
 /// | the last handle is dropped | none, if the runtime still runs for L |
 /// | [`close`](Self::close), if the storage does not fail | none |
 ///
@@ -274,7 +275,7 @@ impl Storage for Leases {
         }
         let Some(decision) = self.0.take(&request) else { return false };
         if let Some(shown) = shown {
-            *shown = Summary { at: decision.at(), limit: *decision.shown() };
+            *shown = Summary { at: decision.wall_at(), limit: *decision.shown() };
         }
         true
     }
@@ -310,12 +311,12 @@ impl Storage for Leases {
         }
     }
 
-    /// Clears the inner storage, and then drops all leases of this process, even if the inner storage
-    /// fails.
     fn check(&self) -> StorageFuture<()> {
         self.0.inner.check()
     }
 
+    /// Clears the inner storage, and then drops all leases of this process, even if the inner storage
+    /// fails.
     fn clear_all(&self) -> StorageFuture<u64> {
         // Leases of this time may be older than the clear.
         let shared = Arc::clone(&self.0);

@@ -79,6 +79,34 @@ impl LeaseTable {
     }
 }
 
+/// A lease that a charge has taken out of the table. If the charge fails or is dropped, the lease
+/// returns.
+struct TakenLease {
+    shared: Arc<LeaseTable>,
+    lease: Option<Box<Lease>>,
+    /// The number of clears of the key when the lease was taken out.
+    clears: u64,
+    runtime: Option<Handle>,
+}
+
+impl TakenLease {
+    /// Puts the lease back. Returns the lease to refund, as [`LeaseTable::keep`] does.
+    fn give_back(&mut self) -> Option<Box<Lease>> {
+        self.shared.keep(self.lease.take()?, self.clears, self.runtime.as_ref())
+    }
+}
+
+impl Drop for TakenLease {
+    fn drop(&mut self) {
+        if let Some(lease) = self.give_back()
+            && let Some(runtime) = &self.runtime
+        {
+            let shared = Arc::clone(&self.shared);
+            runtime.spawn(async move { shared.refund(&lease).await });
+        }
+    }
+}
+
 /// The error of a caller whose worker was dropped.
 fn cancelled() -> StorageError {
     StorageError::new(StorageErrorKind::Cancelled, "lease task was cancelled: its tokio runtime has shut down")
@@ -101,42 +129,29 @@ impl LeaseTable {
         let paid =
             self.with_entry(place, |entry| match entry.lease_at(&policy, now).map(|lease| lease.charge(units)) {
                 Some(Some(charged)) => Ok(charged),
-                _ => Err(entry.lease.take()),
+                _ => Err((entry.lease.take(), entry.clears)),
             });
-        let lease = match paid {
+        let (lease, clears) = match paid {
             Some(Ok(charged)) => return Ok(from_lease(charged)),
-            Some(Err(lease)) => lease,
-            None => None,
+            Some(Err(taken)) => taken,
+            None => (None, 0),
         };
         let (mine, others) = match lease {
             Some(lease) if lease.policy == policy && lease.time_left(now).is_some() => (Some(lease), None),
             others => (None, others),
         };
+        let paid = mine.as_ref().map_or(0, |lease| lease.unspent);
+        let mut mine = TakenLease { shared: Arc::clone(&self), lease: mine, clears, runtime: runtime_with_time() };
         if let Some(lease) = others {
             drop(self.refund(&lease).await);
         }
-        let paid = mine.as_ref().map_or(0, |lease| lease.unspent);
         let result = charge_storage(units - paid).await;
-        if let Some(lease) = mine
-            && !result.as_ref().is_ok_and(is_charged)
-        {
-            self.restore(lease).await;
-        }
-        result
-    }
-
-    /// Puts a lease back, or refunds it if the key has a new one.
-    async fn restore(&self, lease: Box<Lease>) {
-        let place = self.place(&lease.policy, &lease.key);
-        let mut lease = Some(lease);
-        self.with_entry(place, |entry| {
-            if entry.lease.is_none() {
-                entry.lease = lease.take();
-            }
-        });
-        if let Some(lease) = lease {
+        if result.as_ref().is_ok_and(is_charged) {
+            mine.lease = None;
+        } else if let Some(lease) = mine.give_back() {
             drop(self.refund(&lease).await);
         }
+        result
     }
 
     /// Puts units of a hit back into the lease that it was spent from, if it has not ended.

@@ -75,8 +75,9 @@ pub(super) struct LeaseEntry {
     pub(super) requests: u32,
     /// The number of clears. A slice that was requested before a clear is not leased.
     pub(super) clears: u64,
-    /// The runtime of the task that refunds the lease when it ends.
-    pub(super) timer: Option<Id>,
+    /// The runtime of the task that refunds the lease when it ends. A task with another `Arc` is not
+    /// the current one, and ends.
+    pub(super) timer: Option<Arc<Id>>,
     /// The time of the latest use, for eviction.
     used: Timestamp,
 }

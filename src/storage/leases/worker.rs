@@ -4,7 +4,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use tokio::runtime::Handle;
+use tokio::runtime::{Handle, Id};
 use tokio::time::sleep;
 
 use super::lease::Lease;
@@ -12,6 +12,7 @@ use super::table::{LeaseJob, LeaseKey, LeaseTable};
 use crate::decision::Decision;
 use crate::key::Key;
 use crate::policy::{Op, Policy};
+use crate::storage::key_table::TableKey;
 use crate::storage::{Storage, StorageError, StorageRequest};
 use crate::time::Timestamp;
 
@@ -139,7 +140,7 @@ impl LeaseWorker {
         match decided {
             Ok(slice) if slice.is_admitted() => {
                 let (served, rest) = self.share_out(policy, jobs, slice, sent);
-                let refund = self.keep(rest, clears);
+                let refund = shared.keep(rest, clears, Some(&Handle::current()));
                 // A peek of a caller that was served sees the rest.
                 for (job, decision) in served {
                     job.ticket.answer(Ok(Some(decision)));
@@ -173,29 +174,6 @@ impl LeaseWorker {
         served.iter().skip(1).for_each(|_| self.shared.counters.here(policy));
         (served, rest)
     }
-
-    /// Leases the rest of a slice. Drops it if the key was cleared meanwhile. Returns the lease to
-    /// refund: the rest if its lease has ended, or the lease that it replaces, because a worker in
-    /// another runtime may have leased a slice, too.
-    fn keep(&self, rest: Box<Lease>, clears: u64) -> Option<Box<Lease>> {
-        let now = self.shared.now();
-        let mut refund = None;
-        let starts_timer = self.shared.with_entry(self.place.1, |entry| {
-            if entry.clears != clears {
-                return false;
-            }
-            if rest.time_left(now).is_none() {
-                refund = Some(rest);
-                return false;
-            }
-            refund = entry.lease.replace(rest);
-            entry.timer.replace(self.place.0) != Some(self.place.0)
-        });
-        if starts_timer == Some(true) {
-            Handle::current().spawn(Arc::clone(&self.shared).refund_at_end(self.place));
-        }
-        refund
-    }
 }
 
 /// Lets the callers send their hits to the storage alone.
@@ -206,19 +184,57 @@ fn pass(jobs: Vec<LeaseJob>) {
 }
 
 impl LeaseTable {
-    /// Refunds the unspent units of a lease.
+    /// Refunds the unspent units of a lease. A failure may have lost them, so hits are sent alone until
+    /// one succeeds.
     pub(super) async fn refund(&self, lease: &Lease) -> Result<(), StorageError> {
-        match lease.leftover(self.now()) {
-            Some((hit, spent)) => self.inner.settle(&lease.policy, &lease.key, &hit, spent).await,
-            None => Ok(()),
+        let Some((hit, spent)) = lease.leftover(self.now()) else { return Ok(()) };
+        let refunded = self.inner.settle(&lease.policy, &lease.key, &hit, spent).await;
+        if refunded.is_err() {
+            self.with_entry(self.place(&lease.policy, &lease.key), |entry| entry.is_uncertain = true);
         }
+        refunded
     }
 
-    /// Waits until the key's lease ends, or the one that has replaced it, and refunds it.
-    async fn refund_at_end(self: Arc<Self>, place: LeaseKey) {
+    /// Leases units, and starts a timer in `runtime` that refunds them. Drops them if the key was cleared
+    /// since it had been cleared `clears` times. Returns the lease to refund:
+    ///
+    /// - these units if their lease has ended, or if the key has lost its entry,
+    /// - or the lease that they replace, because a worker in another runtime may have leased a slice,
+    ///   too.
+    pub(super) fn keep(
+        self: &Arc<Self>,
+        lease: Box<Lease>,
+        clears: u64,
+        runtime: Option<&Handle>,
+    ) -> Option<Box<Lease>> {
+        let (place, now) = (self.place(&lease.policy, &lease.key), self.now());
+        let mut refund = Some(lease);
+        let started = self.with_entry(place, |entry| {
+            if entry.clears != clears {
+                refund = None;
+                return None;
+            }
+            let lease = refund.take_if(|lease| lease.time_left(now).is_some())?;
+            refund = entry.lease.replace(lease);
+            // The timer of another runtime may have stopped with it.
+            let runtime = runtime.filter(|runtime| entry.timer.as_deref() != Some(&runtime.id()))?;
+            Some((runtime, Arc::clone(entry.timer.insert(Arc::new(runtime.id())))))
+        });
+        if let Some((runtime, timer)) = started.flatten() {
+            runtime.spawn(Arc::clone(self).refund_at_end(place, timer));
+        }
+        refund
+    }
+
+    /// Waits until the key's lease ends, or the one that has replaced it, and refunds it. Ends early if
+    /// the key has another timer.
+    async fn refund_at_end(self: Arc<Self>, place: TableKey, timer: Arc<Id>) {
         loop {
             let now = self.now();
-            let left = self.with_entry(place.1, |entry| {
+            let left = self.with_entry(place, |entry| {
+                if !entry.timer.as_ref().is_some_and(|current| Arc::ptr_eq(current, &timer)) {
+                    return Err(None);
+                }
                 let left = entry.lease.as_ref().and_then(|lease| lease.time_left(now));
                 if left.is_none() {
                     entry.timer = None;
