@@ -709,13 +709,14 @@ fn runtimes_that_share_a_key_have_one_timer() {
     assert_eq!((leases.len(), timers), (1, [0, 1]));
 }
 
-/// The key's time is that of the fast node, and the decision's time is that of the slow one.
+/// A node that is behind by more than `max_skew` (5 s) decides at the time of the key, and reports its
+/// own.
 #[tokio::test]
 async fn lease_of_a_node_whose_clock_is_behind_ends_with_its_window() {
     for text in ["fixed-window 1000 per 10 seconds", "moving-window 1000 per 10 seconds"] {
         let (world, policy) = (ManualClock::default(), policy(text));
         let store = FakeCasStore::expiring_by(world.clone());
-        let [fast, slow] = [3, 0].map(|ahead| ManualClock::new(world.now().plus(ahead * 1_000_000)));
+        let [fast, slow] = [8, 0].map(|ahead| ManualClock::new(world.now().plus(ahead * 1_000_000)));
         let node = |clock: &ManualClock| Cas::new(store.clone()).timeout(Duration::from_secs(20)).clock(clock.clone());
         assert!(hit(&node(&fast), &policy, "a", 1).await.is_admitted());
         let leases = Leases::new(node(&slow), 10).ttl(Duration::from_secs(60)).clock(slow.clone());
