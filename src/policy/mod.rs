@@ -140,7 +140,7 @@ impl Policy {
         Ok(policy)
     }
 
-    /// Returns an error if there is no limit whose refusals a lockout by refusals could count.
+    /// Returns an error if all limits are lockouts by refusals, which then have no refusals to count.
     pub(crate) fn validate(&self) -> Result<(), ConfigError> {
         if !self.limits().iter().all(Limit::counts_refusals_of_others) {
             return Ok(());

@@ -27,9 +27,6 @@ pub type Error = tower_ratelimit::BoxError;
 /// The number of steps in all files together.
 pub const STEPS: usize = 37_350 + 139 + 8_430 + 7_611 + 12_000 + 1_660;
 
-/// The number of steps in the sample of [`assert_sample_agrees`].
-const SAMPLED_STEPS: usize = 16_616;
-
 /// Returns the paths of the JSON files with the vectors.
 pub fn files() -> Vec<PathBuf> {
     let folder = std::fs::read_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/vectors")).unwrap();
@@ -44,38 +41,15 @@ pub fn documents() -> impl Iterator<Item = String> {
 
 /// Replays every file on the storage with this URL. Panics at the first file with a mismatch.
 pub fn assert_all_agree(url: &str) {
-    assert_agree(url, documents(), STEPS);
-}
-
-/// Replays every fourth scenario of each file.
-///
-/// This suffices for a server that only keeps the texts of states. The decisions on them are made in
-/// Rust, and a test of [`Cas`](tower_ratelimit::storage::Cas) replays every step on texts in memory.
-pub fn assert_sample_agrees(url: &str) {
-    assert_agree(url, documents().map(|document| sample(&document)), SAMPLED_STEPS);
-}
-
-fn assert_agree(url: &str, documents: impl Iterator<Item = String>, expected: usize) {
     let target = ReplayTarget::at(url).unwrap();
-    let steps: usize = documents
+    let steps: usize = documents()
         .map(|document| {
             let (steps, mismatches) = target.replay(&document).unwrap();
             assert_eq!(mismatches, Vec::<String>::new());
             steps
         })
         .sum();
-    assert_eq!(steps, expected, "every step was replayed");
-}
-
-/// Returns a document with every fourth scenario and boundary.
-fn sample(document: &str) -> String {
-    let mut document: serde_json::Value = serde_json::from_str(document).unwrap();
-    for list in ["scenarios", "boundaries"] {
-        if let Some(list) = document.get_mut(list).and_then(serde_json::Value::as_array_mut) {
-            *list = list.drain(..).step_by(4).collect();
-        }
-    }
-    document.to_string()
+    assert_eq!(steps, STEPS, "every step was replayed");
 }
 
 /// The kind of storage on which the vectors are replayed. Each scenario has its own storage.
@@ -89,7 +63,6 @@ pub struct ReplayTarget {
 #[derive(Debug)]
 enum Kind {
     Memory,
-    #[cfg(feature = "servers")]
     #[cfg(feature = "servers")]
     Redis(String),
     #[cfg(feature = "servers")]

@@ -362,7 +362,7 @@ async fn policies_may_be_chosen_live_or_looked_up() {
     let shown = ask(&service, from("ann", "abcdef")).await;
     assert_eq!(numbers(&shown), Some([3, 1, T0 + 60]));
     live.set(named("fixed-window 2/minute", "all")).unwrap();
-    assert_eq!(status(&service, from("somebody", "abcdef")).await, 429, "three hits are spent already");
+    assert_eq!(status(&service, from("somebody", "abcdef")).await, 429, "three hits were spent before");
 }
 
 #[tokio::test]

@@ -101,7 +101,7 @@ fn strikes_on_a_lockout_stay_within_the_bounds() {
     }
 }
 
-/// Guards against this defect: a member that refuses stores its strike although there is no room.
+/// Guards against this defect: a member that refuses stores its strike in a full storage.
 #[test]
 fn strikes_of_several_keys_stay_within_the_bounds() {
     let counting = policy("fixed-window 1/hour; lockout 9 refusals/hour for 1h").with_name("counting");

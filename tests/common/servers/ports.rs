@@ -4,7 +4,7 @@ use std::net::{TcpListener, UdpSocket};
 use std::sync::{Mutex, PoisonError};
 
 /// The ports are below those that the system uses for outgoing connections (from 32,768 on Linux).
-/// So nobody takes the port of a server that a test has stopped.
+/// So no connection takes the port of a server that a test has stopped.
 const FIRST: u16 = 11_000;
 
 /// A test process leases this many ports at a time.
@@ -25,8 +25,8 @@ struct Lease {
     end: u16,
 }
 
-/// Returns a port that nobody listens on, and that no test gets again. The port 10,000 above, which
-/// the cluster bus uses, is free too.
+/// Returns a free port, which no other call returns. The port 10,000 above, which the cluster bus
+/// uses, is free too.
 ///
 /// # Panics
 ///

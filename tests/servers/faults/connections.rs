@@ -59,7 +59,7 @@ async fn silent_connection_is_replaced_after_three_timeouts<B: Backend>() {
         replaced = Instant::now();
         assert!(fails(&Key::global()).await);
     }
-    // There is no further call.
+    // No call follows.
     eventually("the call after three timeouts connects", async || proxy.connections() > before).await;
     server.resume();
     recovers(&limiter).await;

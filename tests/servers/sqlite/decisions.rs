@@ -292,9 +292,9 @@ fn error_of_an_invalid_url_has_a_correction() {
 }
 
 #[test]
-fn decisions_agree_with_every_fourth_golden_vector() {
+fn decisions_agree_with_every_golden_vector() {
     let folder = Folder::new();
-    common::vectors::assert_sample_agrees(&format!("sqlite:{}", folder.file().display()));
+    common::vectors::assert_all_agree(&format!("sqlite:{}", folder.file().display()));
 }
 
 #[test]
