@@ -10,7 +10,8 @@ use crate::error::ConfigError;
 const MAX_CORRECTIONS: u32 = 8;
 
 /// Reads the whole text with `read`. The error suggests the text that was probably meant, if `read`
-/// accepts it. Otherwise it shows the first of `examples` whose word is in the text.
+/// accepts it. If its values are not valid, the error says so, too. Otherwise it shows the first of
+/// `examples` whose word is in the text.
 pub(crate) fn parse<T>(
     text: &str,
     examples: &[(&str, &str)],
@@ -25,7 +26,7 @@ pub(crate) fn parse<T>(
         let Some(text) = meant else { break };
         match read(&mut Scanner::new(&text)) {
             Ok(_) => return Err(ConfigError::new(format!("{message}; did you mean {}?", Suggested(&text)))),
-            Err(Unreadable::Value(_)) => break,
+            Err(Unreadable::Value(error)) => return Err(ConfigError::new(format!("{message}; {error}"))),
             Err(Unreadable::Token { meant: next, .. }) => meant = next,
         }
     }
@@ -87,6 +88,11 @@ impl<'a> Scanner<'a> {
 
     pub(crate) fn is_at_end(&self) -> bool {
         self.rest.is_empty()
+    }
+
+    /// Returns `true` if nothing has been read.
+    pub(crate) fn is_at_start(&self) -> bool {
+        self.rest.len() == self.text.len()
     }
 
     /// Returns the text that has not been read.

@@ -22,6 +22,9 @@ const LIMIT: &str = "limit";
 /// Other words for a lockout.
 const LOCKOUTS: [&str; 5] = ["ban", "block", "jail", "lock", "penalty"];
 
+/// Words for a strategy, which are not the name of a policy.
+const STRATEGY_WORDS: [&str; 4] = ["bucket", "window", "counter", "rolling"];
+
 /// The examples in errors, each with the word that selects it.
 const EXAMPLES: [(&str, &str); 6] = [
     ("lockout", "lockout 5/10m for 15m x2 up to 1d"),
@@ -214,9 +217,32 @@ fn scan_lockout(start: Scanner<'_>, scanner: &mut Scanner<'_>) -> Result<Limit, 
 /// Returns the error for a limit that begins with a `word` that is not a strategy. `start` is the
 /// position before the word, and `after` the one after it.
 fn not_a_strategy(start: Scanner<'_>, after: Scanner<'_>, word: &str) -> Unreadable {
-    let expected = format!("expected {}, or an amount and a period", NAMES.join(", "));
-    let meant = meant_strategy(word).map(|name| after.replaced(&start, name));
-    after.unreadable("the strategy", word, &expected).meant(meant)
+    let expected = format!("expected {}, an amount and a period, or a name in double quotes", NAMES.join(", "));
+    let error = after.unreadable("the strategy", word, &expected);
+    error.meant(match meant_strategy(word) {
+        Some(name) => Some(after.replaced(&start, name)),
+        None => meant_name(start, after),
+    })
+}
+
+/// Returns the whole text with quotes around a name without quotes. `after` is the position after its
+/// first word. A word with a hyphen, or of a strategy, is not a name: quotes would choose the default
+/// strategy.
+fn meant_name(start: Scanner<'_>, after: Scanner<'_>) -> Option<String> {
+    let (mut end, mut ahead) = (start, after);
+    loop {
+        let word = ahead.read_since(&end).to_ascii_lowercase();
+        if word.is_empty() || by_name(&word).is_some() || meant_strategy(&word).is_some() {
+            break;
+        }
+        if word.contains(['-', '_']) || STRATEGY_WORDS.iter().any(|known| word.contains(known)) {
+            return None;
+        }
+        end = ahead;
+        ahead.word();
+    }
+    let name = Quoted(end.read_since(&start)).to_string();
+    Some(end.replaced(&start, &if start.is_at_start() { format!("{name}:") } else { name }))
 }
 
 /// Returns the strategy that `word` probably means. `word` is a prefix of it with at least three

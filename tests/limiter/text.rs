@@ -112,6 +112,10 @@ fn error_for_a_likely_mistake_shows_the_correct_text() {
         // Names.
         ("free: 10/minute", "names are in double quotes", "\"free\": 10/minute"),
         ("free tier 2 : 10/minute", "names are in double quotes", "\"free tier 2\": 10/minute"),
+        ("free 10/minute", "or a name in double quotes", "\"free\": 10/minute"),
+        ("Free tier token-bucket 10/minute", "or a name in double quotes", "\"Free tier\": token-bucket 10/minute"),
+        ("1/s; daily 10/days", "or a name in double quotes", "1/s; \"daily\" 10/days"),
+        ("\"free\": login gcra 1/mins", "or a name in double quotes", "\"free\": \"login\" gcra 1/min"),
         // Amounts.
         ("10r/s", "an amount has no unit", "10/s"),
         ("10 requests per minute", "an amount has no unit", "10 per minute"),
@@ -161,9 +165,26 @@ fn error_for_a_likely_mistake_shows_the_correct_text() {
         "0.33/s",
         "10/s burst 20 queue 5",
         "1.5/fortnight",
+        "rolling 10/minute",
+        "sliding-log 10/minute",
+        "my bucket 10/minute",
+        "free 10/fortnight",
     ] {
         let error = text.parse::<Policy>().expect_err(text).to_string();
         assert!(suggestion(&error).is_none() && error.contains("for example"), "{error}");
+    }
+}
+
+/// The corrected text can be read, but not used.
+#[test]
+fn error_for_a_word_and_a_value_names_both() {
+    for (text, word, value) in [
+        ("calendar 100/mins", "the unit \"mins\"", "or write \"fixed-window-aligned 100/minute\""),
+        ("fixed-windw 5/s burst 9", "the strategy \"fixed-windw\"", "token-bucket 5/second burst 9"),
+    ] {
+        let error = text.parse::<Policy>().expect_err(text).to_string();
+        assert!(error.contains(word) && error.contains(value), "{text:?}: {error}");
+        assert_eq!(suggestion(&error), None, "{error}");
     }
 }
 
