@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use super::claims::Claims;
 use super::permit::Permit;
+use super::renewing::Renewals;
 use super::slots::number_of_slots;
 use super::table::{SlotTable, StartClaims, Take, Taken};
 use crate::decision::Decision;
@@ -17,7 +18,7 @@ use crate::middleware::lints::Lints;
 use crate::middleware::post_response::PostResponse;
 use crate::observe::EventKind;
 use crate::policy::{Op, Policy};
-use crate::storage::{SlotStore, StorageRequest};
+use crate::storage::{SlotStore, StorageError, StorageRequest};
 use crate::strategy::Status;
 use crate::time::{Timestamp, micros};
 use crate::waiting::Seats;
@@ -45,6 +46,8 @@ pub(super) struct SlotOptions {
     time_to_live: Duration,
     /// The store that other processes share, if there is one.
     store: Option<Arc<dyn SlotStore>>,
+    /// The claims on the store, if there is one.
+    renewals: Option<Arc<Renewals>>,
     pub(super) table: Arc<SlotTable>,
 }
 
@@ -61,7 +64,7 @@ pub(super) struct SlotWait {
 impl SlotOptions {
     pub(super) fn new(config: LayerConfig) -> Self {
         let table = SlotTable::new(None);
-        Self { config, retry_after: RETRY_AFTER, time_to_live: TIME_TO_LIVE, store: None, table }
+        Self { config, retry_after: RETRY_AFTER, time_to_live: TIME_TO_LIVE, store: None, renewals: None, table }
     }
 
     /// Shares the slots through `store`. The counts begin anew.
@@ -73,11 +76,22 @@ impl SlotOptions {
     /// Sets the time to live of shared slots. The counts begin anew.
     pub(super) fn live_for(&mut self, time_to_live: Duration) {
         self.time_to_live = time_to_live;
-        let claims = self.store.clone().map(|store| -> StartClaims {
-            let claims = Claims::new(store, time_to_live);
-            Box::new(move |table, row| claims.start(table, row))
-        });
-        self.table = SlotTable::new(claims);
+        self.renewals = self.store.clone().map(|store| Renewals::new(Claims::new(store, time_to_live)));
+        let renewals = self.renewals.clone();
+        self.table = SlotTable::new(
+            renewals.map(|renewals| -> StartClaims { Box::new(move |table, row| renewals.start(table, row)) }),
+        );
+    }
+
+    /// Gives the slots of all keys back to the store, if there is one.
+    pub(super) fn close(&self) -> impl Future<Output = Result<(), StorageError>> + Send + use<> {
+        let (renewals, table) = (self.renewals.clone(), Arc::clone(&self.table));
+        async move {
+            match renewals {
+                Some(renewals) => renewals.close(&table).await,
+                None => Ok(()),
+            }
+        }
     }
 }
 

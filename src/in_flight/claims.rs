@@ -1,18 +1,17 @@
 //! The claims of a layer whose slots are shared with other processes.
 //!
 //! One task makes the claims of a key, one after the other, while requests wait or slots are to be given
-//! back. Another task renews the slots of all keys every third of their time to live.
+//! back. Another task, in `renewing.rs`, renews the slots of all keys.
 
 use std::hash::{BuildHasher, RandomState};
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, Weak};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use tokio::runtime::Handle;
-use tokio::task::JoinSet;
-use tokio::time::{MissedTickBehavior, interval, sleep};
+use tokio::sync::Notify;
+use tokio::time::sleep;
 
-use super::metrics::report_failed_renewals;
 use super::row::{Ask, Next};
 use super::slots::number_of_slots;
 use super::table::SlotTable;
@@ -21,9 +20,6 @@ use crate::sync::unpoisoned;
 
 /// The time between two claims while requests wait for slots of other processes.
 const POLL: Duration = Duration::from_millis(100);
-
-/// The number of claims that are in flight at once while slots are renewed.
-const RENEWALS: usize = 64;
 
 /// The source of the claims of a layer.
 pub(super) struct Claims {
@@ -34,7 +30,8 @@ pub(super) struct Claims {
     time_to_live: Duration,
     /// The runtime of the last claim. A body can be dropped on a thread without one.
     runtime: Mutex<Option<Handle>>,
-    is_renewing: AtomicBool,
+    /// Notified when the task of a row has ended.
+    pub(super) idle: Notify,
 }
 
 impl Claims {
@@ -45,22 +42,12 @@ impl Claims {
             sequence: AtomicU64::new(1),
             time_to_live,
             runtime: Mutex::default(),
-            is_renewing: AtomicBool::new(false),
+            idle: Notify::new(),
         })
     }
 
-    /// Starts a task that makes the claims of a row. Without a runtime, its waiting requests fail.
-    pub(super) fn start(self: &Arc<Self>, table: &Arc<SlotTable>, row: TableKey) {
-        let task = self.task(table, row);
-        let Some(runtime) = self.runtime() else { return };
-        if !self.is_renewing.swap(true, Ordering::Relaxed) {
-            runtime.spawn(Renewing { claims: Arc::clone(self), table: Arc::downgrade(table) }.run());
-        }
-        runtime.spawn(task.run());
-    }
-
     /// Returns the current runtime, or else that of the last claim.
-    fn runtime(&self) -> Option<Handle> {
+    pub(super) fn runtime(&self) -> Option<Handle> {
         let mut last = unpoisoned(self.runtime.lock());
         if let Ok(current) = Handle::try_current() {
             *last = Some(current);
@@ -68,8 +55,13 @@ impl Claims {
         last.clone()
     }
 
-    fn task(self: &Arc<Self>, table: &Arc<SlotTable>, row: TableKey) -> RowTask {
+    /// Returns the task that makes the claims of a row.
+    pub(super) fn task(self: &Arc<Self>, table: &Arc<SlotTable>, row: TableKey) -> RowTask {
         RowTask { claims: Arc::clone(self), table: Arc::clone(table), row, is_done: false }
+    }
+
+    pub(super) fn time_to_live(&self) -> Duration {
+        self.time_to_live
     }
 
     fn claim(&self, ask: &Ask) -> StorageFuture<Granted> {
@@ -81,7 +73,7 @@ impl Claims {
 }
 
 /// The task that makes the claims of a row. If it is dropped early, the waiting requests fail.
-struct RowTask {
+pub(super) struct RowTask {
     claims: Arc<Claims>,
     table: Arc<SlotTable>,
     row: TableKey,
@@ -89,7 +81,7 @@ struct RowTask {
 }
 
 impl RowTask {
-    async fn run(mut self) {
+    pub(super) async fn run(mut self) {
         loop {
             match self.step().await {
                 (Next::Done, _) => return,
@@ -100,7 +92,7 @@ impl RowTask {
     }
 
     /// Makes a claim. Returns the next step, and the error of the claim.
-    async fn step(&mut self) -> (Next, Option<StorageError>) {
+    pub(super) async fn step(&mut self) -> (Next, Option<StorageError>) {
         let (next, error) = match self.table.ask(self.row, self.claims.time_to_live) {
             None => (Next::Done, None),
             Some(ask) => {
@@ -118,54 +110,6 @@ impl Drop for RowTask {
         if !self.is_done {
             self.table.abandon(self.row);
         }
-    }
-}
-
-/// The task that renews slots. It ends when the layer and all of its requests are gone.
-struct Renewing {
-    claims: Arc<Claims>,
-    table: Weak<SlotTable>,
-}
-
-impl Renewing {
-    async fn run(self) {
-        let mut rounds = interval(self.claims.time_to_live / 3);
-        rounds.set_missed_tick_behavior(MissedTickBehavior::Delay);
-        rounds.tick().await;
-        loop {
-            rounds.tick().await;
-            let Some(table) = self.table.upgrade() else { return };
-            let (mut renewals, mut failures) = (JoinSet::new(), Vec::new());
-            for renewal in table.renewals() {
-                if renewals.len() >= RENEWALS {
-                    failures.extend(renewals.join_next().await.and_then(Result::ok).flatten());
-                }
-                // Until then, requests of the key make their own claims.
-                if !table.begin_renewal(&renewal) {
-                    continue;
-                }
-                let mut task = self.claims.task(&table, renewal.row);
-                renewals.spawn(async move {
-                    let (next, error) = task.step().await;
-                    if next != Next::Done {
-                        // Requests wait for the row. The other rows do not wait for them.
-                        tokio::spawn(task.run());
-                    }
-                    error
-                });
-            }
-            while let Some(renewed) = renewals.join_next().await {
-                failures.extend(renewed.ok().flatten());
-            }
-            if let Some(error) = failures.first() {
-                report_failed_renewals(failures.len() as u64, error);
-            }
-        }
-    }
-}
-
-impl Drop for Renewing {
-    fn drop(&mut self) {
-        self.claims.is_renewing.store(false, Ordering::Relaxed);
+        self.claims.idle.notify_waiters();
     }
 }

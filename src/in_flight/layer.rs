@@ -19,7 +19,7 @@ use crate::middleware::config::{LayerConfig, LayerMember};
 use crate::middleware::{IntoCost, OnError};
 use crate::observe::Event;
 use crate::rejection::{RejectReason, TextRejection};
-use crate::storage::{AnyStorage, LONGEST_TIME_TO_LIVE, Storage};
+use crate::storage::{AnyStorage, LONGEST_TIME_TO_LIVE, Storage, StorageError};
 use crate::waiting::WaitBounds;
 
 /// Limits the requests of each key that are in flight at the same time.
@@ -190,7 +190,7 @@ impl<R> InFlightLayer<R> {
     /// - A process renews them every third of the [time to live](Self::time_to_live). So a stream keeps
     ///   its slot for hours.
     /// - The slots of a process that was killed are free after the time to live. So are those of a process
-    ///   that has ended before it could give them back.
+    ///   that has ended without [`close`](Self::close).
     /// - A process that was paused for longer claims its slots again, because its requests still run. If
     ///   others have taken them meanwhile, no request is admitted until enough of them have ended.
     /// - A request is refused although a slot is free if a process that has just given it back has not
@@ -247,6 +247,40 @@ impl<R> InFlightLayer<R> {
             "the time to live of slots must be at least a second and at most an hour, for example 30 seconds"
         );
         self.with_options(|options| options.live_for(time_to_live))
+    }
+
+    /// Gives all slots of this layer back to the [storage](Self::storage), so that other processes can use
+    /// them at once. Call it at shutdown, after the last request. Without a storage, does nothing.
+    ///
+    /// `close` applies to all clones and services of the layer, from the first poll of the future:
+    ///
+    /// - Slots in use are given back, too, for example those of a WebSocket that outlives the server.
+    /// - Later requests, and those that wait, are treated as if the storage had failed: see
+    ///   [`OnError`](crate::OnError).
+    ///
+    /// # Errors
+    ///
+    /// Returns the first error of the storage. The slots that are not given back are free after the
+    /// [time to live](Self::time_to_live).
+    ///
+    /// ```
+    /// use axum::{Router, routing::get};
+    /// use tokio::net::TcpListener;
+    /// use tower_ratelimit::{Global, InFlightLayer};
+    ///
+    /// async fn serve(
+    ///     listener: TcpListener,
+    ///     limit: InFlightLayer,
+    ///     stop: impl Future<Output = ()> + Send + 'static,
+    /// ) -> Result<(), Box<dyn std::error::Error>> {
+    ///     let app: Router = Router::new().route("/events", get(|| async { "a stream" })).layer(limit.clone());
+    ///     axum::serve(listener, app).with_graceful_shutdown(stop).await?;
+    ///     limit.close().await?;
+    ///     Ok(())
+    /// }
+    /// ```
+    pub fn close(&self) -> impl Future<Output = Result<(), StorageError>> + Send + use<R> {
+        self.shared.options.close()
     }
 }
 

@@ -11,6 +11,7 @@ mod future;
 mod layer;
 mod metrics;
 mod permit;
+mod renewing;
 mod row;
 mod service;
 mod slots;

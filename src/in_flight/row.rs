@@ -247,6 +247,17 @@ impl<T> Row<T> {
         begins
     }
 
+    /// Returns `true` if a task makes claims.
+    pub(super) fn is_busy(&self) -> bool {
+        self.held().is_some_and(|held| held.is_busy)
+    }
+
+    /// Counts all slots as given back, also those in use. Returns the waiting requests.
+    pub(super) fn give_all_back(&mut self) -> BTreeMap<u64, Waiting<T>> {
+        self.in_use = 0;
+        self.take_queue()
+    }
+
     /// Removes all waiting requests.
     pub(super) fn take_queue(&mut self) -> BTreeMap<u64, Waiting<T>> {
         self.more.as_mut().map(|more| mem::take(&mut more.queue)).unwrap_or_default()

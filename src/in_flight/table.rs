@@ -3,7 +3,7 @@
 
 use std::fmt;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use tokio::sync::oneshot;
@@ -29,6 +29,8 @@ pub(super) struct SlotTable {
     tickets: AtomicU64,
     /// Starts a task that makes claims for a row, if the slots are shared with other processes.
     claims: Option<StartClaims>,
+    /// Set when the slots have been given back, because the process ends. No request takes any from then on.
+    is_closed: AtomicBool,
 }
 
 /// Starts the task of a row.
@@ -74,7 +76,8 @@ pub(super) struct QueuePlace {
 impl SlotTable {
     /// Creates a table. `claims` starts a task for a row of a table whose slots are shared.
     pub(super) fn new(claims: Option<StartClaims>) -> Arc<Self> {
-        Arc::new(Self { rows: KeyTable::new(KEYS), tickets: AtomicU64::new(0), claims })
+        let (rows, is_closed) = (KeyTable::new(KEYS), AtomicBool::new(false));
+        Arc::new(Self { rows, tickets: AtomicU64::new(0), claims, is_closed })
     }
 
     /// Takes `cost` slots, at least 1, if they are free and no request of the key waits. Otherwise the
@@ -93,6 +96,10 @@ impl SlotTable {
         let at = self.rows.place(policy, 0, key);
         let slots = number_of_slots(policy);
         let mut bucket = self.rows.lock(at);
+        // Checked under the lock, so that `close` finds the slots of every request before it.
+        if self.is_closed.load(Ordering::Relaxed) {
+            return Take::Failed(closed());
+        }
         let row = bucket.find_or_insert(Row::default);
         if self.claims.is_some() {
             row.share(at, policy, key);
@@ -232,6 +239,18 @@ impl SlotTable {
         drop(dropped);
     }
 
+    /// Counts all slots as given back, and ends all waits. Later requests fail.
+    pub(super) fn close(&self) {
+        self.is_closed.store(true, Ordering::Relaxed);
+        let mut dropped = Vec::new();
+        self.rows.visit_all(|row| dropped.push(row.give_all_back()));
+    }
+
+    /// Returns `true` if a task makes claims for a row.
+    pub(super) fn is_busy(&self) -> bool {
+        self.rows.count(Row::is_busy) > 0
+    }
+
     /// Returns the shared rows for which no task makes claims. The oldest slots are first.
     pub(super) fn renewals(&self) -> Vec<Renewal> {
         let mut renewals = Vec::new();
@@ -281,13 +300,14 @@ impl QueuePlace {
                 (self.answer, self.is_seated) = (next, true);
                 Take::Waits(self)
             }
-            Err(_) => Take::Failed(cancelled()),
+            Err(_) => Take::Failed(closed()),
         }
     }
 }
 
-fn cancelled() -> StorageError {
-    let message = "the task that claims slots has ended: no tokio runtime, or its runtime was shut down";
+fn closed() -> StorageError {
+    let message =
+        "slots are no longer claimed: the layer was closed, or there is no tokio runtime, or it was shut down";
     StorageError::new(StorageErrorKind::Cancelled, message)
 }
 

@@ -71,7 +71,7 @@ async fn observer_gets_failures_with_their_outcome() {
 
 /// Stores counters by name and labels, and gauges as the bits of their values.
 #[derive(Default)]
-struct Counters(Mutex<BTreeMap<String, Arc<AtomicU64>>>);
+pub(crate) struct Counters(Mutex<BTreeMap<String, Arc<AtomicU64>>>);
 
 impl Recorder for Counters {
     fn describe_counter(&self, _: KeyName, _: Option<Unit>, _: SharedString) {}
@@ -110,7 +110,7 @@ impl HistogramFn for Count {
 
 impl Counters {
     /// Returns the value of a gauge, which is a whole number.
-    fn gauge(&self, name: &str) -> u32 {
+    pub(crate) fn gauge(&self, name: &str) -> u32 {
         let bits = self.0.lock().unwrap().get(name).map_or(0, |gauge| gauge.load(Ordering::SeqCst));
         f64::from_bits(bits).to_string().parse().unwrap()
     }
@@ -121,7 +121,7 @@ impl Counters {
     }
 
     /// Returns the metrics whose name contains `part`, with their values.
-    fn counts_of(self, part: &str) -> Vec<String> {
+    pub(crate) fn counts_of(self, part: &str) -> Vec<String> {
         let counters = self.0.into_inner().unwrap().into_iter().filter(|(name, _)| name.contains(part));
         counters.map(|(name, count)| format!("{name} {}", count.load(Ordering::SeqCst))).collect()
     }

@@ -123,6 +123,9 @@ impl<S: ServerStore> fmt::Debug for ServerCas<S> {
     }
 }
 
+/// A claim is not refused in advance while the servers are overloaded, unlike a decision. Each of its calls
+/// is bounded like all others, a process makes one claim of a key at a time, and a claim that is late
+/// would let other processes take slots that are in use.
 impl<S: ServerStore> SlotStore for ServerCas<S> {
     fn claim(&self, policy: &Policy, key: &Key, claim: Claim) -> StorageFuture<Granted> {
         if !self.store().is_new() || Handle::try_current().is_err() {

@@ -2,10 +2,15 @@
 
 mod body;
 mod claims;
+mod closing;
 #[cfg(feature = "grpc")]
 mod grpc;
+#[cfg(feature = "metrics")]
+mod metrics;
+mod permit;
 mod refusals;
 mod shared;
+mod sockets;
 mod stacking;
 mod wait;
 

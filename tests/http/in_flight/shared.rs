@@ -1,6 +1,7 @@
 //! Slots that several processes share. Each process is a layer of its own on the same store. Tokio's time
 //! is paused.
 
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::Duration;
 
 use common::fake_cas_store::FakeCasStore;
@@ -10,9 +11,9 @@ use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep};
 use tower::{Layer, ServiceExt, service_fn};
 use tower_ratelimit::storage::{Breaker, Cas, TokioClock};
-use tower_ratelimit::{Event, Global, InFlightBody, InFlightLayer, MemoryStorage, OnError, Permit};
+use tower_ratelimit::{Event, Global, InFlightBody, InFlightLayer, LiveSlots, MemoryStorage, OnError, Permit};
 
-use super::{Script, layer, of, streams};
+use super::{Script, layer, of, streams, user};
 
 pub(crate) type Answer = Response<InFlightBody<Script>>;
 
@@ -259,4 +260,53 @@ fn storage_that_shares_no_slots_is_rejected() {
         let error = rejected.unwrap_err().to_string();
         assert!(error.contains("use Redis, memcached, etcd or PostgreSQL"), "{error}");
     }
+}
+
+#[test]
+fn time_to_live_is_at_least_a_second_and_at_most_an_hour() {
+    let set = |millis| {
+        let set = || layer(1).time_to_live(Duration::from_millis(millis));
+        catch_unwind(AssertUnwindSafe(set)).map_err(|panic| *panic.downcast::<&str>().unwrap())
+    };
+    assert!(set(1_000).is_ok() && set(3_600_000).is_ok());
+    for millis in [0, 999, 3_600_001] {
+        let message = set(millis).unwrap_err();
+        assert!(message.contains("at least a second and at most an hour, for example 30 seconds"), "{message}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn lowered_shared_slots_are_kept_by_requests_in_flight_and_refuse_new_ones() {
+    let store = FakeCasStore::default();
+    let live = LiveSlots::new(3);
+    let one = InFlightLayer::new(live.clone(), user()).storage(cas(&store), OnError::Refuse);
+    let two = process(&store, 3);
+    let mut held = vec![ask(&streams(&one), of("a")).await, ask(&streams(&one), of("a")).await];
+    live.set(1);
+    assert_eq!(status(&streams(&one), of("a")).await, 429);
+    sleep(TIME_TO_LIVE * 2).await;
+    assert_eq!(one.in_use(), 2);
+    // The other process has three slots, and two are in use.
+    let last = ask(&streams(&two), of("a")).await;
+    assert_eq!((last.status().as_u16(), status(&streams(&two), of("a")).await), (200, 429));
+    for _ in 0..2 {
+        held.pop();
+        settle().await;
+        assert_eq!(status(&streams(&one), of("a")).await, 429);
+    }
+    drop(last);
+    settle().await;
+    assert_eq!(status(&streams(&one), of("a")).await, 200);
+}
+
+#[tokio::test(start_paused = true)]
+async fn slots_that_the_storage_has_lost_count_again_after_the_next_renewal() {
+    let store = FakeCasStore::default();
+    let (one, two) = (process(&store, 1), process(&store, 1));
+    let _held = ask(&streams(&one), of("a")).await;
+    store.put("*in-flight|t:a", "");
+    assert_eq!(status(&streams(&two), of("a")).await, 200);
+    store.put("*in-flight|t:a", "");
+    sleep(TIME_TO_LIVE / 3).await;
+    assert_eq!(status(&streams(&two), of("a")).await, 429);
 }

@@ -1,0 +1,118 @@
+//! The claims for all keys of a layer: every third of their time to live, and when the process ends.
+
+use std::pin::pin;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Weak};
+
+use tokio::task::JoinSet;
+use tokio::time::{MissedTickBehavior, interval};
+
+use super::claims::Claims;
+use super::metrics::report_failed_renewals;
+use super::row::Next;
+use super::table::SlotTable;
+use crate::storage::{StorageError, TableKey};
+
+/// The number of claims that are in flight at once. They share the connections of the storage.
+const CLAIMS: usize = 64;
+
+/// The claims of a layer, and the task that renews its slots.
+pub(super) struct Renewals {
+    claims: Arc<Claims>,
+    is_running: AtomicBool,
+}
+
+/// The task that renews slots. It ends when the layer and all of its requests are gone.
+struct Running {
+    renewals: Arc<Renewals>,
+    table: Weak<SlotTable>,
+}
+
+impl Renewals {
+    pub(super) fn new(claims: Arc<Claims>) -> Arc<Self> {
+        Arc::new(Self { claims, is_running: AtomicBool::new(false) })
+    }
+
+    /// Starts a task that makes the claims of a row, and the one that renews slots. Without a runtime, the
+    /// waiting requests of the row fail.
+    pub(super) fn start(self: &Arc<Self>, table: &Arc<SlotTable>, row: TableKey) {
+        let task = self.claims.task(table, row);
+        let Some(runtime) = self.claims.runtime() else { return };
+        if !self.is_running.swap(true, Ordering::Relaxed) {
+            runtime.spawn(Running { renewals: Arc::clone(self), table: Arc::downgrade(table) }.run());
+        }
+        runtime.spawn(task.run());
+    }
+
+    /// Gives the slots of all keys back to the store, also those in use.
+    pub(super) async fn close(&self, table: &Arc<SlotTable>) -> Result<(), StorageError> {
+        table.close();
+        loop {
+            let mut idle = pin!(self.claims.idle.notified());
+            // A task that ends from here on is noticed.
+            idle.as_mut().enable();
+            if table.is_busy() {
+                idle.await;
+                continue;
+            }
+            match claim_all(&self.claims, table).await {
+                None => return Ok(()),
+                Some(errors) => errors.into_iter().next().map_or(Ok(()), Err)?,
+            }
+        }
+    }
+}
+
+impl Running {
+    async fn run(self) {
+        let claims = &self.renewals.claims;
+        let mut rounds = interval(claims.time_to_live() / 3);
+        rounds.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        rounds.tick().await;
+        loop {
+            rounds.tick().await;
+            let Some(table) = self.table.upgrade() else { return };
+            let errors = claim_all(claims, &table).await.unwrap_or_default();
+            if let Some(error) = errors.first() {
+                report_failed_renewals(errors.len() as u64, error);
+            }
+        }
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        self.renewals.is_running.store(false, Ordering::Relaxed);
+    }
+}
+
+/// Makes a claim for each row for which no task does. Returns the errors, or `None` if there is no row.
+async fn claim_all(claims: &Arc<Claims>, table: &Arc<SlotTable>) -> Option<Vec<StorageError>> {
+    let (mut in_flight, mut errors) = (JoinSet::new(), Vec::new());
+    let rows = table.renewals();
+    if rows.is_empty() {
+        return None;
+    }
+    for renewal in rows {
+        if in_flight.len() >= CLAIMS {
+            errors.extend(in_flight.join_next().await.and_then(Result::ok).flatten());
+        }
+        // Until then, requests of the key make their own claims.
+        if !table.begin_renewal(&renewal) {
+            continue;
+        }
+        let mut task = claims.task(table, renewal.row);
+        in_flight.spawn(async move {
+            let (next, error) = task.step().await;
+            if next != Next::Done {
+                // Requests wait for the row. The other rows do not wait for them.
+                tokio::spawn(task.run());
+            }
+            error
+        });
+    }
+    while let Some(claimed) = in_flight.join_next().await {
+        errors.extend(claimed.ok().flatten());
+    }
+    Some(errors)
+}

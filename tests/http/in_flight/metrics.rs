@@ -1,0 +1,54 @@
+//! The metrics of slots, and the warning about renewals that fail.
+
+use std::time::Duration;
+
+use common::ask;
+use common::fake_cas_store::FakeCasStore;
+use tokio::runtime::Builder;
+use tokio::time::sleep;
+use tower::ServiceExt;
+
+use super::shared::{TIME_TO_LIVE, process, settle};
+use super::{layer, of, streams};
+use crate::log::log_of;
+use crate::observe::Counters;
+
+#[test]
+fn slots_in_use_waiting_requests_and_failed_renewals_are_metrics() {
+    let counters = Counters::default();
+    let gauges = || ["ratelimit_slots_in_use", "ratelimit_slots_waiting"].map(|name| counters.gauge(name));
+    let work = async {
+        let memory = layer(3).cost(|_| 2).wait(Duration::from_secs(60), 10);
+        let held = ask(&streams(&memory), of("a")).await;
+        assert_eq!(gauges(), [2, 0]);
+        let waits = tokio::spawn(streams(&memory).oneshot(of("a")));
+        settle().await;
+        assert_eq!(gauges(), [2, 1]);
+        drop(held);
+        let held = waits.await.unwrap().unwrap();
+        assert_eq!(gauges(), [2, 0]);
+        drop(held);
+        assert_eq!(gauges(), [0, 0]);
+
+        let store = FakeCasStore::default();
+        let shared = process(&store, 4);
+        let mut held = Vec::new();
+        for user in ["a", "b", "c"] {
+            held.push(ask(&streams(&shared), of(user)).await);
+        }
+        assert_eq!(gauges(), [3, 0]);
+        store.fail(true);
+        sleep(TIME_TO_LIVE / 3).await;
+        settle().await;
+        drop(held);
+        assert_eq!(gauges(), [0, 0]);
+    };
+    let runtime = Builder::new_current_thread().enable_time().start_paused(true).build().unwrap();
+    let log = log_of(|| metrics::with_local_recorder(&counters, || runtime.block_on(work)));
+    assert_eq!(
+        log,
+        ["WARN message=slots of requests in flight were not renewed keys=3 error=\"storage failed: the disk is full\""],
+        "one event for each round"
+    );
+    assert_eq!(counters.counts_of("renewals_failed"), ["ratelimit_slot_renewals_failed_total{} 3"]);
+}
