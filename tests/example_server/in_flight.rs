@@ -3,8 +3,10 @@
 use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::process::{Child, Command, Stdio};
+use std::thread;
 
 use common::example_process::Server;
+use common::random::Numbers;
 use common::time::wait_until;
 
 const ENDLESS: &str = "/slow?ms=3600000";
@@ -18,13 +20,18 @@ fn server(flags: &[&str]) -> Server {
 fn stream(server: &Server) -> TcpStream {
     let mut stream = TcpStream::connect(server.address()).unwrap();
     write!(stream, "GET {ENDLESS} HTTP/1.1\r\nhost: localhost\r\n\r\n").unwrap();
-    let (mut answer, mut buffer) = (Vec::new(), [0; 1_024]);
-    while !answer.windows(5).any(|bytes| bytes == b"chunk") {
-        let read = stream.read(&mut buffer).unwrap();
-        answer.extend_from_slice(&buffer[..read]);
-        assert!(read > 0, "{}", String::from_utf8_lossy(&answer));
-    }
+    read_until(&mut stream, "chunk");
     stream
+}
+
+/// Reads from a stream until it has sent this text.
+fn read_until(stream: &mut TcpStream, text: &str) {
+    let (mut answer, mut buffer) = (String::new(), [0; 1_024]);
+    while !answer.contains(text) {
+        let read = stream.read(&mut buffer).unwrap();
+        answer.push_str(std::str::from_utf8(&buffer[..read]).unwrap());
+        assert!(read > 0, "{answer}");
+    }
 }
 
 /// Waits until two streams can be opened, so that no slot is taken.
@@ -100,4 +107,41 @@ fn shadow_mode_refuses_no_stream() {
     let server = server(&["--shadow"]);
     let _streams = [stream(&server), stream(&server), stream(&server)];
     assert_eq!(server.status("/", ""), 200);
+}
+
+/// Sends a request or a part of it, reads a part of the response, and disconnects.
+fn abort(server: &Server, numbers: &mut Numbers) {
+    let path = numbers.one_of(&[ENDLESS, ENDLESS, ENDLESS, "/slow?ms=0", "/"]);
+    let request = format!("GET {path} HTTP/1.1\r\nhost: localhost\r\n\r\n");
+    let mut stream = TcpStream::connect(server.address()).unwrap();
+    let phase = numbers.below(16);
+    let sent = if phase < 4 { usize::try_from(numbers.below(request.len() as u64)).unwrap() } else { request.len() };
+    stream.write_all(&request.as_bytes()[..sent]).unwrap();
+    match phase {
+        8 | 9 => read_until(&mut stream, "HTTP/1.1 200"),
+        10..=13 => read_until(&mut stream, "\r\n\r\n"),
+        14 if path == ENDLESS => read_until(&mut stream, "chunk"),
+        15 if path == ENDLESS => read_until(&mut stream, "chunk\n\r\n6\r\nchunk"),
+        _ => {}
+    }
+}
+
+#[test]
+fn ten_thousand_aborted_streams_leave_no_slot_in_use() {
+    const CLIENTS: u64 = 40;
+    // A server that has not noticed yet that clients have left still admits others.
+    let server = Server::start(&["--policy", "1000000/hour", "--in-flight", "10001", "--headers", "draft11"]);
+    thread::scope(|scope| {
+        for client in 1..=CLIENTS {
+            let server = &server;
+            scope.spawn(move || {
+                let mut numbers = Numbers(20_261_125 * client);
+                (0..10_000 / CLIENTS).for_each(|_| abort(server, &mut numbers));
+            });
+        }
+    });
+    let free = |server: &Server| server.get("/", "").1.contains("\"in-flight\";r=10000");
+    wait_until("all slots are free", || free(&server));
+    let _one = stream(&server);
+    assert!(!free(&server), "a stream takes a slot");
 }

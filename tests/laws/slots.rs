@@ -1,0 +1,309 @@
+//! Law 16: processes that share the slots of a key never use more than there are while each of them renews
+//! its slots in time. Random schedules of whole layers over compare-and-swap, on a store whose messages are
+//! late or lost. Tokio's time is paused.
+
+use std::convert::Infallible;
+use std::future::{pending, ready};
+use std::mem;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use common::ask;
+use common::fake_cas_store::FakeCasStore;
+use common::random::Numbers;
+use http::{Request, Response};
+use tokio::runtime::Builder;
+use tokio::task::JoinSet;
+use tokio::time::{Instant, sleep, timeout};
+use tower::{Layer, service_fn};
+use tower_ratelimit::extract::Head;
+use tower_ratelimit::storage::{Cas, CasStorage, Clock, Loaded, Swapped, TokioClock};
+use tower_ratelimit::{BoxError, Global, InFlightBody, InFlightLayer, OnError, Permit, Timestamp};
+
+type Answer = Response<InFlightBody<String>>;
+
+const SECOND: Duration = Duration::from_secs(1);
+
+const TIME_TO_LIVE: Duration = Duration::from_secs(30);
+
+/// The time by which a message is late at most, with the timeout of a call and the time between two checks.
+const LATE: Duration = Duration::from_secs(6);
+
+const STEPS: usize = 60;
+
+/// The link of a process to the store. It delays messages, and loses some of them.
+#[derive(Clone, Debug)]
+struct Link {
+    store: FakeCasStore,
+    numbers: Arc<Mutex<Numbers>>,
+    /// The number of losses in 100 messages.
+    losses: u64,
+    is_up: Arc<AtomicBool>,
+    /// The instant of the last claim that was stored.
+    stored: Arc<Mutex<Instant>>,
+}
+
+impl Link {
+    fn below(&self, limit: u64) -> u64 {
+        self.numbers.lock().unwrap().below(limit)
+    }
+
+    /// Delays a message. A message that is lost never arrives.
+    async fn pass(&self) {
+        sleep(Duration::from_millis(self.below(20))).await;
+        if !self.is_up.load(Ordering::SeqCst) || self.below(100) < self.losses {
+            pending::<()>().await;
+        }
+    }
+}
+
+impl CasStorage for Link {
+    type Error = BoxError;
+    type Version = u64;
+
+    async fn load(&self, key: &str, deadline: std::time::Instant) -> Result<Loaded<u64>, BoxError> {
+        self.pass().await;
+        let loaded = self.store.load(key, deadline).await?;
+        self.pass().await;
+        Ok(loaded)
+    }
+
+    async fn swap(
+        &self,
+        key: &str,
+        version: &u64,
+        text: &str,
+        keep: Duration,
+        deadline: std::time::Instant,
+    ) -> Result<Swapped<u64>, BoxError> {
+        let (link, key, version, text) = (self.clone(), key.to_owned(), *version, text.to_owned());
+        // The message arrives, although its caller may have given up.
+        let swapped = tokio::spawn(async move {
+            if link.losses > 0 && link.below(20) == 0 {
+                sleep(Duration::from_millis(link.below(4_000))).await;
+            }
+            link.pass().await;
+            let swapped = link.store.swap(&key, &version, &text, keep, deadline).await;
+            if matches!(swapped, Ok(Swapped::Stored)) {
+                *link.stored.lock().unwrap() = Instant::now();
+            }
+            swapped
+        });
+        let swapped = swapped.await??;
+        self.pass().await;
+        Ok(swapped)
+    }
+}
+
+/// A clock that is ahead of the others.
+#[derive(Debug)]
+struct Ahead {
+    clock: Arc<TokioClock>,
+    by: u64,
+}
+
+impl Clock for Ahead {
+    fn now(&self) -> Timestamp {
+        self.clock.now().plus(self.by)
+    }
+}
+
+/// A process with its requests. Dropping it is a crash, if its link is down.
+struct Process {
+    layer: InFlightLayer,
+    link: Link,
+    requests: JoinSet<Answer>,
+    held: Vec<Answer>,
+    /// The instant at which a partition ends.
+    up_at: Instant,
+}
+
+struct Schedule {
+    numbers: Numbers,
+    slots: u32,
+    /// The microseconds by which clocks differ at most.
+    skew: u64,
+    losses: u64,
+    store: FakeCasStore,
+    clock: Arc<TokioClock>,
+    processes: Vec<Process>,
+    /// `true` while more slots may be in use, because a process has not renewed its own in time.
+    was_late: bool,
+    /// The instant until which requests may be admitted by claims from before a late process was back.
+    late_until: Instant,
+    reached: Reached,
+}
+
+/// What the schedules have reached.
+#[derive(Default)]
+struct Reached {
+    admitted: u64,
+    full: u64,
+    late: u64,
+}
+
+impl Schedule {
+    fn new(seed: u64) -> Self {
+        let mut numbers = Numbers((seed + 1).wrapping_mul(0x9E37_79B9_7F4A_7C15));
+        let mut schedule = Self {
+            slots: 1 + u32::try_from(numbers.below(5)).unwrap(),
+            skew: numbers.one_of(&[0, 8_000_000]),
+            losses: numbers.one_of(&[0, 0, 2, 10]),
+            numbers,
+            store: FakeCasStore::default(),
+            clock: Arc::default(),
+            processes: Vec::new(),
+            was_late: false,
+            late_until: Instant::now(),
+            reached: Reached::default(),
+        };
+        for _ in 0..2 + schedule.numbers.below(3) {
+            let process = schedule.process();
+            schedule.processes.push(process);
+        }
+        schedule
+    }
+
+    fn process(&mut self) -> Process {
+        let numbers = Arc::new(Mutex::new(Numbers(self.numbers.below(u64::MAX) + 1)));
+        let (is_up, stored) = (Arc::new(AtomicBool::new(true)), Arc::new(Mutex::new(Instant::now())));
+        let link = Link { store: self.store.clone(), numbers, losses: self.losses, is_up, stored };
+        let clock = Ahead { clock: Arc::clone(&self.clock), by: self.numbers.below(self.skew + 1) };
+        let storage = Cas::new(link.clone()).clock(clock).timeout(SECOND);
+        let cost = |head: &Head<'_>| head.uri().path()[1..].parse::<u32>().unwrap();
+        let layer = InFlightLayer::new(self.slots, Global::new()).cost(cost).storage(storage, OnError::Refuse);
+        let layer = if self.numbers.below(2) == 0 { layer } else { layer.wait(20 * SECOND, 8) };
+        Process { layer, link, requests: JoinSet::new(), held: Vec::new(), up_at: Instant::now() }
+    }
+
+    async fn step(&mut self) {
+        let at = usize::try_from(self.numbers.below(self.processes.len() as u64)).unwrap();
+        match self.numbers.below(13) {
+            0..=4 => {
+                let cost = 1 + u32::try_from(self.numbers.below(2)).unwrap();
+                self.processes[at].request(cost.min(self.slots));
+            }
+            5..=8 => {
+                let held = self.processes[at].held.len() as u64;
+                if held > 0 {
+                    drop(self.processes[at].held.swap_remove(usize::try_from(self.numbers.below(held)).unwrap()));
+                }
+            }
+            9 => self.processes[at].requests.abort_all(),
+            10 => self.crash_or_cut(at),
+            11 if self.numbers.below(4) == 0 => {
+                let new = self.process();
+                let ended = mem::replace(&mut self.processes[at], new);
+                // The result is an error if messages are lost.
+                drop(timeout(20 * SECOND, ended.layer.close()).await);
+                ended.crash();
+            }
+            _ => {
+                for _ in 0..self.numbers.one_of(&[1, 4, 12, 25]) {
+                    self.pass(SECOND).await;
+                }
+            }
+        }
+        let passed = Duration::from_millis(self.numbers.below(100));
+        self.pass(passed).await;
+    }
+
+    fn crash_or_cut(&mut self, at: usize) {
+        // A partition of 9 seconds delays a renewal to 20 seconds after the one before.
+        let seconds = match self.numbers.below(4) {
+            0 => {
+                let new = self.process();
+                return mem::replace(&mut self.processes[at], new).crash();
+            }
+            1 => 45,
+            _ => self.numbers.below(9),
+        };
+        self.processes[at].up_at = Instant::now() + SECOND * u32::try_from(seconds).unwrap();
+    }
+
+    /// Time passes. Then checks the slots in use.
+    async fn pass(&mut self, time: Duration) {
+        for Process { link, up_at, .. } in &self.processes {
+            link.is_up.store(Instant::now() >= *up_at, Ordering::SeqCst);
+        }
+        sleep(time).await;
+        let (now, margin) = (Instant::now(), LATE + Duration::from_micros(self.skew));
+        let mut in_use = 0;
+        for Process { layer, link, requests, held, .. } in &mut self.processes {
+            while let Some(answer) = requests.try_join_next() {
+                held.extend(
+                    answer.ok().filter(|answer| answer.status() == 200).inspect(|_| self.reached.admitted += 1),
+                );
+            }
+            in_use += layer.in_use();
+            if layer.in_use() > 0 && now - *link.stored.lock().unwrap() + margin > TIME_TO_LIVE {
+                (self.was_late, self.late_until) = (true, now + LATE);
+            }
+        }
+        let slots = u64::from(self.slots);
+        self.was_late &= in_use > slots || now <= self.late_until;
+        assert!(self.was_late || in_use <= slots, "law 16: {in_use} of {slots} slots are in use");
+        self.reached.full += u64::from(!self.was_late && in_use == slots);
+        self.reached.late += u64::from(self.was_late && in_use > slots);
+    }
+
+    /// All requests end. After the time to live, a new process can take all slots.
+    async fn end(mut self) -> Reached {
+        self.losses = 0;
+        let mut new = self.process();
+        for process in &mut self.processes {
+            process.link.is_up.store(true, Ordering::SeqCst);
+            process.requests.abort_all();
+            process.held.clear();
+        }
+        sleep(TIME_TO_LIVE + LATE + Duration::from_micros(self.skew)).await;
+        assert_eq!(self.processes.iter().map(|process| process.layer.in_use()).sum::<u64>(), 0);
+        new.request(self.slots);
+        let all = new.requests.join_next().await.unwrap().unwrap();
+        assert_eq!(all.status(), 200, "all slots are free after the time to live");
+        self.reached
+    }
+}
+
+impl Process {
+    fn request(&mut self, cost: u32) {
+        // The permit in the extensions of the response holds the slots until the response is dropped.
+        let service = self.layer.layer(service_fn(|request: Request<()>| {
+            let mut response = Response::new(String::new());
+            response.extensions_mut().insert(request.extensions().get::<Permit>().cloned());
+            ready(Ok::<_, Infallible>(response))
+        }));
+        let request = Request::get(format!("/{cost}")).body(()).unwrap();
+        self.requests.spawn(async move { ask(&service, request).await });
+    }
+
+    /// Ends the process. None of its messages arrives from now on.
+    fn crash(self) {
+        self.link.is_up.store(false, Ordering::SeqCst);
+    }
+}
+
+/// Runs schedules with seeds from this range. `SCHEDULES` sets their number.
+#[test]
+fn random_schedules_of_processes_never_use_more_slots_than_there_are() {
+    let count: u64 = std::env::var("SCHEDULES").map_or(200, |count| count.parse().expect("SCHEDULES is a number"));
+    let mut reached = Reached::default();
+    for seed in 0..count {
+        // A runtime for each schedule ends its tasks.
+        let runtime = Builder::new_current_thread().enable_time().start_paused(true).build().unwrap();
+        let Reached { admitted, full, late } = runtime.block_on(async {
+            let mut schedule = Schedule::new(seed);
+            for _ in 0..STEPS {
+                schedule.step().await;
+            }
+            schedule.end().await
+        });
+        reached.admitted += admitted;
+        reached.full += full;
+        reached.late += late;
+    }
+    let Reached { admitted, full, late } = reached;
+    assert!(admitted > count * 5 && full > count && late > count / 20, "{admitted}, {full}, {late}");
+    println!("{count} schedules: {admitted} requests, all slots in use {full} times, more after a pause {late} times");
+}
