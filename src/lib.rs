@@ -24,7 +24,7 @@
 //! |---|---|
 //! | Choose a strategy | [Choosing a strategy](guide::choosing_a_strategy) |
 //! | Find the client, also behind a proxy | [Keys and proxies](guide::keys_and_proxies), [proxies by name](guide::proxies_by_name) |
-//! | Set the cost of a request, before or after its response | [Costs](guide::costs) |
+//! | Set the cost of a request, before or after its response, or meter messages and chunks | [Costs](guide::costs) |
 //! | Lock out who guesses passwords | [Protecting a login](guide::protecting_a_login) |
 //! | Refuse requests, let them wait, choose header fields | [Headers and refusals](guide::headers_and_refusals) |
 //! | Limit how many requests are in flight at once: streams, uploads, web sockets | [Requests in flight](guide::requests_in_flight) |
@@ -72,7 +72,7 @@
 //!
 //! | feature | adds |
 //! |---|---|
-//! | `axum` (default) | [`PeerIp`] reads `ConnectInfo` and `MockConnectInfo`; [`Head::uri`] reads `OriginalUri`; `extract::MatchedPath`; [`Decision`], [`Reservation`] and [`Permit`] are extractors |
+//! | `axum` (default) | [`PeerIp`] reads `ConnectInfo` and `MockConnectInfo`; [`Head::uri`] reads `OriginalUri`; `extract::MatchedPath`; [`Decision`], [`Reservation`], [`Meter`] and [`Permit`] are extractors |
 //! | `quanta` (default) | [`SystemClock`](storage::SystemClock) reads the processor's tick counter, which is faster than the system's clock |
 //! | `ring` (default) | the cryptography of TLS connections to servers; without it, the program installs a `CryptoProvider` of rustls |
 //! | `tracing` (default) | logs refusals, failures of the storage and [lints](Lint) |
@@ -110,6 +110,7 @@ mod limiter;
 mod lint;
 #[cfg(feature = "lookup")]
 mod lookup;
+mod meter;
 mod middleware;
 mod observe;
 mod policy;
@@ -144,6 +145,7 @@ pub use self::limiter::{LocalLimiter, RateLimiter};
 pub use self::lint::Lint;
 #[cfg(feature = "lookup")]
 pub use self::lookup::{IntoId, LookupError, PolicyLookup, Tenant};
+pub use self::meter::Meter;
 pub use self::middleware::OnError;
 pub use self::middleware::{ChosenPolicy, IntoCost, IntoPolicySource, PolicySource, ResponseHead, policy_by};
 #[cfg(feature = "metrics")]

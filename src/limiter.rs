@@ -5,6 +5,7 @@ mod local;
 
 use std::sync::Arc;
 
+pub(crate) use self::acquire::acquire;
 pub use self::local::LocalLimiter;
 use crate::decision::Decision;
 use crate::error::{ConfigError, or_panic};

@@ -72,6 +72,19 @@ rejection_without! {
 }
 
 rejection_without! {
+    /// The rejection of the extractor [`Meter`](crate::Meter): the request has no meter (feature
+    /// `axum`).
+    ///
+    /// The response is a 500, because this is a mistake in the setup of the server. The first one
+    /// in a process is logged as an error (feature `tracing`). The body names the cause only in a
+    /// build with debug assertions. The extensions of the response contain this value, whose text
+    /// names it, too.
+    NoMeter:
+    "the request has no meter: call meter() on the layer, \
+     or extract Option<Meter> if requests may be unlimited"
+}
+
+rejection_without! {
     /// The rejection of the extractor [`Permit`](crate::Permit): the request has no permit (feature
     /// `axum`).
     ///

@@ -20,7 +20,7 @@ use http::{Extensions, HeaderMap, HeaderValue, Request, StatusCode, Uri, Version
 pub use self::allow_list::{AddressSource, AllowList};
 pub use self::client_ip::ClientIp;
 #[cfg(feature = "axum")]
-pub use self::handler::{NoDecision, NoPermit, NoReservation};
+pub use self::handler::{NoDecision, NoMeter, NoPermit, NoReservation};
 #[cfg(feature = "axum")]
 pub use self::parts::MatchedPath;
 pub use self::parts::{Extension, Global, Header, IntoKey, Method, Path, key_by};

@@ -6,7 +6,7 @@
 //! | Sell requests per day or month, in the time zone of each tenant | [Quotas by day and month](quotas_by_day_and_month) |
 //! | Find the client, also behind a proxy | [Keys and proxies](keys_and_proxies) |
 //! | Set up nginx, Cloudflare, a cloud's load balancer or another proxy | [Proxies by name](proxies_by_name) |
-//! | Set the cost of a request, before or after its response | [Costs](costs) |
+//! | Set the cost of a request, before or after its response, or meter messages and chunks | [Costs](costs) |
 //! | Limit users, tenants and all clients together | [Plans, tenants and all clients](plans_and_tenants) |
 //! | Lock out who guesses passwords | [Protecting a login](protecting_a_login) |
 //! | Refuse requests, let them wait, choose header fields | [Headers and refusals](headers_and_refusals) |

@@ -331,7 +331,7 @@ impl<R> RateLimitLayer<R> {
     }
 }
 
-/// Shadow mode and decisions for handlers.
+/// Shadow mode, and decisions and meters for handlers.
 impl<R> RateLimitLayer<R> {
     /// Runs the layer in shadow mode: it decides, counts, and reports to its
     /// [observer](Self::observer) and the log, but forwards every request without a delay. Defaults
@@ -376,6 +376,24 @@ impl<R> RateLimitLayer<R> {
     /// layer that inserted one.
     pub fn share_decision(self) -> Self {
         self.with_config(|config| config.shares_decision = true)
+    }
+
+    /// Inserts a [`Meter`](crate::Meter) into the extensions of each limited request. With it, the
+    /// handler makes further hits on the key of the request: for messages, chunks or fields, also after
+    /// the response. Defaults to off.
+    ///
+    /// With the feature `axum`, `Meter` is an extractor. The layer inserts no meter in these cases, so
+    /// if they can happen, handlers should take an `Option<Meter>`:
+    ///
+    /// - The request is not limited.
+    /// - The lookup of the policy failed, and the request was forwarded without a limit.
+    /// - The layer is a [shadow](Self::shadow) layer, and the request has no key or no cost.
+    ///
+    /// With stacked layers, the handler gets the meter of the innermost layer with this option.
+    ///
+    /// See the guide on [costs](crate::guide::costs#meter-messages-and-chunks).
+    pub fn meter(self) -> Self {
+        self.with_config(|config| config.meters = true)
     }
 }
 

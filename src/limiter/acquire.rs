@@ -155,7 +155,12 @@ impl RateLimiter {
     }
 }
 
-async fn acquire(waiter: Waiter, queues: Arc<WaitQueues>, max_wait: Duration) -> Result<Reservation, StorageError> {
+/// Makes the hit of `waiter`, and waits until it is admitted and its delay is over.
+pub(crate) async fn acquire(
+    waiter: Waiter,
+    queues: Arc<WaitQueues>,
+    max_wait: Duration,
+) -> Result<Reservation, StorageError> {
     let deadline = later(Instant::now(), max_wait);
     let waiter = Waiter { delayed_until: Some(deadline), ..waiter };
     let HitResult { policy, decided } = waiter.hit(&queues, deadline).await;

@@ -18,6 +18,7 @@ use super::state::LayerState;
 use crate::key::Key;
 #[cfg(feature = "lookup")]
 use crate::lookup::{LookupError, LookupResult, Tenant, TenantLookup, TenantPolicy};
+use crate::meter::Meter;
 #[cfg(feature = "lookup")]
 use crate::observe::EventKind;
 use crate::policy::{Op, Policy, SharedPolicy};
@@ -49,6 +50,9 @@ impl LayerState {
         let config = &self.config;
         if config.settling.as_ref().is_some_and(|settling| settling.is_later) {
             Reservations::begin(exchange.extensions_mut());
+        }
+        if config.meters {
+            Meter::begin(exchange.extensions_mut());
         }
         let head = exchange.head();
         if config.skips(&head) {
@@ -90,6 +94,10 @@ impl LayerState {
         };
         if self.lints.is_inspecting() {
             self.lints.inspect(&self.config, Some(&self.storage), exchange, policy);
+        }
+        if config.meters {
+            let member = (config.first.policy_of_later_hits(policy), key.clone());
+            Meter::insert(self.metered(vec![member]), exchange.extensions_mut());
         }
         // A request that costs nothing peeks, so that its header fields report the state of the
         // limits.
@@ -180,6 +188,10 @@ impl LayerState {
                 Ok(cost) => requests.push(member.request(cost)),
                 Err(missing) => return self.config.reject_without_key(&missing, &member.policy, exchange),
             }
+        }
+        if self.config.meters {
+            let members = applying.iter().map(Applying::of_later_hits).collect();
+            Meter::insert(self.metered(members), exchange.extensions_mut());
         }
         let deciding = self.storage.decide_all(&requests).polled_once();
         let Some(decided) = deciding.as_ready() else {

@@ -72,7 +72,16 @@ pub(crate) struct LayerMember {
     pub(crate) cost: Option<Arc<CostFn>>,
 }
 
+impl LayerMember {
+    /// Returns the policy for hits that a request under `policy` makes later. A live policy of the layer
+    /// may change until then. A policy that was chosen for this request is kept.
+    pub(super) fn policy_of_later_hits(&self, policy: &Policy) -> SharedPolicy {
+        self.policies.shared().cloned().unwrap_or_else(|| policy.clone().into())
+    }
+}
+
 #[derive(Clone)]
+#[expect(clippy::struct_excessive_bools, reason = "independent options")]
 pub(crate) struct LayerConfig {
     pub(crate) skip: Vec<Arc<SkipFn>>,
     pub(crate) allow_lists: Vec<AllowList>,
@@ -85,6 +94,8 @@ pub(crate) struct LayerConfig {
     pub(crate) headers: Headers,
     pub(crate) shadow: bool,
     pub(crate) shares_decision: bool,
+    /// `true` if requests have a [`Meter`](crate::Meter).
+    pub(crate) meters: bool,
     pub(crate) reporter: Reporter,
     /// `true` if an admission needs the full decision, not only the numbers of `X-RateLimit-*`.
     pub(crate) wants_decisions: bool,
@@ -107,6 +118,7 @@ impl LayerConfig {
             headers: Headers::default(),
             shadow: false,
             shares_decision: false,
+            meters: false,
             reporter: Reporter::default(),
             wants_decisions: false,
             plain: None,
@@ -124,6 +136,7 @@ impl LayerConfig {
             || self.reporter.observer.is_some();
         let can_skip = !self.skip.is_empty() || !self.allow_lists.is_empty();
         let has_options = self.wants_decisions
+            || self.meters
             || self.shadow
             || self.wait.is_some()
             || can_skip

@@ -1,15 +1,12 @@
 //! The policies that apply to a request, each with the key of its member.
 
-use std::sync::Arc;
-
 use super::config::{LayerConfig, LayerMember};
 use super::exchange::RequestHead;
-use super::options::CostFn;
 use crate::extract::{Head, KeyError};
 use crate::key::Key;
 #[cfg(feature = "lookup")]
 use crate::lookup::{AllLookups, LookupError, LookupResult, TenantLookup, TenantPolicy};
-use crate::policy::{Op, Policy};
+use crate::policy::{Op, Policy, SharedPolicy};
 use crate::storage::StorageRequest;
 #[cfg(feature = "lookup")]
 use crate::sync::join_all;
@@ -18,18 +15,23 @@ use crate::sync::join_all;
 pub(crate) struct Applying<'a> {
     pub(crate) policy: Policy,
     key: Key,
-    cost: Option<&'a Arc<CostFn>>,
+    member: &'a LayerMember,
 }
 
 impl Applying<'_> {
     pub(super) fn cost(&self, head: &Head<'_>) -> Result<u32, KeyError> {
-        self.cost.map_or(Ok(1), |cost| cost(head))
+        self.member.cost.as_ref().map_or(Ok(1), |cost| cost(head))
     }
 
     /// Returns a hit of this cost. A request that costs nothing peeks, so that its header fields report
     /// the state of the limits.
     pub(super) fn request(&self, cost: u32) -> StorageRequest<'_> {
         StorageRequest::new(&self.policy, &self.key, if cost == 0 { Op::Peek } else { Op::Hit }, cost)
+    }
+
+    /// Returns the policy and the key of hits that the request makes later.
+    pub(super) fn of_later_hits(&self) -> (SharedPolicy, Key) {
+        (self.member.policy_of_later_hits(&self.policy), self.key.clone())
     }
 
     /// Returns a peek at one unit.
@@ -101,7 +103,7 @@ fn collect<'a, Q: RequestHead + ?Sized>(
     for member in config.members() {
         let Some((policy, key)) = choose(member, request)? else { continue };
         match key.map_or_else(|| member.key.extract(&request.head()), |key| Ok(Some(key))) {
-            Ok(Some(key)) => applying.push(Applying { policy, key, cost: member.cost.as_ref() }),
+            Ok(Some(key)) => applying.push(Applying { policy, key, member }),
             Ok(None) => {}
             Err(missing) => return Err(Undecided::Key(missing, policy)),
         }

@@ -5,12 +5,13 @@ use std::sync::Arc;
 use tokio::time::Instant;
 
 use super::common::Shared;
-use super::config::LayerConfig;
+use super::config::{LayerConfig, OnError};
 use super::exchange::{HitWait, Step, Wait, WaitingHit};
 use super::lints::Lints;
 use crate::key::Key;
+use crate::meter::Metered;
 use crate::observe::EventKind;
-use crate::policy::Policy;
+use crate::policy::{Policy, SharedPolicy};
 use crate::reservation::{LimitedKey, ObservedKey};
 use crate::storage::{AnyStorage, StorageRequest};
 use crate::waiting::{WaitQueues, Waiter, WaitingRoom};
@@ -41,6 +42,14 @@ impl LayerState {
         ObservedKey { limited, reporter: self.config.reporter.clone(), shadow, since: Instant::now() }
     }
 
+    /// Returns the data of a meter. `members` are the policies and keys of the request.
+    pub(super) fn metered(&self, members: Vec<(SharedPolicy, Key)>) -> Metered {
+        let (storage, queues) = (self.storage.clone(), Arc::clone(&self.queues));
+        let LayerConfig { shadow, on_error, .. } = self.config;
+        let (reporter, fails_open) = (self.config.reporter.clone(), on_error == OnError::Admit);
+        Metered { members, storage, queues, reporter, fails_open, shadow }
+    }
+
     /// Returns the step of a request whose hit waits. The hit keeps clones of the policies and keys.
     pub(super) fn wait(&self, requests: &[StorageRequest<'_>], waits_for: HitWait) -> Step {
         let observed = |request: &StorageRequest<'_>| self.observed(request.policy, request.key, false);
@@ -49,9 +58,7 @@ impl LayerState {
 
     pub(super) fn waiter(&self, storage_request: StorageRequest<'_>) -> Waiter {
         let StorageRequest { policy, key, cost, .. } = storage_request;
-        // A live policy may change while the request waits, so the waiter reads it at each attempt.
-        // A policy that was chosen for this request is kept.
-        let policy = self.config.first.policies.shared().cloned().unwrap_or_else(|| policy.clone().into());
+        let policy = self.config.first.policy_of_later_hits(policy);
         let (storage, reporter) = (self.storage.clone(), Some(self.config.reporter.clone()));
         Waiter { storage, policy, key: key.clone(), cost, delayed_until: None, reporter }
     }

@@ -23,6 +23,7 @@ mod log;
 mod lookup;
 mod lookup_forget;
 mod lookup_tenant;
+mod meter;
 mod middleware;
 mod nat64;
 #[cfg(feature = "metrics")]

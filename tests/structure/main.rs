@@ -35,7 +35,7 @@ const LAYERS: [&[&str]; 21] = [
     &["reservation"],
     &["waiting"],
     &["limiter"],
-    &["rejection"],
+    &["rejection", "meter"],
     &["headers"],
     &["middleware"],
     &["future"],
@@ -52,7 +52,7 @@ const NOT_PURE: [&str; 8] = ["http", "tokio", "tower_layer", "tower_service", "a
 /// Crates of servers, each with the modules that may use it. Extractors read the types that a
 /// server attaches to a request. A storage uses tonic as a client.
 const SERVERS: [(&str, &[&str]); 2] =
-    [("axum", &["extract", "in_flight", "reservation", "usage"]), ("tonic", &["extract", "storage"])];
+    [("axum", &["extract", "in_flight", "meter", "reservation", "usage"]), ("tonic", &["extract", "storage"])];
 
 #[test]
 fn modules_import_only_lower_modules() {
