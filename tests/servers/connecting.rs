@@ -6,7 +6,8 @@ use std::net::TcpListener;
 use std::thread;
 use std::time::Duration;
 
-use common::servers::{Memcached, Mode, Postgres, Proxy, Server, with_timeout};
+use common::certificates::Certificates;
+use common::servers::{Etcd, Memcached, Mode, Postgres, Proxy, Server, with_timeout};
 use common::time::{EVENTUALLY, Stopwatch};
 use common::{message, policy};
 use tokio::task::spawn_blocking;
@@ -59,6 +60,26 @@ async fn protocol_of_another_server_is_named() {
     for scheme in ["redis", "memcached", "etcd"] {
         let error = check_error(&format!("{scheme}://127.0.0.1:{unknown}")).await;
         assert!(error.starts_with(&format!("cannot reach 127.0.0.1:{unknown}: ")), "{error}");
+    }
+}
+
+/// Guards against this defect: `rediss://` at a port without TLS says only that connecting took too long.
+#[tokio::test]
+async fn port_without_tls_is_named() {
+    let files = Certificates::create();
+    let (redis, etcd) = spawn_blocking(|| (Server::start(&[]), Etcd::start(1))).await.unwrap();
+    for (scheme, port) in [("rediss", redis.port()), ("etcds", etcd.members[0].port())] {
+        let (url, watch) = (format!("{scheme}://127.0.0.1:{port}?ca={}", files.path("ca.pem")), Stopwatch::start());
+        let begin = format!("cannot reach 127.0.0.1:{port}: no TLS handshake: ");
+        loop {
+            let error = check_error(&url).await;
+            if error.starts_with(&begin) {
+                assert!(error.contains("; check that this port speaks TLS"), "{error}");
+                break;
+            }
+            // On a busy machine, the time to connect ends before that of the handshake.
+            assert!(error.ends_with("connecting took longer than 1s") && watch.wall() < EVENTUALLY, "{error}");
+        }
     }
 }
 

@@ -3,6 +3,7 @@
 
 use std::io;
 use std::sync::{Arc, OnceLock};
+use std::time::Duration;
 
 use tokio::io::{AsyncRead, AsyncWrite};
 #[cfg(unix)]
@@ -14,6 +15,9 @@ use super::{CONNECT_WITHIN, open_tcp, too_slow};
 use crate::storage::tls::Tls;
 use crate::storage::url::Address;
 use crate::storage::{StorageError, StorageErrorKind};
+
+/// The timeout of a TLS handshake. The rest of the time to connect is for its error.
+const HANDSHAKE_WITHIN: Duration = CONNECT_WITHIN.saturating_sub(Duration::from_millis(60));
 
 /// The number of bytes that identify a protocol.
 const LONGEST: usize = 16;
@@ -78,9 +82,29 @@ pub(in crate::storage) async fn open(
     };
     let stream = open_tcp((&*host.name, host.port)).await?;
     match tls {
-        Some(tls) => Ok(first.of(tls.over(stream, &host.name).await?)),
+        Some(tls) => {
+            let handshake = timeout(HANDSHAKE_WITHIN, tls.over(stream, &host.name)).await;
+            let done = handshake.unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into()));
+            Ok(first.of(done.map_err(without_tls)?))
+        }
         None => Ok(first.of(stream)),
     }
+}
+
+/// Adds the probable cause to the error of a handshake with a server that does not speak TLS. Such a server
+/// waits for the end of a line, or answers in its own protocol and closes the connection.
+fn without_tls(error: io::Error) -> io::Error {
+    use io::ErrorKind::{BrokenPipe, ConnectionAborted, ConnectionReset, InvalidData, TimedOut, UnexpectedEof};
+    let is_without_tls = match error.kind() {
+        BrokenPipe | ConnectionAborted | ConnectionReset | TimedOut | UnexpectedEof => true,
+        // Other data is invalid because of a certificate, or because the server has rejected ours.
+        InvalidData => error.to_string().starts_with("received corrupt message"),
+        _ => false,
+    };
+    if !is_without_tls {
+        return error;
+    }
+    io::Error::new(error.kind(), format!("no TLS handshake: {error}; check that this port speaks TLS"))
 }
 
 /// Awaits an attempt to connect to `server`, which speaks `protocol`.
