@@ -16,8 +16,8 @@ use http::{Request, Response};
 use tower::{Layer, Service};
 use tower_ratelimit::storage::ManualClock;
 use tower_ratelimit::{
-    FixedWindow, Headers, IntoPolicy, Key, LivePolicy, LocalLimiter, Lockout, MemoryStorage, PeerIp, Policy, Quota,
-    RateLimitLayer, RateLimiter, SlidingWindowCounter, TokenBucket,
+    FixedWindow, Headers, InFlightLayer, IntoPolicy, Key, LivePolicy, LocalLimiter, Lockout, MemoryStorage, PeerIp,
+    Policy, Quota, RateLimitLayer, RateLimiter, SlidingWindowCounter, TokenBucket,
 };
 
 use support::hits::address;
@@ -31,7 +31,7 @@ const MINUTE: Duration = Duration::from_secs(60);
 
 type Path = fn(usize);
 
-const PATHS: [(&str, Path); 20] = [
+const PATHS: [(&str, Path); 22] = [
     ("admit token bucket", |times| admit(TokenBucket::generous(), times)),
     ("admit live token bucket", |times| admit(LivePolicy::new(TokenBucket::generous()), times)),
     ("admit three limits", |times| admit(several(3, u32::MAX), times)),
@@ -54,6 +54,8 @@ const PATHS: [(&str, Path); 20] = [
     }),
     ("middleware three headers", |times| serve(layer(bursting(BURST)).layer(Hello), times)),
     ("middleware refusal", |times| serve(layer(stingy::<TokenBucket>()).layer(Hello), times)),
+    ("in flight no headers", |times| serve(in_flight().headers(Headers::none()).layer(Hello), times)),
+    ("in flight two headers", |times| serve(in_flight().layer(Hello), times)),
 ];
 
 fn main() {
@@ -158,13 +160,18 @@ fn alice() -> Key {
     address(1)
 }
 
+/// A layer with one key, so the row of the key is added and removed with each request.
+fn in_flight() -> InFlightLayer {
+    InFlightLayer::new(BURST, PeerIp::new())
+}
+
 fn layer(policy: impl IntoPolicy) -> RateLimitLayer {
     RateLimitLayer::from_limiter(&with_manual_clock(policy).0, PeerIp::new())
 }
 
-fn serve<S>(mut service: S, times: usize)
+fn serve<S, B>(mut service: S, times: usize)
 where
-    S: Service<Request<Body>, Response = Response<Body>, Error = Infallible>,
+    S: Service<Request<Body>, Response = Response<B>, Error = Infallible>,
 {
     let mut requests = (0..INPUTS).map(|_| request()).collect::<Vec<_>>().into_iter();
     // The first request is admitted, even if all others are refused.

@@ -42,9 +42,9 @@ pub(crate) fn request() -> Request<Body> {
         .expect("the request is valid")
 }
 
-pub(crate) fn answer<S>(service: &mut S, request: Request<Body>) -> Response<Body>
+pub(crate) fn answer<S, B>(service: &mut S, request: Request<Body>) -> Response<B>
 where
-    S: Service<Request<Body>, Response = Response<Body>, Error = Infallible>,
+    S: Service<Request<Body>, Response = Response<B>, Error = Infallible>,
 {
     let mut context = Context::from_waker(Waker::noop());
     assert!(service.poll_ready(&mut context).is_ready());
