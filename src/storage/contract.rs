@@ -74,7 +74,7 @@ impl StorageRequest<'_> {
 }
 
 /// Returns the error of a storage that does not decide on several keys together.
-fn decides_one_key() -> ConfigError {
+pub(super) fn decides_one_key() -> ConfigError {
     ConfigError::new(
         "this storage decides on one key at a time: wrap it as `InOrder::new(storage)`, which decides one after the \
          other and refunds, or use a storage that decides on several keys together, such as `MemoryStorage`",

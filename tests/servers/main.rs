@@ -9,5 +9,6 @@ mod memcached;
 mod postgres;
 mod redis;
 mod round_trips;
+mod several_keys;
 mod sqlite;
 mod wrappers;

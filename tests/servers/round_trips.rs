@@ -30,6 +30,24 @@ fn trips(storage: &impl Storage, policy: &Policy, count: impl Fn() -> u64) -> Tr
     [hit, refused, ask(Op::Peek).1]
 }
 
+/// The round trips of a hit of three keys that are new, of the next hit, of one that is refused, and of a
+/// hit of which one key is new.
+fn trips_of_several_keys(storage: &impl Storage, count: impl Fn() -> u64) -> [u64; 4] {
+    let policies = [("user", 2), ("tenant", 9), ("all", 9)]
+        .map(|(name, limit)| policy(&format!("fixed-window {limit}/day")).with_name(name));
+    let ask = |user| {
+        let keys = [Key::from(user), Key::from("tenant"), Key::global()];
+        let members = [0, 1, 2].map(|at| StorageRequest::new(&policies[at], &keys[at], Op::Hit, 1));
+        let before = count();
+        let decisions = RUNTIME.block_on(storage.decide_all(&members)).unwrap();
+        assert!(decisions[1].is_admitted() && decisions[2].is_admitted(), "{decisions:?}");
+        (decisions[0].is_admitted(), count() - before)
+    };
+    let (new, next, refused, other) = (ask("alice"), ask("alice"), ask("alice"), ask("bob"));
+    assert_eq!([new.0, next.0, refused.0, other.0], [true, true, false, true]);
+    [new.1, next.1, refused.1, other.1]
+}
+
 /// Returns a policy for each strategy, and one with three limits.
 fn policies() -> impl Iterator<Item = Policy> {
     let several = "fixed-window 3/day; moving-window 5/day; token-bucket 9/day";
@@ -87,6 +105,7 @@ fn etcd_hit_takes_two_round_trips_or_one_if_the_state_does_not_change() {
         let refused = if counts_refusals(&policy) { 2 } else { 1 };
         assert_eq!(trips(&storage, &policy, count), [2, refused, 1], "{policy}");
     }
+    assert_eq!(trips_of_several_keys(&storage, count), [2, 2, 1, 2]);
 }
 
 #[test]
@@ -105,4 +124,5 @@ fn postgres_decision_after_the_first_hit_takes_one_round_trip() {
     for policy in policies().chain([foreign(3)]) {
         assert_eq!(trips(&storage, &policy, count), [1, 1, 1], "{policy}");
     }
+    assert_eq!(trips_of_several_keys(&storage, count), [2, 1, 1, 1]);
 }

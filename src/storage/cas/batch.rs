@@ -5,13 +5,9 @@ use std::time::Duration;
 use super::job::Command;
 use super::skew::View;
 use crate::decision::Decision;
-#[cfg(feature = "sqlite")]
-use crate::policy::Member;
-use crate::policy::{Op, Policy};
-use crate::storage::StorageError;
-#[cfg(feature = "sqlite")]
-use crate::storage::StorageRequest;
+use crate::policy::{Member, Op, Policy};
 use crate::storage::text::{self, TextHead};
+use crate::storage::{StorageError, StorageRequest};
 use crate::strategy::State;
 use crate::time::Timestamp;
 
@@ -112,7 +108,6 @@ impl<'a> Batch<'a> {
     /// # Errors
     ///
     /// Returns an error if a text has an unknown version. Then nothing is spent.
-    #[cfg(feature = "sqlite")]
     pub(in crate::storage) fn decide_all(
         batches: &mut [Self],
         requests: &[StorageRequest<'_>],

@@ -1,4 +1,4 @@
-//! A job on the states of a key, and the caller that waits for it.
+//! A job on the states of a key or of several keys, and the caller that waits for it.
 //!
 //! A hit is refused as contended only if the store cannot execute it anymore. If a swap with the
 //! hit was sent and has no result, its caller gets an error for which `may_have_counted` is `true`.
@@ -11,6 +11,7 @@ use tokio::time::Instant;
 
 use crate::decision::Decision;
 use crate::policy::Policy;
+use crate::storage::contract::OwnedRequest;
 use crate::storage::ticket::{CallStage, Caller, Ticket, Unanswered};
 use crate::storage::{StorageError, StorageErrorKind};
 use crate::time::Timestamp;
@@ -21,8 +22,8 @@ const RETRY_AFTER: u64 = 20_000;
 /// The number of lost swaps after which a job is answered as contended.
 const MAX_LOST_SWAPS: u32 = 24;
 
-/// The result of a job. Only hits and charges have a decision.
-pub(super) type JobResult = Result<Option<Decision>, StorageError>;
+/// The result of a job. A hit or a charge has a decision for each key, and other commands have none.
+pub(super) type JobResult = Result<Vec<Decision>, StorageError>;
 
 #[derive(Clone, Debug)]
 pub(in crate::storage) enum Command {
@@ -35,11 +36,39 @@ pub(in crate::storage) enum Command {
     Clear,
 }
 
+/// The work of a job.
+#[derive(Clone, Debug)]
+pub(super) enum JobWork {
+    /// A command on one key.
+    One { key: Arc<str>, policy: Policy, command: Command },
+    /// A decision on several keys together. Each member is in the store under its key.
+    All(Vec<(Arc<str>, OwnedRequest)>),
+}
+
+impl JobWork {
+    /// Returns the key whose worker executes the job. Decisions on several keys share a worker,
+    /// whose key is empty, because most of them have a key in common.
+    pub(super) fn queue(&self) -> Arc<str> {
+        match self {
+            Self::One { key, .. } => Arc::clone(key),
+            Self::All(_) => "".into(),
+        }
+    }
+
+    /// Returns the keys of the job, with their policies.
+    pub(super) fn keys(&self) -> impl Iterator<Item = (&Arc<str>, &Policy)> {
+        let (one, all) = match self {
+            Self::One { key, policy, .. } => (Some((key, policy)), &[][..]),
+            Self::All(members) => (None, &members[..]),
+        };
+        one.into_iter().chain(all.iter().map(|(key, request)| (key, &request.policy)))
+    }
+}
+
 /// The worker's side of a call. The ticket is begun while a swap with the job is in flight.
 #[derive(Debug)]
 pub(super) struct Job {
-    pub(super) policy: Policy,
-    pub(super) command: Command,
+    pub(super) work: Arc<JobWork>,
     pub(super) ticket: Ticket<JobResult>,
     pub(super) deadline: Instant,
     /// The timeout of the call.
@@ -53,8 +82,7 @@ pub(super) struct Job {
 /// The caller's side of a call. The job is executed even if this is dropped.
 #[derive(Debug)]
 pub(super) struct JobWaiter {
-    policy: Policy,
-    command: Command,
+    work: Arc<JobWork>,
     caller: Caller<JobResult>,
     deadline: Instant,
     store: Arc<str>,
@@ -62,12 +90,11 @@ pub(super) struct JobWaiter {
 
 impl Job {
     /// Creates both sides of a call that times out after `timeout`. Errors name `store`.
-    pub(super) fn new(policy: &Policy, command: Command, timeout: Duration, store: &Arc<str>) -> (Self, JobWaiter) {
+    pub(super) fn new(work: JobWork, timeout: Duration, store: &Arc<str>) -> (Self, JobWaiter) {
         let (ticket, caller) = Ticket::new();
-        let (policy, deadline, store) = (policy.clone(), Instant::now() + timeout, Arc::clone(store));
-        let waiting =
-            JobWaiter { policy: policy.clone(), command: command.clone(), caller, deadline, store: Arc::clone(&store) };
-        (Self { policy, command, ticket, deadline, timeout, lost: 0, store }, waiting)
+        let (work, deadline, store) = (Arc::new(work), Instant::now() + timeout, Arc::clone(store));
+        let waiting = JobWaiter { work: Arc::clone(&work), caller, deadline, store: Arc::clone(&store) };
+        (Self { work, ticket, deadline, timeout, lost: 0, store }, waiting)
     }
 
     /// Records that a swap with this job was lost.
@@ -97,7 +124,7 @@ impl Job {
         if self.lost < MAX_LOST_SWAPS && Instant::now() + least < self.deadline {
             return Some(self);
         }
-        self.ticket.answer(unfinished_answer(&self.policy, &self.command, &stage, &self.store));
+        self.ticket.answer(unfinished_answer(&self.work, &stage, &self.store));
         None
     }
 }
@@ -108,7 +135,7 @@ impl JobWaiter {
         match self.caller.wait(self.deadline).await {
             Ok(answer) => answer,
             Err(Unanswered::Dropped) => Err(cancelled()),
-            Err(Unanswered::Late(stage)) => unfinished_answer(&self.policy, &self.command, &stage, &self.store),
+            Err(Unanswered::Late(stage)) => unfinished_answer(&self.work, &stage, &self.store),
         }
     }
 }
@@ -116,14 +143,15 @@ impl JobWaiter {
 /// Returns the answer to a job that ends without a result: at its deadline, or after too many lost
 /// swaps. If a sent swap may have stored it, the answer is an error, because a refusal would mean
 /// that nothing was spent.
-fn unfinished_answer(policy: &Policy, command: &Command, stage: &CallStage, store: &str) -> JobResult {
-    match (stage.contended, command) {
-        _ if stage.is_begun => Err(late(store, true)),
-        (Some(at), Command::Hit(cost) | Command::Charge(cost)) => {
-            Ok(Some(policy.refuse(at, *cost, RETRY_AFTER).contended()))
+fn unfinished_answer(work: &JobWork, stage: &CallStage, store: &str) -> JobResult {
+    let Some(at) = stage.contended.filter(|_| !stage.is_begun) else { return Err(late(store, stage.is_begun)) };
+    let refuse = |policy: &Policy, cost| policy.refuse(at, cost, RETRY_AFTER).contended();
+    match work {
+        JobWork::One { policy, command: Command::Hit(cost) | Command::Charge(cost), .. } => {
+            Ok(vec![refuse(policy, *cost)])
         }
-        (Some(_), _) => Err(contended()),
-        (None, _) => Err(late(store, false)),
+        JobWork::One { .. } => Err(contended()),
+        JobWork::All(members) => Ok(members.iter().map(|(_, member)| refuse(&member.policy, member.cost)).collect()),
     }
 }
 
@@ -150,5 +178,11 @@ pub(super) fn contended() -> StorageError {
     StorageError::new(StorageErrorKind::Contended, message)
 }
 
-/// Identifies a worker by its runtime and its key.
+/// Creates the error of a decision on two keys that are the same one in the store.
+pub(super) fn same_key() -> StorageError {
+    let message = "two keys of one decision have the same name in the store";
+    StorageError::new(StorageErrorKind::Unsupported, message)
+}
+
+/// Identifies a worker by its runtime and its [queue](JobWork::queue).
 pub(super) type JobKey = (Id, Arc<str>);

@@ -1,9 +1,12 @@
 //! A storage over any store with compare-and-swap.
 
 mod batch;
+mod batches;
 mod job;
+mod length;
 #[cfg(any(feature = "memcached", feature = "etcd", feature = "postgres"))]
 mod server;
+mod several;
 mod shared;
 pub(super) mod skew;
 mod slots;
@@ -20,6 +23,8 @@ pub(super) use self::batch::Batch;
 pub(super) use self::job::Command;
 #[cfg(any(feature = "memcached", feature = "etcd", feature = "postgres"))]
 pub(super) use self::server::{ServerCas, ServerStore, forward_to_server_cas};
+#[cfg(any(feature = "etcd", feature = "postgres"))]
+pub(super) use self::several::{KeySwap, SeveralFuture, SeveralKeys, SwappedAll};
 pub use self::storage::Cas;
 use crate::error::BoxError;
 use crate::time::Timestamp;

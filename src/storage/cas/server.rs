@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use tokio::runtime::Handle;
 
+use super::several::SeveralKeys;
 use super::shared::{CasShared, TimeSource, store_deadline};
 use super::skew::Skew;
 use super::{Cas, CasStorage};
@@ -15,7 +16,7 @@ use crate::policy::Policy;
 #[cfg(feature = "testing")]
 use crate::storage::Clock;
 use crate::storage::calls::measured;
-use crate::storage::contract::forward_storage;
+use crate::storage::contract::{OwnedRequest, forward_storage};
 use crate::storage::net::overloaded;
 use crate::storage::url::CasOptions;
 use crate::storage::{Claim, Granted, SlotStore, Storage, StorageError, StorageFuture, StorageRequest, names};
@@ -37,6 +38,12 @@ pub(in crate::storage) trait ServerStore: CasStorage<Error = StorageError> {
 
     /// Returns the addresses of the servers, for errors.
     fn name(&self) -> String;
+
+    /// Returns the store if it replaces the texts of several keys in one step. The default
+    /// implementation returns `None`.
+    fn several(&self) -> Option<Arc<dyn SeveralKeys<Self::Version>>> {
+        None
+    }
 
     /// Returns an error if too many calls are in flight. `busy_keys` is the number of keys with
     /// calls in progress.
@@ -73,14 +80,14 @@ pub(in crate::storage) trait ServerStore: CasStorage<Error = StorageError> {
 
 /// A [`Cas`] over servers: it fails at once while they are overloaded, and can delete all keys.
 #[derive(Clone)]
-pub(in crate::storage) struct ServerCas<S>(Cas<S>);
+pub(in crate::storage) struct ServerCas<S: CasStorage>(Cas<S>);
 
 impl<S: ServerStore> ServerCas<S> {
     /// Creates the storage with the options of a URL.
     pub(in crate::storage) fn new(store: S, options: &CasOptions) -> Self {
         let &CasOptions { ref prefix, timeout, max_skew, long_logs } = options;
-        let name = store.name().into();
-        let shared = CasShared::new(store, name, TimeSource::Store, Skew::new(max_skew));
+        let (several, name) = (store.several(), store.name().into());
+        let shared = CasShared::new(store, several, name, TimeSource::Store, Skew::new(max_skew));
         Self(Cas {
             shared: Arc::new(shared),
             timeout,
@@ -98,7 +105,8 @@ impl<S: ServerStore> ServerCas<S> {
     /// Replaces the store, and keeps the settings.
     #[cfg(any(feature = "etcd", feature = "postgres-rustls", all(feature = "memcached", feature = "testing")))]
     pub(in crate::storage) fn with_store(&self, store: S) -> Self {
-        Self(Cas { shared: Arc::new(self.0.shared.with_store(store)), ..self.0.clone() })
+        let several = store.several();
+        Self(Cas { shared: Arc::new(self.0.shared.with_store(store, several)), ..self.0.clone() })
     }
 
     #[cfg(feature = "testing")]
@@ -140,7 +148,7 @@ impl<S: ServerStore> SlotStore for ServerCas<S> {
 }
 
 impl<S: ServerStore> Storage for ServerCas<S> {
-    forward_storage!(self => self.0; clear, settle, validate);
+    forward_storage!(self => self.0; clear, settle, validate, validate_members);
 
     fn decide(&self, request: StorageRequest<'_>) -> StorageFuture<Decision> {
         if let Some(error) = self.store().overload(self.0.shared.queues.len()) {
@@ -153,6 +161,20 @@ impl<S: ServerStore> Storage for ServerCas<S> {
         StorageFuture::new(async move {
             storage.store().first_connection().await;
             storage.0.decide(request.borrow()).await
+        })
+    }
+
+    fn decide_all(&self, members: &[StorageRequest<'_>]) -> StorageFuture<Vec<Decision>> {
+        if let Some(error) = self.store().overload(self.0.shared.queues.len()) {
+            return StorageFuture::new(measured(S::LABEL, overloaded(error, self.0.timeout)));
+        }
+        if !self.store().is_new() || Handle::try_current().is_err() {
+            return self.0.decide_all(members);
+        }
+        let (storage, members) = (self.clone(), members.iter().map(StorageRequest::owned).collect::<Vec<_>>());
+        StorageFuture::new(async move {
+            storage.store().first_connection().await;
+            storage.0.decide_all(&members.iter().map(OwnedRequest::borrow).collect::<Vec<_>>()).await
         })
     }
 

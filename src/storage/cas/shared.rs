@@ -6,10 +6,12 @@ use std::time::{Duration, Instant};
 use tokio::runtime::Handle;
 use tokio::time::timeout;
 
-use super::Loaded;
 use super::job::{Job, JobKey};
+use super::several::{KeySwap, SeveralKeys, SwappedAll};
 use super::skew::{Skew, View};
+use super::{CasStorage, Loaded, Swapped};
 use crate::error::BoxError;
+use crate::storage::contract::decides_one_key;
 use crate::storage::queues::JobQueues;
 use crate::storage::{Clock, StorageError, StorageErrorKind};
 use crate::time::Timestamp;
@@ -21,8 +23,10 @@ pub(super) fn store_deadline(timeout: Duration) -> Instant {
 }
 
 /// The store, the queues and the settings.
-pub(super) struct CasShared<S> {
+pub(super) struct CasShared<S: CasStorage> {
     pub(super) store: S,
+    /// The same store, if it replaces several texts in one step.
+    pub(super) several: Option<Arc<dyn SeveralKeys<S::Version>>>,
     /// The name of the store, for errors.
     pub(super) name: Arc<str>,
     pub(super) queues: JobQueues<JobKey, Job>,
@@ -39,25 +43,28 @@ pub(super) enum TimeSource {
     Clock(Arc<dyn Clock>),
 }
 
-impl<S> CasShared<S> {
-    pub(super) fn new(store: S, name: Arc<str>, time: TimeSource, skew: Skew) -> Self {
-        Self { store, name, queues: JobQueues::default(), skew, time }
+impl<S: CasStorage> CasShared<S> {
+    pub(super) fn new(
+        store: S,
+        several: Option<Arc<dyn SeveralKeys<S::Version>>>,
+        name: Arc<str>,
+        time: TimeSource,
+        skew: Skew,
+    ) -> Self {
+        Self { store, several, name, queues: JobQueues::default(), skew, time }
     }
 
     /// Returns a new handle to the same store, with empty queues. If `time` is `None`, keeps the
     /// source of the time.
-    pub(super) fn with(&self, time: Option<TimeSource>, max_skew: Duration) -> Self
-    where
-        S: Clone,
-    {
+    pub(super) fn with(&self, time: Option<TimeSource>, max_skew: Duration) -> Self {
         let (name, time) = (Arc::clone(&self.name), time.unwrap_or_else(|| self.time.clone()));
-        Self::new(self.store.clone(), name, time, Skew::new(max_skew))
+        Self::new(self.store.clone(), self.several.clone(), name, time, Skew::new(max_skew))
     }
 
     /// Returns a handle to another store with the same settings.
     #[cfg(any(feature = "etcd", feature = "postgres-rustls", all(feature = "memcached", feature = "testing")))]
-    pub(super) fn with_store(&self, store: S) -> Self {
-        Self::new(store, Arc::clone(&self.name), self.time.clone(), Skew::new(self.skew.max()))
+    pub(super) fn with_store(&self, store: S, several: Option<Arc<dyn SeveralKeys<S::Version>>>) -> Self {
+        Self::new(store, several, Arc::clone(&self.name), self.time.clone(), Skew::new(self.skew.max()))
     }
 
     /// Awaits a check of the store. It fails after `within`.
@@ -75,6 +82,38 @@ impl<S> CasShared<S> {
         let late = || format!("{} did not answer a check within the timeout", self.name);
         let checked = checked.map_err(|_| StorageError::new(StorageErrorKind::Timeout, late()).uncounted())?;
         checked.map_err(|error| StorageError::from_boxed(error).uncounted())
+    }
+
+    /// Loads the texts of the keys, in the same order.
+    pub(super) async fn load_all(
+        &self,
+        keys: &[Arc<str>],
+        deadline: Instant,
+    ) -> Result<Vec<Loaded<S::Version>>, StorageError> {
+        if let [key] = keys {
+            return Ok(vec![self.store.load(key, deadline).await.map_err(StorageError::from_boxed)?]);
+        }
+        self.several()?.load_all(keys, deadline).await
+    }
+
+    /// Stores all changes, or none if the version of a text has changed.
+    pub(super) async fn swap_all(
+        &self,
+        swaps: &[KeySwap<'_, S::Version>],
+        deadline: Instant,
+    ) -> Result<SwappedAll<S::Version>, StorageError> {
+        let &[KeySwap { key, version, change: Some((text, keep)) }] = swaps else {
+            return self.several()?.swap_all(swaps, deadline).await;
+        };
+        let swapped = self.store.swap(key, version, text, keep, deadline).await;
+        Ok(match swapped.map_err(StorageError::from_boxed)? {
+            Swapped::Stored => SwappedAll::Stored,
+            Swapped::Lost(newer) => SwappedAll::Lost(newer.map(|newer| vec![newer])),
+        })
+    }
+
+    fn several(&self) -> Result<&dyn SeveralKeys<S::Version>, StorageError> {
+        self.several.as_deref().ok_or_else(|| StorageError::unsupported_policy(decides_one_key()))
     }
 
     /// Returns the states of `key`, and the instant of the decision.

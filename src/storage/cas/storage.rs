@@ -8,16 +8,18 @@ use tokio::runtime::Handle;
 use tokio::time::timeout;
 
 use super::CasStorage;
-use super::job::{self, Command, Job, JobResult};
+use super::job::{self, Command, Job, JobResult, JobWork};
+use super::length::{check_length, check_logs, check_members};
 use super::shared::{CasShared, TimeSource, store_deadline};
 use super::skew::Skew;
 use super::worker::Worker;
 use crate::decision::Decision;
 use crate::error::{ConfigError, or_panic};
 use crate::key::Key;
-use crate::policy::{Limit, Op, Policy};
+use crate::policy::{Op, Policy};
 use crate::storage::calls::{MAX_SKEW, TIMEOUT, checked_skew, checked_timeout, measured};
-use crate::storage::{Clock, SlotStore, Storage, StorageError, StorageFuture, StorageRequest, names, text};
+use crate::storage::contract::decides_one_key;
+use crate::storage::{Clock, SlotStore, Storage, StorageError, StorageFuture, StorageRequest, names};
 
 /// A storage over any store with compare-and-swap. The page of [`CasStorage`] has an example.
 ///
@@ -61,7 +63,7 @@ use crate::storage::{Clock, SlotStore, Storage, StorageError, StorageFuture, Sto
 /// | [`Cancelled`](crate::storage::StorageErrorKind::Cancelled) | The call was made outside of a tokio runtime, the runtime shuts down, or a custom strategy panics. |
 /// | any other | The store fails. |
 #[derive(Clone)]
-pub struct Cas<S> {
+pub struct Cas<S: CasStorage> {
     pub(super) shared: Arc<CasShared<S>>,
     pub(super) timeout: Duration,
     /// The beginning of each key, for example `rl:`. Empty for custom stores.
@@ -76,7 +78,7 @@ pub struct Cas<S> {
 impl<S: CasStorage> Cas<S> {
     /// Creates a storage over `store`, with the default settings.
     pub fn new(store: S) -> Self {
-        let shared = CasShared::new(store, "the store".into(), TimeSource::Store, Skew::new(MAX_SKEW));
+        let shared = CasShared::new(store, None, "the store".into(), TimeSource::Store, Skew::new(MAX_SKEW));
         Self { shared: Arc::new(shared), timeout: TIMEOUT, prefix: "".into(), label: "cas", longest_log: None }
     }
 
@@ -144,19 +146,28 @@ impl<S: CasStorage> Cas<S> {
     }
 
     /// Returns the name of the states of `key` in the store.
-    fn key(&self, policy: &Policy, key: &Key) -> String {
+    fn key(&self, policy: &Policy, key: &Key) -> Arc<str> {
         let name = names::of(policy, key);
-        if self.prefix.is_empty() { name } else { format!("{}{name}", self.prefix) }
+        if self.prefix.is_empty() { name.into() } else { format!("{}{name}", self.prefix).into() }
     }
 
-    /// Executes a command. The job is queued at the first poll.
-    fn execute(&self, policy: &Policy, key: &Key, command: Command) -> impl Future<Output = JobResult> + Send + use<S> {
-        let (shared, policy, name, timeout) =
-            (Arc::clone(&self.shared), policy.clone(), self.key(policy, key), self.timeout);
+    /// Executes a command on one key.
+    fn execute_one(
+        &self,
+        policy: &Policy,
+        key: &Key,
+        command: Command,
+    ) -> impl Future<Output = JobResult> + Send + use<S> {
+        self.execute(JobWork::One { key: self.key(policy, key), policy: policy.clone(), command })
+    }
+
+    /// Executes a job, which is queued at the first poll.
+    fn execute(&self, work: JobWork) -> impl Future<Output = JobResult> + Send + use<S> {
+        let (shared, timeout) = (Arc::clone(&self.shared), self.timeout);
         async move {
             let runtime = Handle::try_current().map_err(|_| StorageError::no_runtime())?;
-            let place = (runtime.id(), name.into());
-            let (job, waiting) = Job::new(&policy, command, timeout, &shared.name);
+            let place = (runtime.id(), work.queue());
+            let (job, waiting) = Job::new(work, timeout, &shared.name);
             if shared.queues.add(&place, job) {
                 runtime.spawn(Worker::new(Arc::clone(&shared), place).run());
             }
@@ -191,12 +202,31 @@ impl<S: CasStorage> Storage for Cas<S> {
             return StorageFuture::new(measured(self.label, self.peek(request)));
         }
         let command = if request.op == Op::Charge { Command::Charge(request.cost) } else { Command::Hit(request.cost) };
-        let answer = self.execute(request.policy, request.key, command);
-        StorageFuture::new(measured(self.label, async { answer.await?.ok_or_else(job::cancelled) }))
+        let answer = self.execute_one(request.policy, request.key, command);
+        StorageFuture::new(measured(self.label, async { answer.await?.pop().ok_or_else(job::cancelled) }))
+    }
+
+    /// Replaces the texts of all keys in one step.
+    fn decide_all(&self, members: &[StorageRequest<'_>]) -> StorageFuture<Vec<Decision>> {
+        if let Err(error) = StorageRequest::check_members(members) {
+            return StorageFuture::ready(Err(error));
+        }
+        match *members {
+            [] => return StorageFuture::ok(Vec::new()),
+            [only] => return self.decide(only).map(|decided| Ok(vec![decided?])),
+            _ => {}
+        }
+        let policies: Vec<_> = members.iter().map(|member| member.policy.clone()).collect();
+        if let Err(error) = self.validate_members(&policies) {
+            return StorageFuture::ready(Err(StorageError::unsupported_policy(error)));
+        }
+        let member = |member: &StorageRequest<'_>| (self.key(member.policy, member.key), member.owned());
+        let work = JobWork::All(members.iter().map(member).collect());
+        StorageFuture::new(measured(self.label, self.execute(work)))
     }
 
     fn clear(&self, policy: &Policy, key: &Key) -> StorageFuture<()> {
-        let answer = self.execute(policy, key, Command::Clear);
+        let answer = self.execute_one(policy, key, Command::Clear);
         StorageFuture::new(measured(self.label, async { answer.await.map(drop) }))
     }
 
@@ -204,7 +234,7 @@ impl<S: CasStorage> Storage for Cas<S> {
         if !decision.has_spent() || actual == decision.cost() {
             return StorageFuture::ok(());
         }
-        let answer = self.execute(policy, key, Command::Settle(Box::new(decision.clone()), actual));
+        let answer = self.execute_one(policy, key, Command::Settle(Box::new(decision.clone()), actual));
         StorageFuture::new(measured(self.label, async { answer.await.map(drop) }))
     }
 
@@ -218,13 +248,21 @@ impl<S: CasStorage> Storage for Cas<S> {
         self.store().longest().map_or(Ok(()), |longest| check_length(policy, longest))
     }
 
+    fn validate_members(&self, policies: &[Policy]) -> Result<(), ConfigError> {
+        if self.shared.several.is_none() {
+            return Err(decides_one_key());
+        }
+        policies.iter().try_for_each(|policy| self.validate(policy))?;
+        self.store().longest().map_or(Ok(()), |longest| check_members(policies, longest))
+    }
+
     fn slots(&self) -> Option<Arc<dyn SlotStore>> {
         Some(Arc::new(self.clone()))
     }
 }
 
 /// Prints the store, the timeout and the number of keys with calls in progress.
-impl<S: fmt::Debug> fmt::Debug for Cas<S> {
+impl<S: CasStorage> fmt::Debug for Cas<S> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Cas")
             .field("store", &self.shared.store)
@@ -232,62 +270,4 @@ impl<S: fmt::Debug> fmt::Debug for Cas<S> {
             .field("busy", &self.shared.queues.len())
             .finish_non_exhaustive()
     }
-}
-
-/// The largest number of bytes per log entry: `,`, an instant, `*` and a number of units.
-const ENTRY: u64 = 19;
-
-/// The largest number of bytes of a limit's entry, without the name of its strategy and its log
-/// entries: brackets, separators, position, period, an instant and two amounts.
-const LIMIT: u64 = 80;
-
-/// Returns an error if the state of a key can grow longer than `longest` bytes.
-fn check_length(policy: &Policy, longest: usize) -> Result<(), ConfigError> {
-    let available = u64::try_from(longest).unwrap_or(u64::MAX);
-    let all: u64 = text::LONGEST_HEAD + policy.limits().iter().map(max_bytes).sum::<u64>();
-    if all <= available {
-        return Ok(());
-    }
-    let largest = policy.limits().iter().max_by_key(|limit| max_bytes(limit));
-    let advice = match largest.map(|limit| (limit, entries(limit))) {
-        Some((limit, entries @ 1..)) => {
-            let others = all - ENTRY * entries;
-            format!(
-                "an amount of at most {} in \"{limit}\", or a strategy with a smaller state, \
-                 for example \"sliding-window-counter {}\"",
-                available.saturating_sub(others) / ENTRY,
-                limit.quota()
-            )
-        }
-        _ => "fewer limits".to_owned(),
-    };
-    Err(ConfigError::new(format!(
-        "\"{policy}\" can need {all} bytes per key, and the storage keeps at most {longest}: use {advice}"
-    )))
-}
-
-/// Returns an error if the logs of the policy can hold more than `max_entries` entries.
-fn check_logs(policy: &Policy, max_entries: u32) -> Result<(), ConfigError> {
-    let all: u64 = policy.limits().iter().map(entries).sum();
-    if all <= u64::from(max_entries) {
-        return Ok(());
-    }
-    let bytes = ENTRY * all;
-    let longest = policy.limits().iter().max_by_key(|limit| entries(limit));
-    let quota = longest.map(|limit| limit.quota().to_string()).unwrap_or_default();
-    Err(ConfigError::new(format!(
-        "\"{policy}\" can keep {all} log entries per key, and each hit would load and store all of them, up to \
-         {bytes} bytes in each direction: use \"sliding-window-counter {quota}\", or allow logs of more than \
-         {max_entries} entries with long-logs=allow in the storage's URL"
-    )))
-}
-
-fn max_bytes(limit: &Limit) -> u64 {
-    // Percent-encoding can turn one byte of the strategy's name into three.
-    let name = 3 * limit.strategy().name().len() as u64;
-    LIMIT + name + ENTRY * entries(limit)
-}
-
-fn entries(limit: &Limit) -> u64 {
-    limit.strategy().log_entries(limit.quota()).into()
 }

@@ -1,5 +1,5 @@
-//! The compare-and-swap loop of a key: load, decide on all waiting jobs, swap, and retry after a
-//! lost race.
+//! The compare-and-swap loop of a key, or of several: load, decide on all waiting jobs, swap, and
+//! retry after a lost race.
 //!
 //! Without batches, eight writers on one etcd key would need seven attempts each. With them, a key
 //! costs a process two round trips for any number of waiting hits.
@@ -8,25 +8,34 @@
 //! batch would change nothing, it loads the text and decides again, because the recalled one may be
 //! outdated.
 
+use std::collections::{HashMap, HashSet};
+use std::mem;
 use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::time::{Instant, sleep, timeout};
 
-use super::batch::Batch;
+use super::batches::Batches;
 use super::job::{Job, JobKey, JobResult, late};
+use super::length::longest_text;
+use super::several::{KeySwap, MAX_KEYS, SwappedAll};
 use super::shared::{CasShared, store_deadline};
-use super::{CasStorage, Loaded, Swapped};
+use super::{CasStorage, Loaded};
 use crate::storage::{StorageError, StorageErrorKind};
 use crate::time::{Timestamp, random_up_to};
 
 /// The maximum number of retries without a delay.
 const IMMEDIATE_RETRIES: u32 = 4;
 
-/// Executes the jobs of one key. If it is dropped early, the waiting callers get an error.
+/// The texts of the keys of a batch.
+type Texts<V> = HashMap<Arc<str>, Loaded<V>>;
+
+/// Executes the jobs of one key, or those of several keys. If it is dropped early, the waiting callers get an error.
 pub(super) struct Worker<S: CasStorage> {
     shared: Arc<CasShared<S>>,
     place: JobKey,
+    /// The jobs that were taken from the queue, and do not fit into the current batch.
+    waiting: Vec<Job>,
     /// The longest recent round trip to the store. It decays by an eighth with each shorter round
     /// trip.
     trip: Duration,
@@ -46,19 +55,39 @@ impl<S: CasStorage> Drop for Worker<S> {
 
 impl<S: CasStorage> Worker<S> {
     pub(super) fn new(shared: Arc<CasShared<S>>, place: JobKey) -> Self {
-        Self { shared, place, trip: Duration::ZERO, blocked: Duration::ZERO, is_done: false }
+        Self { shared, place, waiting: Vec::new(), trip: Duration::ZERO, blocked: Duration::ZERO, is_done: false }
     }
 
     /// Executes jobs until the queue is empty.
     pub(super) async fn run(mut self) {
         loop {
-            let jobs = self.shared.queues.take(&self.place);
-            if jobs.is_empty() {
+            if self.waiting.is_empty() {
+                self.waiting = self.shared.queues.take(&self.place);
+            }
+            if self.waiting.is_empty() {
                 self.is_done = true;
                 return;
             }
+            let jobs = self.next_batch();
             self.run_batch(jobs).await;
         }
+    }
+
+    /// Takes as many waiting jobs as the store can execute in one step, and at least one.
+    fn next_batch(&mut self) -> Vec<Job> {
+        let longest = self.shared.store.longest().and_then(|longest| u64::try_from(longest).ok()).unwrap_or(u64::MAX);
+        let (mut keys, mut bytes) = (HashSet::new(), 0);
+        let is_too_much = |job: &Job| {
+            for (key, policy) in job.work.keys() {
+                if keys.insert(Arc::clone(key)) {
+                    bytes += longest_text(policy);
+                }
+            }
+            keys.len() > MAX_KEYS || bytes > longest
+        };
+        let count = self.waiting.iter().position(is_too_much).unwrap_or(self.waiting.len());
+        let rest = self.waiting.split_off(count.max(1));
+        mem::replace(&mut self.waiting, rest)
     }
 
     /// Executes a batch of jobs. Jobs that arrive later wait for the next batch, because the loaded
@@ -66,9 +95,9 @@ impl<S: CasStorage> Worker<S> {
     async fn run_batch(&mut self, jobs: Vec<Job>) {
         let mut jobs = self.in_time(jobs);
         let mut newest = None;
-        // If the store recalls a text, the first load is not needed.
-        if let Some(recalled) = self.shared.store.recall(&self.place.1) {
-            match self.attempt(jobs, &recalled, true).await {
+        // If the store recalls all texts, the first load is not needed.
+        if let Some(recalled) = self.recall(&jobs) {
+            match self.attempt(jobs, recalled, true).await {
                 Ok(()) => return,
                 Err((remaining, newer)) => {
                     // An outdated recalled text does not count as a lost race.
@@ -90,8 +119,8 @@ impl<S: CasStorage> Worker<S> {
                     Err(error) => return Self::send_all(jobs.into_iter().map(|job| (job, Err(error.clone())))),
                 },
             };
-            let now = self.shared.now(&loaded);
-            match self.attempt(self.in_time(jobs), &loaded, false).await {
+            let now = self.now(&loaded);
+            match self.attempt(self.in_time(jobs), loaded, false).await {
                 Ok(()) => return,
                 Err((lost, newer)) => (jobs, newest) = (lost, newer),
             }
@@ -108,8 +137,14 @@ impl<S: CasStorage> Worker<S> {
         }
     }
 
-    /// Executes the jobs on the loaded state, and stores the result. After a lost race, returns the
-    /// jobs that have to be executed again, and the newer state if the store returned it.
+    /// Returns the texts of the jobs' keys if the store recalls all of them.
+    fn recall(&self, jobs: &[Job]) -> Option<Texts<S::Version>> {
+        let recall = |key: Arc<str>| self.shared.store.recall(&key).map(|loaded| (key, loaded));
+        keys(jobs).into_iter().map(recall).collect()
+    }
+
+    /// Executes the jobs on the loaded states, and stores the result. After a lost race, returns the
+    /// jobs that have to be executed again, and the newer states if the store returned them.
     ///
     /// A recalled state may be outdated, so no job is answered before a swap has confirmed it. If
     /// the jobs change nothing, there is no swap, and all of them have to be executed again on a
@@ -118,82 +153,106 @@ impl<S: CasStorage> Worker<S> {
     async fn attempt(
         &mut self,
         jobs: Vec<Job>,
-        loaded: &Loaded<S::Version>,
+        mut loaded: Texts<S::Version>,
         is_recalled: bool,
-    ) -> Result<(), (Vec<Job>, Option<Loaded<S::Version>>)> {
-        let view = self.shared.view(&self.place.1, loaded);
-        let behind = view.behind;
-        if !is_recalled {
-            self.shared.skew.remember(&self.place.1, behind);
+    ) -> Result<(), (Vec<Job>, Option<Texts<S::Version>>)> {
+        let (shared, now) = (Arc::clone(&self.shared), self.now(&loaded));
+        let (mut batches, mut behind) = (Batches::default(), Vec::new());
+        for (key, loaded) in &loaded {
+            let view = shared.view(key, loaded);
+            behind.push((key, view.behind));
+            batches.add(key, view);
         }
-        let mut batch = Batch::new(view);
+        let remember = || behind.iter().for_each(|(key, behind)| shared.skew.remember(key, *behind));
+        if !is_recalled {
+            remember();
+        }
         let mut pending: Vec<(Job, JobResult)> = Vec::with_capacity(jobs.len());
         for job in jobs.into_iter().filter(|job| job.ticket.begin()) {
-            let answer = batch.execute(&job.policy, &job.command);
-            if is_recalled || batch.is_changed() {
+            let answer = batches.execute(&job.work);
+            if is_recalled || batches.is_changed() {
                 pending.push((job, answer));
             } else {
                 // This job and all jobs before it have changed nothing, so it needs no swap.
                 Self::send_all([(job, answer)]);
             }
         }
-        let Some((text, keep)) = batch.finish(self.shared.skew.max()) else {
+        let texts = batches.finish(shared.skew.max());
+        if texts.iter().all(|(_, change)| change.is_none()) {
             if is_recalled {
                 return Err((pending.into_iter().map(|(job, _)| job).collect(), None));
             }
             Self::send_all(pending);
             return Ok(());
-        };
-        match self.swap(&pending, loaded, &text, keep).await {
-            Ok(Swapped::Stored) => {
+        }
+        // A recalled text is compared even if it does not change.
+        let swaps = texts.iter().filter(|(_, change)| is_recalled || change.is_some()).filter_map(|(key, change)| {
+            let change = change.as_ref().map(|(text, keep)| (&**text, *keep));
+            Some(KeySwap { key, version: &loaded.get(*key)?.version, change })
+        });
+        let swaps: Vec<_> = swaps.collect();
+        match self.swap(&pending, &swaps, now).await {
+            Ok(SwappedAll::Stored) => {
                 if is_recalled {
-                    self.shared.skew.remember(&self.place.1, behind);
+                    remember();
                 }
                 Self::send_all(pending);
             }
-            Ok(Swapped::Lost(newer)) => return Err((pending.into_iter().map(|(job, _)| job).collect(), newer)),
+            Ok(SwappedAll::Lost(newer)) => {
+                let keys: Vec<_> = swaps.iter().map(|swap| Arc::clone(swap.key)).collect();
+                let newer = newer.map(|newer| {
+                    loaded.extend(keys.into_iter().zip(newer));
+                    loaded
+                });
+                return Err((pending.into_iter().map(|(job, _)| job).collect(), newer));
+            }
             Err(error) => Self::send_all(pending.into_iter().map(|(job, _)| (job, Err(error.clone())))),
         }
         Ok(())
     }
 
-    async fn load(&mut self, jobs: &[Job]) -> Result<Loaded<S::Version>, StorageError> {
-        let (shared, key) = (Arc::clone(&self.shared), Arc::clone(&self.place.1));
+    async fn load(&mut self, jobs: &[Job]) -> Result<Texts<S::Version>, StorageError> {
+        let (shared, keys) = (Arc::clone(&self.shared), keys(jobs));
         let loaded = self
-            .timed(jobs.iter(), |deadline| shared.store.load(&key, deadline))
+            .timed(jobs.iter(), |deadline| shared.load_all(&keys, deadline))
             .await
             .ok_or_else(|| late(&shared.name, false))?
-            .map_err(|error| StorageError::from_boxed(error).uncounted())?;
-        self.set_contended(self.shared.now(&loaded));
+            .map_err(StorageError::uncounted)?;
+        let loaded = keys.into_iter().zip(loaded).collect();
+        self.set_contended(self.now(&loaded));
         Ok(loaded)
     }
 
     async fn swap(
         &mut self,
         pending: &[(Job, JobResult)],
-        loaded: &Loaded<S::Version>,
-        text: &str,
-        keep: Duration,
-    ) -> Result<Swapped<S::Version>, StorageError> {
-        if let Some(longest) = self.shared.store.longest().filter(|longest| text.len() > *longest) {
-            return Err(too_long(text.len(), longest));
+        swaps: &[KeySwap<'_, S::Version>],
+        now: Timestamp,
+    ) -> Result<SwappedAll<S::Version>, StorageError> {
+        let bytes = swaps.iter().filter_map(|swap| swap.change).map(|(text, _)| text.len()).max().unwrap_or_default();
+        if let Some(longest) = self.shared.store.longest().filter(|longest| bytes > *longest) {
+            return Err(too_long(bytes, longest));
         }
-        let (shared, key) = (Arc::clone(&self.shared), Arc::clone(&self.place.1));
-        let swap = |deadline| shared.store.swap(&key, &loaded.version, text, keep, deadline);
+        let shared = Arc::clone(&self.shared);
         let jobs = pending.iter().map(|(job, _)| job);
         let begun = Instant::now();
-        let swapped = self.timed(jobs, swap).await.ok_or_else(|| late(&shared.name, true))?;
-        let swapped = swapped.map_err(StorageError::from_boxed);
+        let swapped = self.timed(jobs, |deadline| shared.swap_all(swaps, deadline)).await;
+        let swapped = swapped.ok_or_else(|| late(&shared.name, true))?;
         let is_cancelled = swapped.as_ref().is_err_and(|error| error.is_timeout() && !error.may_have_counted());
         self.blocked = if is_cancelled { begun.elapsed() } else { Duration::ZERO };
         let swapped = swapped?;
-        self.set_contended(self.shared.now(loaded));
+        self.set_contended(now);
         Ok(swapped)
     }
 
-    /// Records for each waiting job of the key that the current batch still delayed it at the time
-    /// `at`.
+    /// Returns the node's time for a decision on `loaded`.
+    fn now(&self, loaded: &Texts<S::Version>) -> Timestamp {
+        loaded.values().map(|loaded| self.shared.now(loaded)).max().unwrap_or_else(Timestamp::wall_clock)
+    }
+
+    /// Records for each waiting job that the current batch still delayed it at the time `at`.
     fn set_contended(&self, at: Timestamp) {
+        self.waiting.iter().for_each(|job| job.ticket.set_contended(at));
         self.shared.queues.visit(&self.place, |job| job.ticket.set_contended(at));
     }
 
@@ -231,6 +290,12 @@ impl<S: CasStorage> Worker<S> {
             job.ticket.answer(answer);
         }
     }
+}
+
+/// Returns the keys of the jobs, each once.
+fn keys(jobs: &[Job]) -> Vec<Arc<str>> {
+    let keys: HashSet<_> = jobs.iter().flat_map(|job| job.work.keys()).map(|(key, _)| key).collect();
+    keys.into_iter().cloned().collect()
 }
 
 /// Returns the delay before the next attempt: exponential backoff with full jitter. The upper bound

@@ -49,6 +49,11 @@ const HTTP2: Option<&'static [u8]> = Some(b"h2");
 /// processes together never admit more than the limit. A hit that loses every race is refused as
 /// [contended](crate::Decision::is_contended). [`Cas`](crate::storage::Cas) has the details.
 ///
+/// A hit of [several keys](crate::RateLimitLayer::and) loads all of them in one call, and stores all
+/// new states or none in one transaction. So it takes as many round trips as a hit of one key.
+/// Concurrent hits of several keys share transactions of up to 64 keys, so the members need
+/// `--max-txn-ops` of at least 64, which defaults to 128.
+///
 /// Each process decides by the clock of its own machine. The guide has the bounds for [different
 /// clocks](crate::guide::several_processes#clocks).
 ///

@@ -5,10 +5,13 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::connection::is_lease_not_found;
-use super::lease::EtcdLeases;
+use super::lease::{EtcdLeases, KeyLease};
 use super::members::Members;
-use super::wire::{Compare, DeleteRangeRequest, OpKind, PutRequest, RangeRequest, RangeResponse, TxnRequest};
-use crate::storage::cas::ServerStore;
+use super::wire::{
+    Compare, DeleteRangeRequest, OpKind, PutRequest, RangeRequest, RangeResponse, ReadTxnRequest, RequestOp,
+    TxnRequest, TxnResponse,
+};
+use crate::storage::cas::{KeySwap, ServerStore, SeveralFuture, SeveralKeys, SwappedAll};
 use crate::storage::{CasStorage, Loaded, StorageError, Swapped, names};
 
 /// The longest value, in bytes. By default, etcd accepts calls of at most 1,572,864 bytes,
@@ -46,41 +49,72 @@ impl CasStorage for EtcdStore {
         keep: Duration,
         deadline: Instant,
     ) -> Result<Swapped<i64>, StorageError> {
-        let (key, deadline) = (Vec::from(key), deadline.into());
+        let swap = KeySwap { key: &key.into(), version, change: Some((text, keep)) };
+        Ok(match self.transact(&[swap], deadline).await? {
+            SwappedAll::Stored => Swapped::Stored,
+            SwappedAll::Lost(found) => Swapped::Lost(found.and_then(|mut found| found.pop())),
+        })
+    }
+
+    fn longest(&self) -> Option<usize> {
+        Some(MAX_LEN)
+    }
+}
+
+impl SeveralKeys<i64> for EtcdStore {
+    fn load_all<'a>(&'a self, keys: &'a [Arc<str>], deadline: Instant) -> SeveralFuture<'a, Vec<Loaded<i64>>> {
+        Box::pin(async move {
+            let reads = keys.iter().map(|key| read(key)).collect();
+            let response = self.members.call(&ReadTxnRequest { reads }, deadline.into()).await?;
+            all_loaded(response, keys.len()).ok_or_else(|| self.unexpected_reply())
+        })
+    }
+
+    fn swap_all<'a>(&'a self, swaps: &'a [KeySwap<'a, i64>], deadline: Instant) -> SeveralFuture<'a, SwappedAll<i64>> {
+        Box::pin(self.transact(swaps, deadline))
+    }
+}
+
+impl EtcdStore {
+    /// Stores all texts in one transaction. If another process has changed one of them, the same call
+    /// loads them.
+    async fn transact(&self, swaps: &[KeySwap<'_, i64>], deadline: Instant) -> Result<SwappedAll<i64>, StorageError> {
+        let deadline = deadline.into();
+        let when = swaps.iter().map(|swap| Compare::last_changed_in(swap.key.as_bytes(), *swap.version));
+        let (when, otherwise): (Vec<_>, Vec<_>) = when.zip(swaps.iter().map(|swap| read(swap.key))).unzip();
         let mut is_first = true;
         loop {
-            let lease = if text.is_empty() {
-                None
-            } else {
-                let lease = self.leases.get(keep, &self.members, deadline).await;
-                Some(lease.map_err(StorageError::uncounted)?)
-            };
-            let change = match &lease {
-                None => OpKind::Delete(DeleteRangeRequest { key: key.clone(), end: Vec::new() }),
-                Some(lease) => OpKind::Put(PutRequest { key: key.clone(), value: text.into(), lease: lease.id() }),
-            };
-            // If another process has changed the value, the same call loads it.
-            let txn = TxnRequest {
-                when: vec![Compare::last_changed_in(&key, *version)],
-                then: vec![change.into()],
-                otherwise: vec![OpKind::Range(RangeRequest { key: key.clone() }).into()],
-            };
-            match (self.members.call(&txn, deadline).await, lease) {
-                (Ok(response), _) if response.succeeded => return Ok(Swapped::Stored),
-                (Ok(response), _) => {
-                    let found = response.responses.into_iter().next().and_then(|response| response.range);
-                    return Ok(Swapped::Lost(found.map(loaded)));
+            let (mut then, mut leases) = (Vec::with_capacity(swaps.len()), Vec::new());
+            for KeySwap { key, change, .. } in swaps {
+                let key = Vec::from(key.as_bytes());
+                then.push(match *change {
+                    None => continue,
+                    Some(("", _)) => OpKind::Delete(DeleteRangeRequest { key, end: Vec::new() }).into(),
+                    Some((text, keep)) => {
+                        let lease = self.leases.get(keep, &self.members, deadline).await;
+                        let lease = lease.map_err(StorageError::uncounted)?;
+                        let put = PutRequest { key, value: text.into(), lease: lease.id() };
+                        leases.push(lease);
+                        OpKind::Put(put).into()
+                    }
+                });
+            }
+            let txn = TxnRequest { when: when.clone(), then, otherwise: otherwise.clone() };
+            match self.members.call(&txn, deadline).await {
+                Ok(response) if response.succeeded => return Ok(SwappedAll::Stored),
+                Ok(response) => return Ok(SwappedAll::Lost(all_loaded(response, swaps.len()))),
+                // A lease has ended. Nothing was written, so a retry is safe.
+                Err(error) if is_lease_not_found(&error) && is_first => {
+                    leases.into_iter().for_each(KeyLease::discard);
                 }
-                // The lease has ended. Nothing was written, so a retry is safe.
-                (Err(error), Some(lease)) if is_lease_not_found(&error) && is_first => lease.discard(),
-                (Err(error), _) => return Err(error),
+                Err(error) => return Err(error),
             }
             is_first = false;
         }
     }
 
-    fn longest(&self) -> Option<usize> {
-        Some(MAX_LEN)
+    fn unexpected_reply(&self) -> StorageError {
+        StorageError::unexpected_reply(&self.members.names(), "the response has not all keys of the call")
     }
 }
 
@@ -89,6 +123,10 @@ impl ServerStore for EtcdStore {
 
     fn name(&self) -> String {
         self.members.names()
+    }
+
+    fn several(&self) -> Option<Arc<dyn SeveralKeys<i64>>> {
+        Some(Arc::new(self.clone()))
     }
 
     fn overload(&self, busy_keys: usize) -> Option<StorageError> {
@@ -113,4 +151,15 @@ fn loaded(response: RangeResponse) -> Loaded<i64> {
     let found = response.found.into_iter().next();
     let (value, version) = found.map_or((Vec::new(), 0), |found| (found.value, found.mod_revision));
     Loaded { text: String::from_utf8_lossy(&value).into_owned(), version, now: None }
+}
+
+/// Returns the operation that reads a key.
+fn read(key: &str) -> RequestOp {
+    OpKind::Range(RangeRequest { key: key.into() }).into()
+}
+
+/// Returns the texts of the keys of a transaction, or `None` if the response has not all of them.
+fn all_loaded(response: TxnResponse, keys: usize) -> Option<Vec<Loaded<i64>>> {
+    let found: Option<Vec<_>> = response.responses.into_iter().map(|response| response.range.map(loaded)).collect();
+    found.filter(|found| found.len() == keys)
 }

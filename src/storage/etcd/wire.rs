@@ -34,6 +34,7 @@ calls! {
     // A second deletion removes nothing that must be kept.
     DeleteRangeRequest "/etcdserverpb.KV/DeleteRange" true DeleteRangeResponse;
     TxnRequest "/etcdserverpb.KV/Txn" false TxnResponse;
+    ReadTxnRequest "/etcdserverpb.KV/Txn" true TxnResponse;
     // An unused lease expires without effect.
     LeaseGrantRequest "/etcdserverpb.Lease/LeaseGrant" true LeaseGrantResponse;
     AuthenticateRequest "/etcdserverpb.Auth/Authenticate" true AuthenticateResponse;
@@ -96,6 +97,13 @@ pub(super) struct TxnRequest {
     pub(super) then: Vec<RequestOp>,
     #[prost(message, repeated, tag = "3")]
     pub(super) otherwise: Vec<RequestOp>,
+}
+
+/// A transaction that only reads.
+#[derive(Clone, PartialEq, Message)]
+pub(super) struct ReadTxnRequest {
+    #[prost(message, repeated, tag = "2")]
+    pub(super) reads: Vec<RequestOp>,
 }
 
 /// Compares the revision of a key's last change. It is 0 for a missing key.

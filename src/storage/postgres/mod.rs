@@ -5,6 +5,8 @@
 //!   the same state, so a swap that succeeds on it is correct.
 //! - A key that is not in `recent` is assumed to be missing. If it exists, the lost insert returns
 //!   its text, so this costs no more than a load.
+//! - Several keys are one statement, because a transaction of several statements would need a
+//!   connection that no other call uses meanwhile, and locks that last for several round trips.
 //! - Serialization failures and deadlocks of a swap count as lost swaps, because each statement is a
 //!   transaction.
 //! - A `SET statement_timeout` would cancel the statements of other programs behind a pooler, and
@@ -89,12 +91,17 @@ const NEED_TLS: [&str; 4] = ["ca", "cert", "key", "sslnegotiation"];
 /// | an admitted hit on a new key, or on a key whose cached state is current | 1 |
 /// | any other admitted hit, and the first hit after 10 seconds without a call | 2 |
 /// | each race that a hit loses to another process | 1 or 2 more |
+/// | a hit of [several keys](crate::RateLimitLayer::and) | as above, and 1 more if two or more of the keys are new |
 ///
 /// All processes together never admit more than the limit. A hit that loses every race is refused
 /// as [contended](crate::Decision::is_contended). [`Cas`](crate::storage::Cas) has the details.
 ///
 /// Concurrent hits of a process on the same key share one statement. Each statement is a separate
 /// transaction.
+///
+/// So is a statement for several keys. It locks the rows in the order of their keys, so hits that name
+/// the same keys in different orders do not deadlock. It stores all new states, or none. Concurrent
+/// hits of several keys share a statement for up to 64 keys.
 ///
 /// A policy that can keep more than 1,000 log entries per key is rejected when the limiter or layer
 /// is built, unless [long logs](crate::guide::several_processes#long-logs) are allowed. Each

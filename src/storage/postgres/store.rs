@@ -1,4 +1,4 @@
-//! The [`CasStorage`], on single statements.
+//! The [`CasStorage`], on single statements, also for several keys.
 //!
 //! An index on `expires_at` would make every hit write to two indexes, and would prevent heap-only
 //! updates. Four pages hold at least as many rows as 8 writes add.
@@ -9,9 +9,11 @@ use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
+use tokio_postgres::types::FromSqlOwned;
+
 use super::link::Link;
 use super::table::{self, Query, Statement, number};
-use crate::storage::cas::ServerStore;
+use crate::storage::cas::{KeySwap, ServerStore, SeveralFuture, SeveralKeys, SwappedAll};
 use crate::storage::net::MOST;
 use crate::storage::{CasStorage, Loaded, StorageError, Swapped, names};
 use crate::sync::unpoisoned;
@@ -28,12 +30,12 @@ pub(super) struct PostgresStore {
     sweep: Arc<Sweep>,
 }
 
-/// The row that each statement returns.
-struct RowReply {
+/// The row that each statement returns. `T` is a text, or the texts of several keys.
+struct RowReply<T = String> {
     /// The number of rows that were written or deleted.
     written: i64,
     /// The text of the key before the statement.
-    text: String,
+    text: T,
     now: Timestamp,
 }
 
@@ -62,8 +64,7 @@ impl CasStorage for PostgresStore {
 
     async fn load(&self, key: &str, deadline: Instant) -> Result<Loaded<String>, StorageError> {
         let Some(RowReply { text, now, .. }) = self.read(key, deadline).await? else {
-            let message = format!("{} rolled back a read because of other transactions", self.link.server());
-            return Err(StorageError::refused(self.link.server(), message));
+            return Err(self.rolled_back_read());
         };
         self.recent.record(key, &text);
         Ok(Loaded { version: text.clone(), text, now: Some(now) })
@@ -78,7 +79,7 @@ impl CasStorage for PostgresStore {
         deadline: Instant,
     ) -> Result<Swapped<String>, StorageError> {
         let within = deadline.saturating_duration_since(tokio::time::Instant::now().into_std());
-        let keep = i64::try_from(micros(keep)).unwrap_or(i64::MAX);
+        let keep = whole_micros(keep);
         // Removes the recorded text first. If the statement fails, the stored text is unknown.
         self.recent.record(key, "");
         let query = match (version.is_empty(), text.is_empty()) {
@@ -93,7 +94,9 @@ impl CasStorage for PostgresStore {
             }
         };
         let reply = self.query(query, deadline).await?;
-        let Some(RowReply { written, text: found, now }) = reply else { return Ok(Swapped::Lost(None)) };
+        let Some(RowReply { written, text: found, now }): Option<RowReply> = reply else {
+            return Ok(Swapped::Lost(None));
+        };
         if written > 0 {
             self.recent.record(key, text);
             self.sweep.after_write(&self.link, within);
@@ -113,11 +116,60 @@ impl CasStorage for PostgresStore {
     }
 }
 
+impl SeveralKeys<String> for PostgresStore {
+    fn load_all<'a>(&'a self, keys: &'a [Arc<str>], deadline: Instant) -> SeveralFuture<'a, Vec<Loaded<String>>> {
+        Box::pin(async move {
+            let query = Query::new(Statement::LoadAll, [table::texts(keys.iter().map(|key| &**key))]);
+            let reply = self.query(query, deadline).await?.ok_or_else(|| self.rolled_back_read())?;
+            self.all_loaded(keys.iter(), reply)
+        })
+    }
+
+    fn swap_all<'a>(
+        &'a self,
+        swaps: &'a [KeySwap<'a, String>],
+        deadline: Instant,
+    ) -> SeveralFuture<'a, SwappedAll<String>> {
+        Box::pin(async move {
+            let within = deadline.saturating_duration_since(tokio::time::Instant::now().into_std());
+            // Removes the recorded texts first. If the statement fails, the stored texts are unknown.
+            for swap in swaps {
+                self.recent.record(swap.key, "");
+            }
+            let new = |swap: &KeySwap<'a, String>| swap.change.map_or(swap.version.as_str(), |(text, _)| text);
+            let keep = |swap: &KeySwap<'_, _>| swap.change.map_or(0, |(_, keep)| whole_micros(keep));
+            let query = Query::new(
+                Statement::SwapAll,
+                [
+                    table::texts(swaps.iter().map(|swap| &**swap.key)),
+                    table::texts(swaps.iter().map(|swap| swap.version.as_str())),
+                    table::texts(swaps.iter().map(new)),
+                    table::numbers(swaps.iter().map(keep)),
+                ],
+            );
+            let reply: Option<RowReply<Vec<String>>> = self.query(query, deadline).await?;
+            let Some(reply) = reply else { return Ok(SwappedAll::Lost(None)) };
+            if reply.written == 0 {
+                return Ok(SwappedAll::Lost(Some(self.all_loaded(swaps.iter().map(|swap| swap.key), reply)?)));
+            }
+            for swap in swaps {
+                self.recent.record(swap.key, new(swap));
+                self.sweep.after_write(&self.link, within);
+            }
+            Ok(SwappedAll::Stored)
+        })
+    }
+}
+
 impl ServerStore for PostgresStore {
     const LABEL: &'static str = "postgres";
 
     fn name(&self) -> String {
         self.link.server().to_owned()
+    }
+
+    fn several(&self) -> Option<Arc<dyn SeveralKeys<String>>> {
+        Some(Arc::new(self.clone()))
     }
 
     fn overload(&self, busy_keys: usize) -> Option<StorageError> {
@@ -142,7 +194,8 @@ impl ServerStore for PostgresStore {
     async fn delete_all(&self, prefix: &str, deadline: Instant) -> Result<u64, StorageError> {
         // The collation "C" orders keys by their bytes.
         let query = Query::new(Statement::DeleteAll, [table::text(prefix), table::text(&names::after(prefix))]);
-        let Some(reply) = self.query(query, deadline).await? else {
+        let reply: Option<RowReply> = self.query(query, deadline).await?;
+        let Some(reply) = reply else {
             return Err(StorageError::refused(self.link.server(), "other transactions changed the same rows"));
         };
         Ok(u64::try_from(reply.written).unwrap_or(0))
@@ -165,13 +218,38 @@ impl PostgresStore {
         self.query(Query::new(Statement::Load, [table::text(key)]), deadline).await.map_err(StorageError::uncounted)
     }
 
+    /// Returns the texts of several keys, and records them.
+    fn all_loaded<'a>(
+        &self,
+        keys: impl ExactSizeIterator<Item = &'a Arc<str>>,
+        reply: RowReply<Vec<String>>,
+    ) -> Result<Vec<Loaded<String>>, StorageError> {
+        if reply.text.len() != keys.len() {
+            let message = "the statement has not returned the texts of all keys";
+            return Err(StorageError::unexpected_reply(self.link.server(), message));
+        }
+        let load = |(key, text): (&Arc<str>, String)| {
+            self.recent.record(key, &text);
+            Loaded { version: text.clone(), text, now: Some(reply.now) }
+        };
+        Ok(keys.zip(reply.text).map(load).collect())
+    }
+
+    fn rolled_back_read(&self) -> StorageError {
+        let message = format!("{} rolled back a read because of other transactions", self.link.server());
+        StorageError::refused(self.link.server(), message)
+    }
+
     /// Executes a statement, and records the server's time. Returns `None` if the statement was
     /// rolled back because of another transaction.
-    async fn query(&self, query: Query, deadline: Instant) -> Result<Option<RowReply>, StorageError> {
+    async fn query<T>(&self, query: Query, deadline: Instant) -> Result<Option<RowReply<T>>, StorageError>
+    where
+        T: FromSqlOwned + Default,
+    {
         let Some(row) = self.link.query(query, deadline.into()).await? else { return Ok(None) };
-        let read = || -> Result<RowReply, tokio_postgres::Error> {
+        let read = || -> Result<RowReply<T>, tokio_postgres::Error> {
             let now: i64 = row.try_get(2)?;
-            let text: Option<String> = row.try_get(1)?;
+            let text: Option<T> = row.try_get(1)?;
             let now = Timestamp::from_micros(u64::try_from(now).unwrap_or(0));
             Ok(RowReply { written: row.try_get(0)?, text: text.unwrap_or_default(), now })
         };
@@ -179,6 +257,10 @@ impl PostgresStore {
         self.recent.record_time(reply.now);
         Ok(Some(reply))
     }
+}
+
+fn whole_micros(keep: Duration) -> i64 {
+    i64::try_from(micros(keep)).unwrap_or(i64::MAX)
 }
 
 /// The maximum number of keys in each of the two generations.

@@ -77,24 +77,56 @@ impl StatesTable {
     /// Returns the SQL of a statement.
     pub(super) fn sql(&self, statement: Statement) -> String {
         let table = self.quoted();
-        let expires = "clock_timestamp() + $3::int8 * interval '1 microsecond'";
+        let expires = |keep| format!("clock_timestamp() + {keep} * interval '1 microsecond'");
         // Loads the text as of the start of the statement, even if the statement changes it.
         let and_load =
             format!("SELECT (SELECT count(*) FROM written), (SELECT state FROM {table} WHERE key = $1), {NOW}");
         match statement {
             Statement::Load => format!("SELECT 0::int8, (SELECT state FROM {table} WHERE key = $1), {NOW}"),
             Statement::Insert => format!(
-                "WITH written AS (INSERT INTO {table} AS written_to (key, state, expires_at) VALUES ($1, $2, {expires}) \
+                "WITH written AS (INSERT INTO {table} AS written_to (key, state, expires_at) VALUES ($1, $2, {}) \
                  ON CONFLICT (key) DO UPDATE SET state = excluded.state, expires_at = excluded.expires_at \
-                 WHERE written_to.state = '' RETURNING 1) {and_load}"
+                 WHERE written_to.state = '' RETURNING 1) {and_load}",
+                expires("$3::int8")
             ),
             Statement::Update => format!(
-                "WITH written AS (UPDATE {table} SET state = $2, expires_at = {expires} \
-                 WHERE key = $1 AND state = $4 RETURNING 1) {and_load}"
+                "WITH written AS (UPDATE {table} SET state = $2, expires_at = {} \
+                 WHERE key = $1 AND state = $4 RETURNING 1) {and_load}",
+                expires("$3::int8")
             ),
             Statement::Delete => {
                 format!("WITH written AS (DELETE FROM {table} WHERE key = $1 AND state = $2 RETURNING 1) {and_load}")
             }
+            Statement::LoadAll => format!(
+                "SELECT 0::int8, ARRAY(SELECT coalesce(state, '') \
+                 FROM unnest($1::text[]) WITH ORDINALITY AS wanted (name, position) \
+                 LEFT JOIN {table} ON key = name ORDER BY position), {NOW}"
+            ),
+            // First locks the rows that exist, in the order of their keys. Then adds those that do not,
+            // in the same order, and waits only for statements that add rows, too. So there is no
+            // deadlock. A statement cannot take back a row that it has added. So it adds the text only
+            // if no other row is missing, and else adds empty texts, which the next swap replaces.
+            Statement::SwapAll => format!(
+                "WITH wanted AS MATERIALIZED (SELECT * FROM unnest($1::text[], $2::text[], $3::text[], $4::int8[]) \
+                 WITH ORDINALITY AS wanted (name, old, new, keep, position)), \
+                 locked AS MATERIALIZED (SELECT key, state FROM {table} WHERE key = ANY ($1::text[]) \
+                 ORDER BY key FOR NO KEY UPDATE), \
+                 compared AS MATERIALIZED (SELECT wanted.*, coalesce(state, '') AS stored, \
+                 key IS NULL AND new <> old AS is_missing FROM wanted LEFT JOIN locked ON key = name), \
+                 counted AS MATERIALIZED (SELECT count(*) FILTER (WHERE is_missing) AS missing, \
+                 bool_and(stored = old) AS is_current FROM compared), \
+                 added AS (INSERT INTO {table} (key, state, expires_at) \
+                 SELECT name, CASE WHEN missing = 1 THEN new ELSE '' END, {0} FROM compared, counted \
+                 WHERE is_missing AND is_current ORDER BY name COLLATE \"C\" \
+                 ON CONFLICT (key) DO NOTHING RETURNING 1), \
+                 verdict AS MATERIALIZED (SELECT is_current AND missing < 2 \
+                 AND missing = (SELECT count(*) FROM added) AS is_stored FROM counted), \
+                 written AS (UPDATE {table} SET state = new, expires_at = {0} FROM compared \
+                 WHERE key = name AND new <> old AND NOT is_missing AND (SELECT is_stored FROM verdict) RETURNING 1) \
+                 SELECT is_stored::int4::int8, (SELECT array_agg(stored ORDER BY position) FROM compared), {NOW} \
+                 FROM verdict",
+                expires("keep")
+            ),
             Statement::Sweep => {
                 let page = |offset| format!("('(' || $1::int8 % (SELECT pages FROM size) + {offset} || ',0)')::tid");
                 // Reads pages of the table, without an index. Rows that other processes change
@@ -110,7 +142,8 @@ impl StatesTable {
                 )
             }
             Statement::DeleteAll => format!(
-                "WITH deleted AS (DELETE FROM {table} WHERE key >= $1 AND key < $2 RETURNING 1) \
+                "WITH deleted AS (DELETE FROM {table} WHERE key = ANY (ARRAY(SELECT key FROM {table} \
+                 WHERE key >= $1 AND key < $2 ORDER BY key FOR UPDATE)) RETURNING 1) \
                  SELECT count(*), NULL::text, {NOW} FROM deleted"
             ),
         }
@@ -119,8 +152,10 @@ impl StatesTable {
 
 /// The statements. Each returns one row with three columns:
 ///
-/// 1. the number of rows that were written or deleted
-/// 2. the text of the key before the statement, or `NULL` if there is none
+/// 1. the number of rows that were written or deleted, or 1 if [`SwapAll`](Self::SwapAll) has stored all
+///    texts
+/// 2. the text of the key before the statement, or `NULL` if there is none, or an array of the texts of
+///    all keys
 /// 3. the server's time
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Statement {
@@ -133,6 +168,11 @@ pub(super) enum Statement {
     Update,
     /// Deletes the key `$1` if its text is `$2`.
     Delete,
+    /// Loads the texts of the keys `$1`. The text of a missing key is empty.
+    LoadAll,
+    /// Stores the texts `$3` of the keys `$1` for `$4` microseconds, if all of their texts are still
+    /// `$2`. A row with an empty text counts as missing.
+    SwapAll,
     /// Deletes the expired rows of `$2` pages of the table. The first page is `$1` modulo the
     /// number of pages.
     Sweep,
@@ -173,6 +213,14 @@ pub(super) fn text(text: &str) -> Param {
 
 pub(super) fn number(number: i64) -> Param {
     (Box::new(number), Type::INT8)
+}
+
+pub(super) fn texts<'a>(texts: impl Iterator<Item = &'a str>) -> Param {
+    (Box::new(texts.map(str::to_owned).collect::<Vec<_>>()), Type::TEXT_ARRAY)
+}
+
+pub(super) fn numbers(numbers: impl Iterator<Item = i64>) -> Param {
+    (Box::new(numbers.collect::<Vec<_>>()), Type::INT8_ARRAY)
 }
 
 impl Query {

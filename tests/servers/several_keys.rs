@@ -1,0 +1,370 @@
+//! Several keys that are decided in one transaction, on PostgreSQL and etcd.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
+
+use common::random::Numbers;
+use common::servers::storage::RUNTIME;
+use common::servers::{Etcd, FaultyServer, Mode, PgBouncer, Postgres, Proxy, wait_until, with_option, with_timeout};
+use common::{EVERY_STRATEGY, foreign, policy};
+use tokio::task::JoinSet;
+use tower_ratelimit::storage::{
+    AnyStorage, Clock, EtcdStorage, ManualClock, MemcachedStorage, PostgresStorage, StorageErrorKind, StorageRequest,
+};
+use tower_ratelimit::testing::Model;
+use tower_ratelimit::{Decision, Key, Op, Policy, Storage};
+
+/// A timeout that only a hanging test reaches.
+const LONG: Duration = Duration::from_secs(60);
+
+/// A timeout whose last quarter suffices for a cancel request and its reply, also on a busy machine.
+const CANCELS: Duration = Duration::from_secs(8);
+
+/// The tasks that hit keys in different orders, and their storages, which are as in other processes.
+const TASKS: u64 = 64;
+const STORAGES: u64 = 8;
+const HITS: u32 = 20;
+
+/// The number of policies, and the number of keys of each.
+const POLICIES: usize = 6;
+const KEYS: usize = 3;
+
+/// The limit of the first policy, which refuses. The other limits are not reached.
+const TIGHT: u32 = 50;
+const PLENTY: u32 = 100_000;
+
+fn storage(url: &str) -> AnyStorage {
+    with_timeout(url, LONG).parse().unwrap()
+}
+
+fn ready(url: &str) -> AnyStorage {
+    let storage = storage(url);
+    RUNTIME.block_on(storage.ready(LONG)).unwrap();
+    storage
+}
+
+fn hit<'a>(policies: &'a [Policy], keys: &'a [Key]) -> Vec<StorageRequest<'a>> {
+    policies.iter().zip(keys).map(|(policy, key)| StorageRequest::new(policy, key, Op::Hit, 1)).collect()
+}
+
+/// The policies of a user, a tenant and all clients, and the keys of one hit.
+fn three(limits: [u32; 3]) -> ([Policy; 3], [Key; 3]) {
+    let named = |name, limit| policy(&format!("fixed-window {limit}/day")).with_name(name);
+    let [user, tenant, all] = limits;
+    let keys = [Key::from("alice"), Key::from("umbrella"), Key::global()];
+    ([named("user", user), named("tenant", tenant), named("all", all)], keys)
+}
+
+/// Returns the spent units of each key.
+async fn spent(storage: &AnyStorage, policies: &[Policy], keys: &[Key]) -> Vec<u32> {
+    let mut spent = Vec::new();
+    for (policy, key) in policies.iter().zip(keys) {
+        let peek = storage.decide(StorageRequest::new(policy, key, Op::Peek, 0)).await.unwrap();
+        spent.push(peek.capacity() - peek.remaining());
+    }
+    spent
+}
+
+/// Returns a prefix that no other storage has.
+fn prefix() -> String {
+    static NUMBER: AtomicU32 = AtomicU32::new(0);
+    format!("t{}", NUMBER.fetch_add(1, Ordering::SeqCst))
+}
+
+/// Compares up to eight members of random strategies with the model.
+fn are_decided_like_by_the_model<S: Storage>(rounds: u64, storage: impl Fn(ManualClock) -> S) {
+    let mut numbers = Numbers(0x0f1e_2d3c_4b5a_6978);
+    for round in 0..rounds {
+        let (clock, mut model) = (ManualClock::default(), Model::default());
+        let storage = storage(clock.clone());
+        let count = 2 + numbers.below(7);
+        let texts: Vec<String> = (0..count)
+            .map(|_| (0..=numbers.below(3)).map(|_| numbers.one_of(&EVERY_STRATEGY)).collect::<Vec<_>>().join("; "))
+            .collect();
+        let policies: Vec<Policy> =
+            texts.iter().enumerate().map(|(at, text)| policy(text).with_name(format!("m{at}"))).collect();
+        for step in 0..60 {
+            let keys: Vec<_> = policies.iter().map(|_| Key::from(numbers.below(2))).collect();
+            let mut members = hit(&policies, &keys);
+            for member in &mut members {
+                (member.op, member.cost) =
+                    (numbers.one_of(&[Op::Hit, Op::Hit, Op::Hit, Op::Peek]), numbers.one_of(&[0, 1, 1, 2]));
+            }
+            let decided = RUNTIME.block_on(storage.decide_all(&members));
+            let decisions = decided.unwrap_or_else(|error| panic!("{texts:?}: {error:#}"));
+            assert_eq!(decisions, model.decide_all(&members, clock.now()), "round {round}, step {step}, {texts:?}");
+            clock.advance(Duration::from_micros(numbers.below(2_000_000)));
+        }
+    }
+}
+
+#[test]
+fn postgres_decides_like_the_model() {
+    let server = Postgres::start(&["synchronous_commit=off"]);
+    are_decided_like_by_the_model(12, |clock| {
+        let url = with_option(&with_timeout(&server.url(), LONG), "prefix", prefix());
+        PostgresStorage::new(&url).unwrap().clock(clock)
+    });
+}
+
+#[test]
+fn etcd_decides_like_the_model() {
+    let etcd = Etcd::start(1);
+    are_decided_like_by_the_model(8, |clock| {
+        let url = with_option(&with_timeout(&etcd.url(), LONG), "prefix", prefix());
+        EtcdStorage::new(&url).unwrap().clock(clock)
+    });
+}
+
+/// Hits random keys in random orders, from storages that share nothing but the server. Each key has
+/// spent exactly the units of the admitted hits.
+fn mixed_orders_are_exact(url: &str) {
+    let policies: Arc<Vec<Policy>> = Arc::new(
+        (0..POLICIES)
+            .map(|at| policy(&format!("fixed-window {}/day", if at == 0 { TIGHT } else { PLENTY })))
+            .enumerate()
+            .map(|(at, policy)| policy.with_name(format!("m{at}")))
+            .collect(),
+    );
+    let storages: Vec<AnyStorage> = (0..STORAGES).map(|_| ready(url)).collect();
+    let mut expected = [[0; KEYS]; POLICIES];
+    let mut refused = 0;
+    RUNTIME.block_on(async {
+        let mut tasks = JoinSet::new();
+        for (task, storage) in (0..TASKS).zip(storages.iter().cycle()) {
+            let (storage, policies) = (storage.clone(), Arc::clone(&policies));
+            tasks.spawn(hit_in_random_order(storage, policies, Numbers(0x1234_5678 + task)));
+        }
+        for (admitted, refusals) in tasks.join_all().await {
+            refused += refusals;
+            for (at, key) in admitted {
+                expected[at][usize::try_from(key).unwrap()] += 1;
+            }
+        }
+        for (policy, expected) in policies.iter().zip(expected) {
+            let keys: Vec<_> = (0..KEYS as u64).map(Key::from).collect();
+            let policies = vec![policy.clone(); keys.len()];
+            assert_eq!(spent(&storages[0], &policies, &keys).await, expected, "{policy}");
+        }
+    });
+    assert!(expected[0].iter().all(|spent| *spent <= TIGHT) && refused > 0, "{expected:?}, {refused} refused");
+}
+
+/// Returns the members of the admitted hits, and the number of refused hits.
+async fn hit_in_random_order(
+    storage: AnyStorage,
+    policies: Arc<Vec<Policy>>,
+    mut numbers: Numbers,
+) -> (Vec<(usize, u64)>, u32) {
+    let (mut admitted, mut refused) = (Vec::new(), 0);
+    for _ in 0..HITS {
+        let mut order: Vec<usize> = (0..POLICIES).collect();
+        for at in (1..POLICIES).rev() {
+            order.swap(at, usize::try_from(numbers.below(at as u64 + 1)).unwrap());
+        }
+        order.truncate(2 + usize::try_from(numbers.below(POLICIES as u64 - 1)).unwrap());
+        let chosen: Vec<u64> = order.iter().map(|_| numbers.below(KEYS as u64)).collect();
+        let keys: Vec<Key> = chosen.iter().map(|key| Key::from(*key)).collect();
+        let policies: Vec<Policy> = order.iter().map(|at| policies[*at].clone()).collect();
+        let decisions = loop {
+            let decisions = storage.decide_all(&hit(&policies, &keys)).await.unwrap();
+            if !decisions.iter().any(Decision::is_contended) {
+                break decisions;
+            }
+            assert!(decisions.iter().all(|decision| !decision.has_spent()), "{decisions:?}");
+        };
+        if decisions.iter().all(Decision::is_admitted) {
+            admitted.extend(order.into_iter().zip(chosen));
+        } else {
+            assert!(decisions.iter().all(|decision| !decision.has_spent()), "{decisions:?}");
+            refused += 1;
+        }
+    }
+    (admitted, refused)
+}
+
+#[test]
+fn sixty_four_tasks_in_mixed_orders_are_exact_on_postgres() {
+    let server = Postgres::start(&["log_lock_waits=off"]);
+    // Rows that exist are locked, and rows of new keys are added.
+    for _ in 0..2 {
+        mixed_orders_are_exact(&server.url());
+        assert_eq!(server.ask("SELECT deadlocks FROM pg_stat_database WHERE datname = current_database()"), "0");
+        let storage = storage(&server.url());
+        assert!(RUNTIME.block_on(storage.clear_all()).unwrap() > 0);
+    }
+}
+
+#[test]
+fn sixty_four_tasks_in_mixed_orders_are_exact_behind_pgbouncer() {
+    let server = Postgres::start(&[]);
+    let pooler = PgBouncer::start(&server, 8);
+    mixed_orders_are_exact(&pooler.url());
+    assert_eq!(server.ask("SELECT deadlocks FROM pg_stat_database WHERE datname = current_database()"), "0");
+}
+
+#[test]
+fn sixty_four_tasks_in_mixed_orders_are_exact_on_etcd() {
+    mixed_orders_are_exact(&Etcd::start(1).url());
+}
+
+#[test]
+fn refused_hits_leave_every_count_as_it_was() {
+    let (postgres, etcd) = (Postgres::start(&["synchronous_commit=off"]), Etcd::start(1));
+    for url in [postgres.url(), etcd.url()] {
+        let (storage, (policies, keys)) = (ready(&url), three([3, 1_000, 10_000]));
+        RUNTIME.block_on(async {
+            for _ in 0..3 {
+                let decisions = storage.decide_all(&hit(&policies, &keys)).await.unwrap();
+                assert!(decisions.iter().all(Decision::is_admitted), "{decisions:?}");
+            }
+            for _ in 0..1_000 {
+                let decisions = storage.decide_all(&hit(&policies, &keys)).await.unwrap();
+                assert!(decisions[0].is_refused() && decisions.iter().all(|decision| !decision.has_spent()));
+            }
+            assert_eq!(spent(&storage, &policies, &keys).await, [3, 3, 3]);
+        });
+    }
+}
+
+/// A hit without a reply is counted on all keys or on none. If the error is definite, it is counted on
+/// none.
+fn lost_replies_count_on_all_keys_or_none(server: &impl FaultyServer, url: impl Fn(u16) -> String) {
+    let (direct, (policies, keys)) = (ready(&url(server.port())), three([1_000; 3]));
+    let proxy = Proxy::start(server.port());
+    let behind = with_timeout(&url(proxy.port()), Duration::from_secs(2)).parse::<AnyStorage>().unwrap();
+    RUNTIME.block_on(async {
+        let (mut counted, mut in_doubt) = (0, 0);
+        for mode in [Mode::SwallowReplies, Mode::CutAtReply] {
+            for replies in 0..5 {
+                behind.ready(LONG).await.unwrap();
+                let warmed = behind.decide_all(&hit(&policies, &keys)).await;
+                let before = spent(&direct, &policies, &keys).await;
+                proxy.set_after(replies, mode);
+                let result = behind.decide_all(&hit(&policies, &keys)).await;
+                proxy.set(Mode::Pass);
+                proxy.cut();
+                let after = spent(&direct, &policies, &keys).await;
+                let added: Vec<_> = after.iter().zip(&before).map(|(after, before)| after - before).collect();
+                let is_in_doubt = result.as_ref().is_err_and(tower_ratelimit::storage::StorageError::may_have_counted);
+                let expected: &[u32] = match &result {
+                    Ok(_) => &[1],
+                    Err(_) if is_in_doubt => &[0, 1],
+                    Err(_) => &[0],
+                };
+                assert!(
+                    added.iter().all(|units| *units == added[0]) && expected.contains(&added[0]),
+                    "{mode:?} after {replies} replies: {added:?}, {warmed:?}, {result:?}"
+                );
+                in_doubt += u32::from(is_in_doubt);
+                counted += u32::from(is_in_doubt && added[0] == 1);
+            }
+        }
+        assert!(in_doubt > 0 && counted > 0, "{in_doubt} in doubt, {counted} counted");
+    });
+}
+
+#[test]
+fn lost_replies_of_postgres_count_on_all_keys_or_none() {
+    let server = Postgres::start(&[]);
+    lost_replies_count_on_all_keys_or_none(&server, |port| {
+        format!("postgres://postgres@127.0.0.1:{port}/postgres?connections=1")
+    });
+}
+
+#[test]
+fn lost_replies_of_etcd_count_on_all_keys_or_none() {
+    lost_replies_count_on_all_keys_or_none(&Etcd::start(1), |port| format!("etcd://127.0.0.1:{port}"));
+}
+
+/// The statement is cancelled, so nothing is counted.
+#[test]
+fn locked_row_of_one_key_counts_on_no_key() {
+    let server = Postgres::start(&[]);
+    let ((policies, keys), direct) = (three([1_000; 3]), ready(&server.url()));
+    let storage: AnyStorage = with_timeout(&server.url(), CANCELS).parse().unwrap();
+    RUNTIME.block_on(async {
+        storage.ready(LONG).await.unwrap();
+        storage.decide_all(&hit(&policies, &keys)).await.unwrap();
+    });
+    let mut session = server.session();
+    session.execute("BEGIN; SELECT * FROM tower_ratelimit WHERE key LIKE '%tenant%' FOR UPDATE");
+    let error = RUNTIME.block_on(storage.decide_all(&hit(&policies, &keys))).unwrap_err();
+    assert!(error.is_timeout() && !error.may_have_counted(), "{error:?}");
+    drop(session);
+    assert_eq!(RUNTIME.block_on(spent(&direct, &policies, &keys)), [1, 1, 1]);
+    wait_until("hits succeed", || RUNTIME.block_on(storage.decide_all(&hit(&policies, &keys))).is_ok());
+    assert_eq!(RUNTIME.block_on(spent(&direct, &policies, &keys)), [2, 2, 2]);
+}
+
+/// A text of another version of this crate fails the hit, and counts on no key. Other hits of the same
+/// batch are not affected.
+#[test]
+fn text_of_an_unknown_version_counts_on_no_key() {
+    let server = Postgres::start(&[]);
+    let ((policies, mut keys), storage) = (three([1_000; 3]), ready(&server.url()));
+    server.ask("INSERT INTO tower_ratelimit VALUES ('rl:tenant|t:umbrella', 'v2;new', 'infinity')");
+    RUNTIME.block_on(async {
+        let others = [Key::from("bob"), Key::from("acme"), Key::global()];
+        let (members, other_members) = (hit(&policies, &keys), hit(&policies, &others));
+        let (failed, other) = tokio::join!(storage.decide_all(&members), storage.decide_all(&other_members));
+        let error = failed.unwrap_err();
+        assert!(error.kind() == StorageErrorKind::Unsupported && !error.may_have_counted(), "{error:?}");
+        assert!(other.unwrap().iter().all(Decision::is_admitted));
+        keys[1] = Key::from("acme");
+        assert_eq!(spent(&storage, &policies, &keys).await, [0, 1, 1]);
+    });
+    assert_eq!(server.ask("SELECT state FROM tower_ratelimit WHERE key = 'rl:tenant|t:umbrella'"), "v2;new");
+}
+
+/// Custom strategies, and a hit together with refunds of single keys.
+#[test]
+fn several_keys_settle_one_by_one() {
+    let (postgres, etcd) = (Postgres::start(&[]), Etcd::start(1));
+    for url in [postgres.url(), etcd.url()] {
+        let (storage, (mut policies, keys)) = (ready(&url), three([1_000; 3]));
+        policies[0] = foreign(1_000).with_name("user");
+        RUNTIME.block_on(async {
+            let mut tasks = JoinSet::new();
+            for task in 0..16 {
+                let (storage, policies, keys) = (storage.clone(), policies.clone(), keys.clone());
+                tasks.spawn(async move {
+                    let decisions = loop {
+                        let decisions = storage.decide_all(&hit(&policies, &keys)).await.unwrap();
+                        if decisions.iter().all(Decision::is_admitted) {
+                            break decisions;
+                        }
+                        assert!(decisions.iter().all(Decision::is_contended), "{decisions:?}");
+                    };
+                    for (at, decision) in decisions.iter().enumerate() {
+                        while let Err(error) = storage.settle(&policies[at], &keys[at], decision, task % 3).await {
+                            assert_eq!(error.kind(), StorageErrorKind::Contended, "{error:?}");
+                        }
+                    }
+                });
+            }
+            tasks.join_all().await;
+            assert_eq!(spent(&storage, &policies, &keys).await, [15, 15, 15], "{url}");
+        });
+    }
+}
+
+#[test]
+fn policies_that_do_not_fit_into_one_transaction_are_rejected() {
+    let storage = EtcdStorage::new("etcd://127.0.0.1:1?long-logs=allow").unwrap();
+    let policies = [policy("moving-window 50000/day"), policy("moving-window 50000/hour")];
+    storage.validate_members(&policies[..1]).unwrap();
+    let error = storage.validate_members(&policies).unwrap_err().to_string();
+    assert!(error.contains("at most 1500000 in one step"), "{error}");
+}
+
+#[test]
+fn memcached_decides_on_one_key_at_a_time() {
+    let storage = MemcachedStorage::new("memcached://127.0.0.1:1").unwrap();
+    let ((policies, keys), expected) = (three([5; 3]), "wrap it as `InOrder::new(storage)`");
+    let error = storage.validate_members(&policies).unwrap_err().to_string();
+    assert!(error.contains(expected), "{error}");
+    let error = RUNTIME.block_on(storage.decide_all(&hit(&policies, &keys))).unwrap_err();
+    assert!(error.kind() == StorageErrorKind::Unsupported && format!("{error:#}").contains(expected), "{error:#}");
+}
