@@ -49,18 +49,21 @@ impl<'a> StorageRequest<'a> {
 pub(crate) const MAX_MEMBERS: usize = 8;
 
 impl StorageRequest<'_> {
-    /// Checks the members of [`Storage::decide_all`]: there are at most eight, and no two of them
-    /// have the same states.
+    /// Checks the members of [`Storage::decide_all`]: there are at most eight, none of them is a charge
+    /// among others, and no two of them have the same states.
     ///
     /// # Errors
     ///
     /// Returns an error of the kind [`Unsupported`](StorageErrorKind::Unsupported) if two members
-    /// have the same policy [identity](Policy::identity) and the same key, or if there are more than
-    /// eight. The error names the policy, and does not contain the key.
+    /// have the same policy [identity](Policy::identity) and the same key, if there are more than
+    /// eight, or if one of several members is a charge. The error of equal members names the policy, and does not contain the key.
     pub fn check_members(members: &[Self]) -> Result<(), StorageError> {
         let unsupported = |message: String| Err(StorageError::new(StorageErrorKind::Unsupported, message));
         if members.len() > MAX_MEMBERS {
             return unsupported(format!("{} keys in one decision, at most {MAX_MEMBERS} are supported", members.len()));
+        }
+        if members.len() > 1 && members.iter().any(|member| member.op == Op::Charge) {
+            return unsupported("several keys are decided by hits and peeks: charge each key by itself".to_owned());
         }
         let is_same = |a: &Self, b: &Self| a.policy.digest() == b.policy.digest() && a.key == b.key;
         match (1..members.len()).find(|&at| members[..at].iter().any(|before| is_same(before, &members[at]))) {

@@ -6,7 +6,9 @@ use std::thread;
 use std::time::Duration;
 
 use common::{Behavior, FakeStorage, hit, memory_with_manual_clock, now, policy};
-use tower_ratelimit::storage::{InOrder, OnFull, RefusalCache, StorageError, StorageErrorKind, StorageRequest};
+use tower_ratelimit::storage::{
+    AnyStorage, InOrder, OnFull, RefusalCache, StorageError, StorageErrorKind, StorageRequest,
+};
 use tower_ratelimit::{Decision, Key, MemoryStorage, Op, Policy, Storage};
 
 fn named(text: &str, name: &str) -> Policy {
@@ -256,4 +258,21 @@ async fn storage_without_support_says_what_to_do() {
     assert!(format!("{error:#}").contains("InOrder::new(storage)"), "{error:#}");
     let one = storage.decide_all(&requests(&policies[..1], &[Key::from("a")])).await.unwrap();
     assert_eq!(verdicts(&one), [true]);
+}
+
+#[tokio::test]
+async fn charge_among_several_keys_is_an_error() {
+    let policies = [named("9/minute", "a"), named("9/minute", "b")];
+    let keys = [Key::from("a"), Key::from("b")];
+    let memory = MemoryStorage::new();
+    for storage in [AnyStorage::new(memory.clone()), AnyStorage::new(InOrder::new(memory.clone()))] {
+        let mut members = requests(&policies, &keys);
+        members[1].op = Op::Charge;
+        let error = storage.decide_all(&members).await.unwrap_err();
+        assert_eq!(error.kind(), StorageErrorKind::Unsupported);
+        assert!(error.to_string().contains("charge each key by itself"), "{error}");
+        assert_eq!(memory.stats().keys, 0);
+        assert!(storage.decide_all(&members[1..]).await.unwrap()[0].is_admitted());
+        storage.clear(&policies[1], &keys[1]).await.unwrap();
+    }
 }

@@ -365,11 +365,8 @@ impl RedisStorage {
     fn prepare_all(&self, members: &[StorageRequest<'_>]) -> Result<Call, StorageError> {
         let checked = members.iter().try_for_each(|member| self.validate_member(member.policy));
         checked.map_err(StorageError::unsupported_policy)?;
-        let is_charge = |member: &StorageRequest<'_>| member.op == Op::Charge;
         let call = self.scripts.decide_all(&self.prefix, members, self.time());
-        call.filter(|_| !members.iter().any(is_charge)).ok_or_else(|| {
-            StorageError::new(StorageErrorKind::Unsupported, "several keys are decided by hits and peeks, not charges")
-        })
+        call.ok_or_else(|| StorageError::new(StorageErrorKind::Unsupported, "a strategy has no script"))
     }
 
     /// Runs the script of a decision, in one call with others if possible. `prepare` returns the call for

@@ -1,10 +1,12 @@
 //! Several keys that are decided together, in one call of a script.
 
+use std::thread;
 use std::time::Duration;
 
+use common::example_process::Server as ExampleServer;
 use common::random::Numbers;
-use common::servers::storage::on;
-use common::servers::{Server, ShardingProxy};
+use common::servers::storage::{RUNTIME, on};
+use common::servers::{Sentinels, Server, ShardingProxy, with_option};
 use common::{EVERY_STRATEGY, foreign, policy};
 use futures_util::future::join_all;
 use tower_ratelimit::storage::{Clock, ManualClock, RedisStorage, StorageErrorKind, StorageRequest};
@@ -61,33 +63,106 @@ async fn members_of_every_strategy_are_decided_like_by_the_model() {
     }
 }
 
+/// Hits for eight users of two tenants at the same time, of which 150 are admitted. Each member has
+/// spent exactly their units.
+async fn concurrent_hits_are_exact(storage: &RedisStorage) {
+    let policies = named(["fixed-window 40/day", "token-bucket 90/day", "fixed-window 150/day"]);
+    let all = (0..400_u64).map(|number| {
+        let (keys, policies) = ([Key::from(number % 8), Key::from(number % 2), Key::global()], &policies);
+        async move { are_admitted(&storage.decide_all(&hits(policies, &keys)).await.unwrap()) }
+    });
+    let admitted = join_all(all).await.into_iter().filter(|admitted| *admitted).count();
+    assert_eq!(admitted, 150);
+    let mut spent = [0; 3];
+    for (at, keys) in [(0, 8), (1, 2)] {
+        for number in 0..keys {
+            spent[at] += units_spent(storage, &policies[at], &Key::from(number)).await;
+        }
+    }
+    spent[2] = units_spent(storage, &policies[2], &Key::global()).await;
+    assert_eq!(spent, [150; 3]);
+}
+
+async fn units_spent(storage: &RedisStorage, policy: &Policy, key: &Key) -> u32 {
+    let peek = storage.decide(StorageRequest::new(policy, key, Op::Peek, 0)).await.unwrap();
+    peek.capacity() - peek.remaining()
+}
+
 /// Hits of several keys share calls with others of the same policies.
 #[tokio::test]
 async fn combined_hits_of_several_keys_are_exact() {
     let server = Server::start(&[]);
     let storage = storage(&server.url());
     ready(&storage).await;
-    let policies = named(["fixed-window 40/day", "token-bucket 90/day", "fixed-window 150/day"]);
     let before = server.calls("evalsha");
-    let all = (0..400_u64).map(|number| {
-        let (keys, policies, storage) =
-            ([Key::from(number % 8), Key::from(number % 2), Key::global()], &policies, &storage);
-        async move { are_admitted(&storage.decide_all(&hits(policies, &keys)).await.unwrap()) }
-    });
-    let admitted = join_all(all).await.into_iter().filter(|admitted| *admitted).count();
-    assert_eq!(admitted, 150);
-    assert!(server.calls("evalsha") - before < 100, "{} calls", server.calls("evalsha") - before);
-    let mut spent = [0; 3];
-    for (at, keys) in [(0, 8), (1, 2)] {
-        for number in 0..keys {
-            let peek =
-                storage.decide(StorageRequest::new(&policies[at], &Key::from(number), Op::Peek, 0)).await.unwrap();
-            spent[at] += peek.capacity() - peek.remaining();
-        }
+    concurrent_hits_are_exact(&storage).await;
+    assert!(server.calls("evalsha") - before < 111, "{} calls", server.calls("evalsha") - before);
+}
+
+#[tokio::test]
+async fn hits_of_several_keys_are_exact_on_the_primary_of_sentinels() {
+    let all = Sentinels::start();
+    let storage = storage(&all.url());
+    ready(&storage).await;
+    concurrent_hits_are_exact(&storage).await;
+}
+
+/// Two processes of the example server, and random users of 100 tenants. The requests suffice to spend the
+/// tightest policy.
+#[test]
+fn two_processes_admit_exactly_the_minimum_over_users_tenants_and_all() {
+    const USERS: u64 = 10_000;
+    const TENANTS: u64 = 100;
+    const THREADS: u64 = 8;
+    const REQUESTS: u64 = 12_000;
+    let server = Server::start(&[]);
+    for (tenant, all, expected) in [(30, 2_500, 2_500), (20, 100_000, 20 * TENANTS)] {
+        let file = std::env::temp_dir().join(format!("tenants-{all}-{}.toml", std::process::id()));
+        let also = |name, limit: u32, key| {
+            format!("[[also]]\npolicy = \"\\\"{name}\\\": fixed-window {limit}/day\"\nkey = \"{key}\"\n")
+        };
+        let members = [also("tenant", tenant, "header:x-tenant"), also("all", all, "global")].concat();
+        std::fs::write(&file, format!("default = \"fixed-window 2/day\"\n{members}")).unwrap();
+        let url = with_option(&server.url(), "prefix", format!("of-{all}"));
+        let flags = ["--policies", file.to_str().unwrap(), "--key", "header:x-user", "--storage", &url];
+        let flags = [&flags[..], &["--on-error", "refuse", "--timeout", "60s"]].concat();
+        let processes = [ExampleServer::start(&flags), ExampleServer::start(&flags)];
+        let ask = |thread: u64| {
+            let (mut numbers, mut admitted) = (Numbers(0x9abc_def0 + thread), Vec::new());
+            for request in 0..REQUESTS / THREADS {
+                let user = numbers.below(USERS);
+                let fields = format!("x-user: u{user}\r\nx-tenant: t{}\r\n", user % TENANTS);
+                match processes[usize::try_from((thread + request) % 2).unwrap()].status("/", &fields) {
+                    200 => admitted.push(user),
+                    status => assert_eq!(status, 429),
+                }
+            }
+            admitted
+        };
+        let admitted: Vec<u64> = thread::scope(|scope| {
+            let threads: Vec<_> = (0..THREADS).map(|thread| scope.spawn(move || ask(thread))).collect();
+            threads.into_iter().flat_map(|thread| thread.join().unwrap()).collect()
+        });
+        assert_eq!(admitted.len() as u64, expected);
+        let storage = storage(&url);
+        RUNTIME.block_on(async {
+            let named = |name, limit| policy(&format!("fixed-window {limit}/day")).with_name(name);
+            assert_eq!(u64::from(units_spent(&storage, &named("all", all), &Key::global()).await), expected);
+            for number in 0..TENANTS {
+                let of_tenant = admitted.iter().filter(|user| **user % TENANTS == number).count();
+                let key = Key::from(format!("t{number}").as_bytes());
+                let spent = units_spent(&storage, &named("tenant", tenant), &key).await;
+                assert!(spent <= tenant && spent as usize == of_tenant, "{number}: {spent}, {of_tenant} admitted");
+            }
+            for user in admitted.iter().step_by(10) {
+                let of_user = admitted.iter().filter(|other| *other == user).count();
+                let spent =
+                    units_spent(&storage, &named("default", 2), &Key::from(format!("u{user}").as_bytes())).await;
+                assert!(spent <= 2 && spent as usize == of_user, "{user}: {spent}, {of_user} admitted");
+            }
+        });
+        std::fs::remove_file(file).unwrap();
     }
-    spent[2] =
-        150 - storage.decide(StorageRequest::new(&policies[2], &Key::global(), Op::Peek, 0)).await.unwrap().remaining();
-    assert_eq!(spent, [150; 3]);
 }
 
 /// Refused hits of a user leave the counts of its tenant and of all as they were.
@@ -167,6 +242,14 @@ async fn members_that_one_script_cannot_decide_are_rejected() {
         let failed = storage.decide_all(&hits(&policies, &keys)).await.unwrap_err();
         assert!(failed.kind() == StorageErrorKind::Unsupported && format!("{failed:#}").contains(&error), "{failed:#}");
     }
+    let (policies, keys) = (named(["5/day", "5/day"]), [Key::from("user"), Key::global()]);
+    let mut members = hits(&policies, &keys);
+    members[0].op = Op::Charge;
+    let failed = storage(&server.url()).decide_all(&members).await.unwrap_err();
+    assert!(
+        failed.kind() == StorageErrorKind::Unsupported && failed.to_string().contains("charge each key"),
+        "{failed}"
+    );
     assert_eq!(server.ask(&["DBSIZE"]).to_string(), "0");
 }
 
@@ -207,5 +290,39 @@ async fn hits_that_fail_on_one_key_count_on_none() {
         assert!(error.kind() == StorageErrorKind::Unsupported, "{at}: {error:?}");
         server.ask(&["RENAME", "kept", &name]);
         assert_eq!(remaining().await, before, "{at}");
+    }
+}
+
+/// Some keys keep their expiry, and others get one, which needs other rights if a key is written alone.
+#[tokio::test]
+async fn missing_rights_to_write_count_on_no_key() {
+    let server = Server::start(&[]);
+    let all = storage(&server.url());
+    let policies = named(["5000/day", "token-bucket 5000/day", "5000/day"]);
+    let [old, new, global] = [Key::from("old"), Key::from("new"), Key::global()];
+    for right in ["set", "setrange", "unlink"] {
+        all.clear_all().await.unwrap();
+        assert!(are_admitted(
+            &all.decide_all(&hits(&policies, &[old.clone(), old.clone(), global.clone()])).await.unwrap()
+        ));
+        server.ask(&["ACL", "SETUSER", "some", "reset", "on", ">password", "~*", "+@all", &format!("-{right}")]);
+        let some = storage(&server.url().replace("redis://", "redis://some:password@"));
+        for keys in [[&old, &new, &global], [&new, &old, &global], [&old, &old, &global], [&new, &new, &global]] {
+            let keys = keys.map(Key::clone);
+            let spent = async || {
+                let peek = |(policy, key)| all.decide(StorageRequest::new(policy, key, Op::Peek, 0));
+                let peeks = join_all(policies.iter().zip(&keys).map(peek)).await.into_iter().map(Result::unwrap);
+                peeks.map(|peek| peek.capacity() - peek.remaining()).collect::<Vec<_>>()
+            };
+            let before = spent().await;
+            let mut members = hits(&policies, &keys);
+            // The states of a fresh key that spends nothing would be removed.
+            members[1].cost = u32::from(right != "unlink");
+            let result = some.decide_all(&members).await;
+            assert_eq!(result.is_ok(), right != "set", "{right}: {result:?}");
+            let expected =
+                before.iter().zip(&members).map(|(spent, member)| spent + u32::from(result.is_ok()) * member.cost);
+            assert_eq!(spent().await, expected.collect::<Vec<_>>(), "{right}: {result:?}");
+        }
     }
 }

@@ -21,6 +21,12 @@ const REJECT: &str = "\
 return redis.error_reply('FOREIGN the key has a value of an unknown format: clear it, or use another prefix')\n";
 const FORGET: &str = "stored, others = '', false\n";
 
+/// The commands that remove the small states, and that write them without a new expiry. With several
+/// keys, `SET` is the only command, so a missing right fails the first write, and not a later one.
+/// States that have expired are then left to their expiry.
+const WRITES_ALONE: (&str, &str) = ("call('UNLINK', STATES)\n", "call('SETRANGE', STATES, '0', stored)\n");
+const WRITES_TOGETHER: (&str, &str) = ("", "call('SET', STATES, stored, 'KEEPTTL')\n");
+
 /// The variables of a script for each limit.
 const VARIABLES: &str = "digest, till, first, second, new_till, new_first, new_second, delay, ahead, \
                          units, oldest, length, room, head, tail, log";
@@ -181,9 +187,12 @@ impl ScriptGroup {
         };
         // The tables of several groups are declared once.
         let declarations = if in_tables && !self.is_alone { String::new() } else { variables(&self.parts, in_tables) };
+        let (remove, overwrite) = if self.is_alone { WRITES_ALONE } else { WRITES_TOGETHER };
         let mut template = template
             .replace("-- read\n", READ)
             .replace("-- write\n", WRITE)
+            .replace("-- remove\n", remove)
+            .replace("-- overwrite\n", overwrite)
             .replace("-- answer\n", ANSWER)
             .replace("-- arguments\n", &unpacked_arguments(self, in_tables))
             .replace("-- variables\n", &declarations)

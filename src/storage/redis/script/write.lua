@@ -34,9 +34,9 @@ if changed then
     end
   end
   if latest <= now then
-    call('UNLINK', STATES)
+    -- remove
   elseif not others and last - last % STEP == latest - latest % STEP and not OWN then
-    call('SETRANGE', STATES, '0', stored)
+    -- overwrite
   else
     local keep = (latest - latest % STEP + STEP - now) / 1000 + GRACE
     -- `%d` is limited to 32 bits on some systems.
