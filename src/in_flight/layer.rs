@@ -231,7 +231,7 @@ impl<R> InFlightLayer<R> {
     ///
     /// A process renews its slots every third of this time: those of 64 keys at once, the oldest first. A
     /// key takes two round trips. Those of different keys share the connection, and on Redis also messages:
-    /// 12 calls each, as measured with 640 keys. So all of them take the number of keys × 2 × the latency / 64, for example
+    /// about 12 calls each. So all of them take the number of keys × 2 × the latency / 64, for example
     /// 0.3 seconds for 10,000 keys and 1 ms. This must be less than two thirds of the time to live.
     /// Otherwise, other processes get slots that are in use.
     ///
