@@ -56,7 +56,7 @@ impl NoRoom {
 
 /// The result of a search for a key to evict.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Search {
+pub(super) enum Search {
     /// The states of a key that can be evicted are in this range of slots.
     Found(usize, usize),
     /// All considered keys are being refused. The value is the time in microseconds until the first
@@ -140,7 +140,7 @@ impl MemoryInner {
         Ok(())
     }
 
-    fn evict(&self, shard: &mut Shard, number: usize, now: Timestamp, start: usize, end: usize) {
+    pub(super) fn evict(&self, shard: &mut Shard, number: usize, now: Timestamp, start: usize, end: usize) {
         let mut slots = (start..end).filter_map(|index| shard.table.get(index));
         if slots.any(|slot| !slot.is_expired(now)) {
             self.usage.count_evicted();
@@ -174,7 +174,8 @@ impl MemoryInner {
             if is_full {
                 break;
             }
-            // `try_lock` avoids a deadlock of two threads that need each other's shard.
+            // `try_lock` avoids a deadlock of two threads that need each other's shard. It skips the shards
+            // that a decision on several keys has locked itself, which searches them afterwards.
             let Some(mut shard) = self.shards[other].try_lock() else { continue };
             match shard.find_victim(key.hash, now, lack) {
                 Search::Found(start, end) => {
@@ -226,7 +227,7 @@ fn expires_in(states: &[State], now: Timestamp) -> u64 {
 impl Shard {
     /// Searches a few keys after `hash` for one to evict. Returns an expired key, or else the key
     /// that expires first of those that are not being refused.
-    fn find_victim(&self, hash: u64, now: Timestamp, lack: Lack) -> Search {
+    pub(super) fn find_victim(&self, hash: u64, now: Timestamp, lack: Lack) -> Search {
         let start_index = self.table.run(hash).end;
         let mut best: Option<(Timestamp, usize, usize)> = None;
         let mut soonest = u64::MAX;

@@ -3,7 +3,7 @@
 use std::mem;
 
 use super::decide::LogGuard;
-use super::evict::NoRoom;
+use super::evict::{NoRoom, Search};
 use super::inner::{Located, MemoryInner};
 use super::padded::Padded;
 use super::shard::{KeyHash, Shard};
@@ -173,10 +173,30 @@ impl<'a> Locked<'a> {
             let log_guard = LogGuard { shared: inner, logs: member.before.logs };
             let Loaded { request, key, number, .. } = *member;
             let located = Located { key, padded: &inner.shards[number], number, now };
-            member.no_room = inner.make_room(self.shard(number), located, request, member.states, &need).err();
+            member.no_room = loop {
+                let made = inner.make_room(self.shard(number), located, request, member.states, &need);
+                let is_full = matches!(made, Err(NoRoom::Full(_))) && !request.policy.is_shadow();
+                if !(is_full && self.evict_from_locked(located, &need)) {
+                    break made.err();
+                }
+            };
             mem::forget(log_guard);
         }
         self.save(member, now, None);
+    }
+
+    /// Evicts a key from one of the other locked shards, which the search of all shards skips. Returns
+    /// `false` if none of them has a key to evict.
+    fn evict_from_locked(&mut self, located: Located<'_>, need: &Need) -> bool {
+        let Located { number: own, key, now, .. } = located;
+        let Some(lack) = self.inner.usage.lack(self.inner.bounds, need) else { return true };
+        for (number, shard) in self.shards.iter_mut().filter(|(number, _)| *number != own) {
+            if let Search::Found(start, end) = shard.find_victim(key.hash, now, lack) {
+                self.inner.evict(shard, *number, now, start, end);
+                return true;
+            }
+        }
+        false
     }
 
     fn load_all(&mut self, members: &mut [Loaded<'_>]) -> LogGuard<'a> {

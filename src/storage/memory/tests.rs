@@ -56,6 +56,39 @@ fn new_key_evicts_a_key_of_another_shard() {
     }
 }
 
+/// A decision on several keys has locked the only shard with a key to evict.
+#[test]
+fn several_new_keys_evict_a_key_of_each_others_shard() {
+    let storage = MemoryStorage::builder().max_keys(256).build().unwrap();
+    assert_eq!(storage.0.shards.len(), 2);
+    let exhausts = "fixed-window 1/day".parse::<Policy>().unwrap();
+    let spends = "fixed-window 9/day".parse::<Policy>().unwrap();
+    let shard_of = |policy: &Policy, key: u64| storage.0.locate(policy, &key.into()).1;
+    let hit = |policy: &Policy, key: u64| {
+        storage.0.decide(&StorageRequest::new(policy, &key.into(), Op::Hit, 1)).is_admitted()
+    };
+    // The keys of the first shard are being refused. Those of the second one can be evicted.
+    let mut keys = 0_u64..;
+    while storage.stats().keys < 256 {
+        let key = keys.next().unwrap();
+        let (policy, shard) = if key % 2 == 0 { (&exhausts, 0) } else { (&spends, 1) };
+        if shard_of(policy, key) == shard {
+            assert!(hit(policy, key));
+        }
+    }
+    let in_shard =
+        |policy: &Policy, shard| keys.clone().filter(|&key| shard_of(policy, key) == shard).take(50).collect();
+    let (first, second): (Vec<_>, Vec<_>) = (in_shard(&exhausts, 0), in_shard(&spends, 1));
+    for (first, second) in first.into_iter().zip(second) {
+        let (first, second) = (first.into(), second.into());
+        let members = [&exhausts, &spends].into_iter().zip([&first, &second]);
+        let members: Vec<_> = members.map(|(policy, key)| StorageRequest::new(policy, key, Op::Hit, 1)).collect();
+        let decisions = super::members::decide(&storage.0, &members);
+        assert!(decisions.iter().all(Decision::is_admitted), "{decisions:?}");
+    }
+    assert_eq!(storage.stats().newcomers_refused, 0);
+}
+
 #[test]
 fn time_goes_back_only_if_the_clock_does() {
     let clock = crate::storage::ManualClock::default();
