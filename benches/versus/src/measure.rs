@@ -4,10 +4,14 @@ use std::sync::Barrier;
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// The number of rounds. It is odd, so that the median is a sample.
-const ROUNDS: usize = 13;
+use rustix::time::{ClockId, clock_gettime};
 
-const SAMPLE: Duration = Duration::from_millis(100);
+/// The number of rounds. It is odd, so that the median is a sample.
+const ROUNDS: usize = 31;
+
+/// The duration of a sample. It is short, so that a machine that changes its speed does so between
+/// rounds more often than within one.
+const SAMPLE: Duration = Duration::from_millis(20);
 
 /// The number of calls between two readings of the clock, so that their cost is negligible.
 const CHUNK: u32 = 256;
@@ -23,6 +27,10 @@ impl Samples {
 
     pub fn one(figure: f64) -> Self {
         Self(vec![figure])
+    }
+
+    pub fn append(&mut self, others: &Self) {
+        self.0.extend(&others.0);
     }
 
     pub fn median(&self) -> f64 {
@@ -75,34 +83,48 @@ pub fn interleave_rounds<const N: usize>(rounds: usize, mut subjects: [&mut dyn 
     samples.map(Samples)
 }
 
-/// Returns the nanoseconds per call of `step`.
-pub fn time(mut step: impl FnMut()) -> f64 {
-    let start = Instant::now();
+/// Returns the CPU time of this thread. Unlike wall-clock time, it excludes the time of other processes.
+pub fn thread_time() -> Duration {
+    let time = clock_gettime(ClockId::ThreadCPUTime);
+    Duration::new(time.tv_sec.cast_unsigned(), u32::try_from(time.tv_nsec).expect("less than a second"))
+}
+
+/// Returns the CPU time per call of `step`, in nanoseconds.
+pub fn time(step: impl FnMut()) -> f64 {
+    let start = thread_time();
+    time_by(|| thread_time() - start, step)
+}
+
+fn time_by(elapsed: impl Fn() -> Duration, mut step: impl FnMut()) -> f64 {
     let mut calls = 0_u64;
     loop {
         for _ in 0..CHUNK {
             step();
         }
         calls += u64::from(CHUNK);
-        let elapsed = start.elapsed();
+        let elapsed = elapsed();
         if elapsed >= SAMPLE {
             return elapsed.as_nanos() as f64 / calls as f64;
         }
     }
 }
 
-/// Returns the nanoseconds per item.
+/// Returns the CPU time per item, in nanoseconds.
 pub fn time_each<T>(items: &[T], mut step: impl FnMut(&T)) -> f64 {
-    let start = Instant::now();
+    let start = thread_time();
     for item in items {
         step(item);
     }
-    start.elapsed().as_nanos() as f64 / items.len() as f64
+    (thread_time() - start).as_nanos() as f64 / items.len() as f64
 }
 
 /// Returns the nanoseconds per call on each of `threads` concurrent threads. The argument of `step`
-/// is the thread's number.
+/// is the thread's number. The time of several threads includes their waits for each other, so it is
+/// wall-clock time.
 pub fn time_on<S: FnMut()>(threads: usize, step: impl Fn(usize) -> S + Sync) -> f64 {
+    if threads == 1 {
+        return time(step(0));
+    }
     let start = Barrier::new(threads);
     let total: f64 = thread::scope(|scope| {
         let run = |number| {
@@ -110,7 +132,8 @@ pub fn time_on<S: FnMut()>(threads: usize, step: impl Fn(usize) -> S + Sync) -> 
             scope.spawn(move || {
                 let step = step(number);
                 start.wait();
-                time(step)
+                let start = Instant::now();
+                time_by(|| start.elapsed(), step)
             })
         };
         let running: Vec<_> = (0..threads).map(run).collect();

@@ -1,14 +1,30 @@
 //! Prints one line per measurement, with the result of its goal.
 
 use std::fmt;
+use std::str::FromStr;
 
 use crate::measure::Samples;
 
+/// The rows of one process, or of several processes together.
 pub struct Table {
     filter: Vec<String>,
-    met: u32,
-    missed: u32,
-    empty: bool,
+    rows: Vec<Row>,
+}
+
+struct Row {
+    name: String,
+    /// `None` for a mean of ratios.
+    times: Option<Times>,
+    /// In the direction of the goal.
+    ratio: Samples,
+    goal: Goal,
+}
+
+struct Times {
+    unit: Unit,
+    ours: Samples,
+    other: String,
+    theirs: Samples,
 }
 
 /// The goal of a row.
@@ -39,7 +55,7 @@ pub type Against<'a> = (&'a str, &'a Samples);
 
 impl Table {
     pub fn new(filter: Vec<String>) -> Self {
-        Self { filter, met: 0, missed: 0, empty: true }
+        Self { filter, rows: Vec::new() }
     }
 
     /// Returns `true` if the row matches the filter.
@@ -51,53 +67,121 @@ impl Table {
         names.into_iter().any(|name| self.wants(name.as_ref()))
     }
 
-    /// Prints the geometric mean of the ratios of several rows, and whether it meets the goal. Prints
-    /// nothing if there are none.
+    /// Adds the geometric mean of the ratios of several rows. Adds nothing if there are none.
     pub fn mean(&mut self, name: &str, ratios: &[f64], goal: Goal) {
-        let Goal::SpeedAtLeast(least) = goal else { panic!("a mean is that of speeds") };
         if ratios.is_empty() {
             return;
         }
         let mean = (ratios.iter().map(|ratio| ratio.ln()).sum::<f64>() / ratios.len() as f64).exp();
-        let verdict = self.count(mean >= least);
-        line(name, "", "", &format!("{mean:.2}"), &goal.to_string(), verdict);
+        self.rows.push(Row { name: name.to_owned(), times: None, ratio: Samples::one(mean), goal });
     }
 
-    fn count(&mut self, met: bool) -> &'static str {
-        *(if met { &mut self.met } else { &mut self.missed }) += 1;
-        if met { "met" } else { "missed" }
-    }
-
-    /// Prints a row if it matches the filter.
+    /// Adds a row if it matches the filter.
     pub fn row(&mut self, name: &str, unit: Unit, ours: &Samples, against: Against<'_>, goal: Goal) {
         if !self.wants(name) {
             return;
-        }
-        if std::mem::take(&mut self.empty) {
-            line("", "ours", "against", "ratio (quartiles)", "goal", "");
         }
         let (other, theirs) = against;
         let ratio = match goal {
             Goal::SpeedAtLeast(_) => theirs.over(ours),
             Goal::CostAtMost(_) | Goal::AtMost(_) | Goal::None => ours.over(theirs),
         };
-        let verdict = match goal {
-            Goal::SpeedAtLeast(least) => Some(ratio.median() >= least),
-            Goal::CostAtMost(most) => Some(ratio.median() <= most),
-            Goal::AtMost(most) => Some(ours.median() <= most),
-            Goal::None => None,
-        };
-        let verdict = verdict.map_or("", |met| self.count(met));
-        let theirs = format!("{other} {}", unit.show(theirs.median()));
-        let goal = match goal {
-            Goal::AtMost(most) => format!("<= {}", unit.show(most)),
-            goal => goal.to_string(),
-        };
-        line(name, &unit.show(ours.median()), &theirs, &show_ratio(&ratio), &goal, verdict);
+        let times = Times { unit, ours: ours.clone(), other: other.to_owned(), theirs: theirs.clone() };
+        self.rows.push(Row { name: name.to_owned(), times: Some(times), ratio, goal });
     }
 
-    pub fn finish(&self) {
-        println!("\n{} met, {} missed", self.met, self.missed);
+    /// Prints the rows and which goals they meet.
+    pub fn print(&self) {
+        line("", "ours", "against", "ratio (quartiles)", "goal", "");
+        self.rows.iter().for_each(Row::print);
+        let verdicts: Vec<_> = self.rows.iter().filter_map(Row::is_met).collect();
+        let met = verdicts.iter().filter(|is_met| **is_met).count();
+        println!("\n{met} met, {} missed", verdicts.len() - met);
+    }
+
+    /// Writes the median of each figure, one row per line, for [`add`](Self::add).
+    pub fn medians(&self) -> String {
+        self.rows.iter().map(|row| row.medians() + "\n").collect()
+    }
+
+    /// Adds the medians of another process to the samples of the same rows.
+    pub fn add(&mut self, medians: &str) {
+        for row in medians.lines().map(|line| Row::of_medians(line).expect("a line of `medians`")) {
+            match self.rows.iter_mut().find(|other| other.name == row.name) {
+                Some(same) => same.append(row),
+                None => self.rows.push(row),
+            }
+        }
+    }
+}
+
+impl Row {
+    fn is_met(&self) -> Option<bool> {
+        match self.goal {
+            Goal::SpeedAtLeast(least) => Some(self.ratio.median() >= least),
+            Goal::CostAtMost(most) => Some(self.ratio.median() <= most),
+            Goal::AtMost(most) => self.times.as_ref().map(|times| times.ours.median() <= most),
+            Goal::None => None,
+        }
+    }
+
+    fn print(&self) {
+        let verdict = self.is_met().map_or("", |met| if met { "met" } else { "missed" });
+        let (ours, theirs, goal) = match &self.times {
+            None => (String::new(), String::new(), self.goal.to_string()),
+            Some(Times { unit, ours, other, theirs }) => {
+                let goal = match self.goal {
+                    Goal::AtMost(most) => format!("<= {}", unit.show(most)),
+                    goal => goal.to_string(),
+                };
+                (unit.show(ours.median()), format!("{other} {}", unit.show(theirs.median())), goal)
+            }
+        };
+        line(&self.name, &ours, &theirs, &show_ratio(&self.ratio), &goal, verdict);
+    }
+
+    fn medians(&self) -> String {
+        let (kind, bound) = match self.goal {
+            Goal::SpeedAtLeast(least) => ("speed", least),
+            Goal::CostAtMost(most) => ("cost", most),
+            Goal::AtMost(most) => ("most", most),
+            Goal::None => ("none", 0.0),
+        };
+        let mut fields = vec![self.name.clone(), kind.to_owned(), bound.to_string(), self.ratio.median().to_string()];
+        if let Some(Times { unit, ours, other, theirs }) = &self.times {
+            let unit = (*unit as u8).to_string();
+            fields.extend([unit, ours.median().to_string(), other.clone(), theirs.median().to_string()]);
+        }
+        fields.join("\t")
+    }
+
+    fn of_medians(line: &str) -> Option<Self> {
+        let fields: Vec<_> = line.split('\t').collect();
+        let number = |at: usize| f64::from_str(fields.get(at)?).ok();
+        let goal = match *fields.get(1)? {
+            "speed" => Goal::SpeedAtLeast(number(2)?),
+            "cost" => Goal::CostAtMost(number(2)?),
+            "most" => Goal::AtMost(number(2)?),
+            _ => Goal::None,
+        };
+        let times = match fields.get(4..) {
+            Some([unit, _, other, _]) => Some(Times {
+                unit: Unit::ALL[unit.parse::<usize>().ok()?],
+                ours: Samples::one(number(5)?),
+                other: (*other).to_owned(),
+                theirs: Samples::one(number(7)?),
+            }),
+            _ => None,
+        };
+        Some(Self { name: fields[0].to_owned(), times, ratio: Samples::one(number(3)?), goal })
+    }
+
+    fn append(&mut self, other: Self) {
+        self.ratio.append(&other.ratio);
+        if let (Some(times), Some(others)) = (&mut self.times, &other.times) {
+            times.ours.append(&others.ours);
+            times.theirs.append(&others.theirs);
+        }
     }
 }
 
@@ -116,6 +200,9 @@ fn show_ratio(ratio: &Samples) -> String {
 }
 
 impl Unit {
+    const ALL: [Self; 6] =
+        [Self::Nanoseconds, Self::Microseconds, Self::Bytes, Self::Kilobytes, Self::Hits, Self::Allocations];
+
     fn show(self, figure: f64) -> String {
         match self {
             Self::Nanoseconds => format!("{figure:.1} ns"),

@@ -1,10 +1,9 @@
 //! The slowest hits while a million keys are added.
 
-use rustix::time::{ClockId, clock_gettime};
 use tower_ratelimit::{Key, LocalLimiter, Policy, SlidingWindowCounter, TokenBucket};
 
 use crate::keys::{Orders, address};
-use crate::measure::Samples;
+use crate::measure::{Samples, thread_time};
 use crate::subject::{self, admits};
 use crate::table::{Goal, Table, Unit};
 
@@ -59,19 +58,12 @@ fn fills<K, L>(keys: &[K], limiter: impl Fn() -> L, admits: impl Fn(&L, &K) -> b
 fn fill<K, L>(keys: &[K], limiter: &L, admits: impl Fn(&L, &K) -> bool) -> Vec<u64> {
     let mut costs = vec![1; keys.len()];
     for (key, cost) in keys.iter().zip(&mut costs) {
-        let start = thread_nanos();
+        let start = thread_time();
         assert!(admits(limiter, key));
-        *cost = thread_nanos() - start;
+        *cost = u64::try_from((thread_time() - start).as_nanos()).expect("a hit takes less than centuries");
     }
     costs.sort_unstable();
     costs
-}
-
-/// Returns the CPU time of the thread. Unlike wall-clock time, it excludes the time of other
-/// processes.
-fn thread_nanos() -> u64 {
-    let time = clock_gettime(ClockId::ThreadCPUTime);
-    time.tv_sec.cast_unsigned() * 1_000_000_000 + time.tv_nsec.cast_unsigned()
 }
 
 fn micros(nanos: u64) -> f64 {
