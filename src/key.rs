@@ -67,7 +67,7 @@ impl Key {
     /// Returns the key that all clients share, for a limit of the whole service. The extractor
     /// [`Global`](crate::Global) returns it for each request.
     pub fn global() -> Self {
-        Self::short(Kind::Everybody, [])
+        Self::short(Kind::Everybody, 0, 0)
     }
 
     /// Returns `true` for the key that all clients share.
@@ -117,16 +117,15 @@ impl Key {
         }
     }
 
-    /// Creates a key whose length is known at compile time.
+    /// Creates a key of up to 15 bytes of content, which are the lowest of `content`. The kind and the
+    /// content are stored at once, because [`as_words`](Self::as_words) would stall on a load of bytes
+    /// that were just stored one by one.
     #[inline]
-    fn short<const N: usize>(kind: Kind, content: [u8; N]) -> Self {
-        const { assert!(N < INLINE) };
+    fn short(kind: Kind, content: u128, content_len: u8) -> Self {
         let mut bytes = [0; INLINE];
-        bytes[0] = kind as u8;
-        bytes[1..=N].copy_from_slice(&content);
-        #[allow(clippy::cast_possible_truncation)] // at most INLINE
-        let len = (N + 1) as u8;
-        Self(Repr::Inline { len, bytes })
+        let (words, _) = bytes.as_chunks_mut::<16>();
+        words[0] = (content << 8 | kind as u128).to_le_bytes();
+        Self(Repr::Inline { len: content_len + 1, bytes })
     }
 
     fn tagged(kind: Kind, content: &[u8]) -> Self {
@@ -184,7 +183,7 @@ impl From<&String> for Key {
 impl From<u64> for Key {
     #[inline]
     fn from(number: u64) -> Self {
-        Self::short(Kind::Number, number.to_le_bytes())
+        Self::short(Kind::Number, number.into(), 8)
     }
 }
 
@@ -204,14 +203,14 @@ impl From<IpAddr> for Key {
 impl From<Ipv4Addr> for Key {
     #[inline]
     fn from(address: Ipv4Addr) -> Self {
-        Self::short(Kind::Ipv4, address.octets())
+        Self::short(Kind::Ipv4, u32::from_le_bytes(address.octets()).into(), 4)
     }
 }
 
 impl From<Ipv6Addr> for Key {
     #[inline]
     fn from(address: Ipv6Addr) -> Self {
-        Self::short(Kind::Ipv6, address.octets())
+        Self::tagged(Kind::Ipv6, &address.octets())
     }
 }
 

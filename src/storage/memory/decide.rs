@@ -8,7 +8,6 @@ use std::{mem, slice};
 use super::answer::{Answer, Asked, Fast, Full, Mode, array_of};
 use super::evict::{NoRoom, Put};
 use super::inner::{Located, LockedKey, MemoryInner};
-use super::shard::SWEEP_EVERY;
 use super::size::{Need, Size};
 use super::table::TableSlot;
 use super::usage::Lack;
@@ -176,7 +175,7 @@ impl MemoryInner {
         answer: &mut A,
     ) -> Option<A::Output> {
         let refused = answer.refuse_again(asked, limit, &mut state)?;
-        if is_sweep_due() {
+        if self.is_sweep_due(count_hit()) {
             self.sweep(asked.now);
         }
         Some(refused)
@@ -330,17 +329,17 @@ impl MemoryInner {
     }
 }
 
-/// Counts a decision that did not lock its shard, per thread. Returns `true` if a sweep is due.
-fn is_sweep_due() -> bool {
+/// Counts a decision that did not lock its shard, per thread. Returns the number of decisions.
+fn count_hit() -> u32 {
     // loom runs a model many times, and all runs must be alike. The count would persist between
     // them.
     if cfg!(tower_ratelimit_loom) {
-        return false;
+        return 1;
     }
     thread_local! { static HITS: Cell<u32> = const { Cell::new(0) } }
     let hits = HITS.get().wrapping_add(1);
     HITS.set(hits);
-    hits.is_multiple_of(SWEEP_EVERY)
+    hits
 }
 
 /// The size of the logs that are taken out of their shard during a decision. If a custom strategy

@@ -1,7 +1,7 @@
 //! The shards of a storage and what they share: where a key is, its lock, and the sweeps.
 
 use std::hash::{BuildHasher, Hasher};
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 
 use foldhash::quality::RandomState;
 
@@ -44,6 +44,8 @@ pub(super) struct MemoryInner {
     pub(super) full_until: [AtomicU64; 2],
     /// The number of the shard that is being swept.
     sweeping: AtomicUsize,
+    /// `true` if the last sweep found no expired state.
+    is_clean: AtomicBool,
     secrets: [RandomState; 2],
     /// The resolution of the clock, in microseconds.
     pub(super) resolution: u64,
@@ -61,6 +63,13 @@ const MIN_SHARDS: usize = 64;
 
 /// The smallest number of keys for which a small storage has another shard.
 const MIN_KEYS_PER_SHARD: usize = 128;
+
+/// The number of decisions per sweep, while sweeps find expired states.
+const SWEEP_EVERY: u32 = 16;
+
+/// The number of decisions per sweep after a sweep that found none. A sweep takes a cache line of another
+/// shard, so more of them are 4 % of the time of a hit with 1,000 keys.
+const SWEEP_CLEAN_EVERY: u32 = 64;
 
 /// The location of a key's states, and the time of the request.
 #[derive(Clone, Copy)]
@@ -101,6 +110,7 @@ impl MemoryInner {
             counts: Counts::default(),
             full_until: Default::default(),
             sweeping: AtomicUsize::new(0),
+            is_clean: AtomicBool::new(true),
             secrets: [RandomState::default(), RandomState::default()],
             resolution: micros(clock.resolution()),
             clock,
@@ -152,10 +162,17 @@ impl MemoryInner {
     /// Unlocks the shard, and sweeps if a sweep is due.
     #[inline(always)]
     pub(super) fn finish(&self, mut locked: LockedKey<'_>) {
-        if locked.shard.is_sweep_due() {
+        if self.is_sweep_due(locked.shard.count_hit()) {
             drop(locked.shard);
             self.sweep(locked.now);
         }
+    }
+
+    /// Returns `true` if a sweep is due after this number of decisions.
+    #[inline]
+    pub(super) fn is_sweep_due(&self, hits: u32) -> bool {
+        hits.is_multiple_of(SWEEP_EVERY)
+            && (hits.is_multiple_of(SWEEP_CLEAN_EVERY) || !self.is_clean.load(Ordering::Relaxed))
     }
 
     /// Sweeps a part of the next shard.
@@ -165,6 +182,7 @@ impl MemoryInner {
         let Some(mut shard) = self.shards[number].try_lock() else { return };
         let swept = shard.sweep(now);
         drop(shard);
+        self.is_clean.store(swept.freed.slots == 0, Ordering::Relaxed);
         self.usage.settle(swept.freed, Size::default());
         #[cfg(feature = "metrics")]
         self.usage.publish();

@@ -101,7 +101,7 @@ impl<'a> Locked<'a> {
 
     /// Unlocks the shards. Returns `true` if a sweep is due.
     fn unlock(mut self) -> bool {
-        self.shards.iter_mut().fold(false, |is_due, (_, shard)| shard.is_sweep_due() | is_due)
+        self.shards.iter_mut().fold(false, |is_due, (_, shard)| self.inner.is_sweep_due(shard.count_hit()) | is_due)
     }
 
     fn shard(&mut self, number: usize) -> &mut Shard {

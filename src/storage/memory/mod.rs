@@ -14,15 +14,16 @@
 //!   most of the time of a hit. So statuses have no padding, the fields of a slot are ordered
 //!   differently from the order in which strategies write them, decisions are filled in place, and
 //!   some functions are always inlined.
-//! - The table uses linear probing in hash order, grows by an eighth at 7/8, and shrinks below
-//!   73 %. One large table took 2.2 times the bound while it was resized.
+//! - The table uses linear probing in hash order. A large one grows by an eighth at 7/8, a small one
+//!   doubles at 1/2, and both shrink below 73 %. One large table took 2.2 times the bound while it was
+//!   resized.
 //! - Logs take at most half of the bytes, so they cannot displace clients of other strategies. Long
 //!   logs evict nothing. Without that rule, 30 growing logs evicted all other clients repeatedly.
 //! - A new key of a full storage examines eight keys near its own position, then eight of each
 //!   other shard. After no shard had room, none is examined for a millisecond (eight for logs), so
 //!   a flood of new keys stays cheap.
-//! - One decision in sixteen sweeps 64 slots. A flood of a million keys is gone after about 2,000
-//!   hits, with logs after 10,000.
+//! - One decision in sixteen sweeps 64 slots, or one in 64 while nothing has expired. A flood of a
+//!   million keys is gone after about 2,000 hits, with logs after 10,000.
 
 mod answer;
 mod decide;
@@ -77,7 +78,7 @@ use crate::policy::{Op, Policy};
 /// 128 entries and takes more than 1/10,000 of that half. Long logs cannot grow into the last
 /// quarter of that half, which is reserved for short logs.
 ///
-/// About every 16th decision sweeps a small part of the storage, so expired keys are removed even
+/// Every 16th to 64th decision sweeps a small part of the storage, so expired keys are removed even
 /// if their clients never return. After a flood of keys has expired, the next few thousand hits
 /// release its memory.
 ///

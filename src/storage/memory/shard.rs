@@ -46,9 +46,6 @@ impl KeyHash {
 /// log.
 pub(super) const LOG: u32 = 1;
 
-/// The number of decisions per sweep.
-pub(super) const SWEEP_EVERY: u32 = 16;
-
 impl Shard {
     /// Returns the time of the decision. `read` is the time before the lock was taken, because
     /// reading the clock under the lock would hold it longer. If another thread has decided at a
@@ -216,11 +213,11 @@ impl Shard {
         }
     }
 
-    /// Counts a decision. Returns `true` if a sweep is due.
+    /// Counts a decision. Returns the number of decisions.
     #[inline]
-    pub(super) fn is_sweep_due(&mut self) -> bool {
+    pub(super) fn count_hit(&mut self) -> u32 {
         self.hits = self.hits.wrapping_add(1);
-        self.hits.is_multiple_of(SWEEP_EVERY)
+        self.hits
     }
 
     fn log(&self, index: usize) -> Option<&Log> {
