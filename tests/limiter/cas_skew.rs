@@ -220,6 +220,39 @@ async fn states_of_all_policies_of_a_name_are_decided_in_the_correct_year() {
     assert!(moving[0].hit(&key()).await.unwrap().is_admitted());
 }
 
+/// Guards against this defect: a load that ends after its callers have left stores the text again, for
+/// the time of `max_skew` only. The store then removes counts that are still needed.
+#[tokio::test(start_paused = true)]
+async fn load_that_ends_after_its_deadlines_stores_nothing() {
+    let (store, start) = (FakeCasStore::default(), ManualClock::default().now());
+    let node = |now| {
+        let storage = Cas::new(store.clone()).timeout(Duration::from_millis(250)).clock(ManualClock::new(now));
+        RateLimiter::with_storage(policy("fixed-window 10/day"), storage)
+    };
+    let (ahead, behind) = (node(start.plus(60 * SECOND)), node(start));
+    assert!(ahead.hit(&key()).await.unwrap().is_admitted());
+    store.trips();
+    // The load of the first hit hangs. That of the second one begins after 250 ms, and ends after 350 ms.
+    store.hang(true);
+    let second = async {
+        tokio::time::sleep(Duration::from_millis(20)).await;
+        store.hang(false);
+        store.answer_after(100);
+        behind.hit(&key()).await
+    };
+    let (first, second) = tokio::join!(behind.hit(&key()), second);
+    for error in [first.unwrap_err(), second.unwrap_err()] {
+        assert!(error.is_timeout() && !error.may_have_counted(), "{error}");
+    }
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    assert_eq!(store.trips(), (2, 0));
+    assert!(store.keep() > Duration::from_secs(3_600), "{:?}", store.keep());
+    // Checks that a hit of this node would store its line.
+    store.answer_after(0);
+    assert!(behind.hit(&key()).await.unwrap().is_admitted());
+    assert_eq!(store.trips(), (1, 1));
+}
+
 #[test]
 fn max_skew_above_one_day_panics() {
     let cas = || Cas::new(FakeCasStore::default());

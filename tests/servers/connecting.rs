@@ -9,7 +9,7 @@ use std::time::Duration;
 use common::certificates::Certificates;
 use common::servers::{Etcd, Memcached, Mode, Postgres, Proxy, Server, with_timeout};
 use common::time::{EVENTUALLY, Stopwatch};
-use common::{message, policy};
+use common::{message, outside_of_a_runtime, policy};
 use tokio::task::spawn_blocking;
 use tower_ratelimit::storage::{AnyStorage, StorageErrorKind};
 use tower_ratelimit::{Key, RateLimiter, Storage};
@@ -143,5 +143,28 @@ async fn timeout_names_a_wrong_password_database_and_table_of_postgres() {
         (format!("postgres@{at}/postgres?table=other&migrate=false"), "has no table for the states"),
     ] {
         assert_timeout_names(&proxy, &format!("postgres://{rest}"), cause).await;
+    }
+}
+
+/// Guards against this defect: a timer or a task of the storage panics.
+#[test]
+fn calls_outside_of_a_runtime_are_errors() {
+    for url in
+        ["redis://127.0.0.1:1", "memcached://127.0.0.1:1", "etcd://127.0.0.1:1", "postgres://user@127.0.0.1:1/db"]
+    {
+        let storage: AnyStorage = url.parse().unwrap();
+        let (limiter, key) = (RateLimiter::with_storage(policy("5/minute"), storage.clone()), Key::from("k"));
+        let errors = [
+            outside_of_a_runtime(limiter.hit(&key)).map(drop),
+            outside_of_a_runtime(limiter.peek(&key)).map(drop),
+            outside_of_a_runtime(limiter.clear(&key)),
+            outside_of_a_runtime(storage.check()),
+            outside_of_a_runtime(storage.clear_all()).map(drop),
+        ];
+        for (call, error) in ["hit", "peek", "clear", "check", "clear_all"].into_iter().zip(errors) {
+            let error = error.unwrap_err();
+            assert_eq!(error.kind(), StorageErrorKind::Cancelled, "{call} on {url}: {error}");
+            assert!(!error.may_have_counted() && message(error).contains("no tokio runtime"), "{call} on {url}");
+        }
     }
 }

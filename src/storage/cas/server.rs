@@ -151,10 +151,13 @@ impl<S: ServerStore> Storage for ServerCas<S> {
     forward_storage!(self => self.0; clear, settle, validate, validate_members);
 
     fn decide(&self, request: StorageRequest<'_>) -> StorageFuture<Decision> {
+        if Handle::try_current().is_err() {
+            return self.0.decide(request);
+        }
         if let Some(error) = self.store().overload(self.0.shared.queues.len()) {
             return StorageFuture::new(measured(S::LABEL, overloaded(error, self.0.timeout)));
         }
-        if !self.store().is_new() || Handle::try_current().is_err() {
+        if !self.store().is_new() {
             return self.0.decide(request);
         }
         let (storage, request) = (self.clone(), request.owned());
@@ -185,7 +188,10 @@ impl<S: ServerStore> Storage for ServerCas<S> {
 
     fn clear_all(&self) -> StorageFuture<u64> {
         let (store, prefix, timeout) = (self.store().clone(), Arc::clone(&self.0.prefix), self.0.timeout);
-        StorageFuture::new(async move { store.delete_all(&prefix, store_deadline(timeout)).await })
+        StorageFuture::new(async move {
+            Handle::try_current().map_err(|_| StorageError::no_runtime())?;
+            store.delete_all(&prefix, store_deadline(timeout)).await
+        })
     }
 
     fn slots(&self) -> Option<Arc<dyn SlotStore>> {

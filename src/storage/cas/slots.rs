@@ -45,6 +45,8 @@ async fn run<S: CasStorage>(
     for attempt in 0..MAX_LOST_SWAPS {
         let loaded = match newest.take() {
             Some(loaded) => loaded,
+            // A call that begins after the store's deadline could not wait for the reply.
+            None if Instant::now() >= store_deadline.into() => return Err(contended()),
             None => timeout_at(deadline, store.load(&name, store_deadline))
                 .await
                 .map_err(|_| late(&shared.name, false))?

@@ -178,7 +178,9 @@ impl<S: CasStorage> Worker<S> {
             }
         }
         let texts = batches.finish(shared.skew.max());
-        if texts.iter().all(|(_, change)| change.is_none()) {
+        // A new line is stored with the states of a job. Without one, the batch does not know how long
+        // the stored states last.
+        if pending.is_empty() || texts.iter().all(|(_, change)| change.is_none()) {
             if is_recalled {
                 return Err((pending.into_iter().map(|(job, _)| job).collect(), None));
             }

@@ -211,6 +211,10 @@ impl Calls {
     /// Records a call without a reply. Returns `true` if the connection has been silent for too
     /// long.
     fn record_silence(&self, begun: Instant, timeout: Duration) -> bool {
+        // A call that began at its deadline has not waited for the server.
+        if timeout.is_zero() {
+            return false;
+        }
         let mut silence = unpoisoned(self.silence.lock());
         let now = Instant::now();
         let from = silence.until.map_or(begun, |until| until.max(begun));
@@ -287,6 +291,14 @@ mod tests {
         calls.record_reply(1);
         assert!(!silences(TIMEOUT).await && !silences(TIMEOUT).await);
         assert!(silences(TIMEOUT).await, "two and a half deadlines");
+    }
+
+    /// Guards against this defect: a call that begins at its deadline closes a healthy connection.
+    #[tokio::test(start_paused = true)]
+    async fn call_that_begins_at_its_deadline_is_no_silence() {
+        let calls = Calls::default();
+        assert!(!calls.record_silence(Instant::now(), Duration::ZERO));
+        assert_eq!(limit(&calls), MOST);
     }
 
     #[tokio::test(start_paused = true)]

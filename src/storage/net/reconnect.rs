@@ -7,6 +7,7 @@ use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
+use tokio::runtime::Handle;
 use tokio::sync::watch;
 use tokio::task::yield_now;
 use tokio::time::{Instant, timeout_at};
@@ -242,8 +243,8 @@ impl<T: Usable> Reconnecting<T> {
     ///
     /// # Errors
     ///
-    /// Returns the error of the last attempt during the backoff, a timeout at `deadline`, and an
-    /// overload error if too many callers wait.
+    /// Returns the error of the last attempt during the backoff, a timeout at `deadline`, an overload
+    /// error if too many callers wait, and an error outside of a tokio runtime.
     #[cfg(any(test, feature = "redis", feature = "memcached", feature = "etcd"))]
     pub(in crate::storage) async fn get<F>(
         self: &Arc<Self>,
@@ -272,6 +273,8 @@ impl<T: Usable> Reconnecting<T> {
     where
         F: Future<Output = Result<T, StorageError>> + Send + 'static,
     {
+        // Timers and tasks panic without one.
+        Handle::try_current().map_err(|_| StorageError::no_runtime())?;
         loop {
             let mut attempt = match self.find(&make) {
                 FoundConnection::Value(value) => return Ok(value),

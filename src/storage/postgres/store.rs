@@ -358,7 +358,7 @@ impl Sweep {
     /// Counts a write. Starts a sweep in a background task after every [`WRITES`] writes, unless
     /// one is running.
     fn after_write(self: &Arc<Self>, link: &Link, timeout: Duration) {
-        if !(self.writes.fetch_add(1, Ordering::Relaxed) + 1).is_multiple_of(WRITES)
+        if !self.writes.fetch_add(1, Ordering::Relaxed).wrapping_add(1).is_multiple_of(WRITES)
             || self.is_running.swap(true, Ordering::Relaxed)
         {
             return;

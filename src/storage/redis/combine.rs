@@ -137,6 +137,7 @@ impl Combiner {
             && call.can_be_combined()
             && let Some(node) = link.single()
             && self.is_possible_on(node)
+            && Handle::try_current().is_ok()
             && let Some(result) = self.join(node, call, deadline).await
         {
             return result;
