@@ -118,7 +118,11 @@ impl Decision {
         self.verdict.is(Verdict::ADMITTED)
     }
 
-    /// Returns `true` if the hit is refused. A refusal by a limit spends nothing.
+    /// Returns `true` if the hit is refused. For a peek, returns `true` if a hit would be refused.
+    ///
+    /// A refusal spends nothing, with one exception: [`acquire`](crate::RateLimiter::acquire) and
+    /// [`InOrder`](crate::storage::InOrder) may have to refund units before they refuse. If this refund
+    /// fails, the units stay spent.
     #[inline]
     pub fn is_refused(&self) -> bool {
         !self.is_admitted()
@@ -194,8 +198,15 @@ impl Decision {
         self.is_admitted() && self.limits().iter().all(|status| status.delay_micros() == 0)
     }
 
-    /// Returns the delay of an admitted hit: the maximum over all limits. Returns zero for a
-    /// refused hit. Of the built-in strategies, only the leaky bucket delays hits.
+    /// Returns the delay of an admitted hit: the maximum over all limits. For a peek, returns the delay
+    /// that a hit would get. Returns zero for a refused hit.
+    ///
+    /// The caller of [`RateLimiter::hit`](crate::RateLimiter::hit) or
+    /// [`reserve`](crate::RateLimiter::reserve) has to sleep for this time. Do not sleep for a decision
+    /// from a layer or from [`acquire`](crate::RateLimiter::acquire). A layer delays the request itself,
+    /// and `acquire` sleeps before it returns.
+    ///
+    /// Of the built-in strategies, only the leaky bucket delays hits.
     pub fn delay(&self) -> Duration {
         let longest = self.limits().iter().map(Status::delay_micros).max();
         Duration::from_micros(longest.filter(|_| self.is_admitted()).unwrap_or(0))

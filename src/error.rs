@@ -4,7 +4,8 @@ use std::error::Error;
 use std::fmt;
 use std::iter::successors;
 
-/// A boxed error. The error type of a [`Storage`](crate::Storage) converts into it.
+/// A boxed error of any type. Functions that accept any error take an `impl Into<BoxError>`, for
+/// example [`StorageError::with_source`](crate::storage::StorageError::with_source).
 pub type BoxError = Box<dyn Error + Send + Sync>;
 
 /// The error for an invalid quota, policy, option or URL. In most cases, the message contains the

@@ -216,8 +216,8 @@ impl RateLimiter {
     ///
     /// Create the limiters with clones of one storage, which decides on several keys
     /// [together](Storage::decide_all). The storage of the first limiter decides on all keys and settles
-    /// them. The reservation dereferences to the decision that refuses with
-    /// the longest [`retry_after`](Decision::retry_after), or else to the one with the fewest
+    /// them. The reservation dereferences to the decision that refuses with the longest
+    /// [`retry_after`](Decision::retry_after), or else to the one with the fewest
     /// [remaining](Decision::remaining) units.
     ///
     /// ```
@@ -243,11 +243,18 @@ impl RateLimiter {
     ///
     /// # Errors
     ///
-    /// Returns the storage's error if the storage fails, or if two of the pairs have the same policy and
-    /// key. Returns an error of the kind [`Unsupported`](StorageErrorKind::Unsupported), and has spent
-    /// nothing, if the list is empty, if the storage does not decide on several keys together, or if the
-    /// limiters have storages of different types or different memory storages. Two storages of the same
-    /// type on servers are not recognized as different.
+    /// Returns the storage's error if the storage fails.
+    ///
+    /// Returns an error of the kind [`Unsupported`](StorageErrorKind::Unsupported), and spends nothing,
+    /// in these cases:
+    ///
+    /// - `members` is empty, or has more than eight pairs.
+    /// - Two pairs have the same key, and policies with the same [identity](Policy#identity). Give each
+    ///   policy its own name.
+    /// - There are several pairs, and the storage cannot decide on these policies together. Wrap it in
+    ///   [`InOrder`](crate::storage::InOrder).
+    /// - The limiters have storages of different types, or different memory storages. Two storages of the
+    ///   same type on servers are not recognized as different.
     pub fn reserve_all(members: &[(&Self, &Key)], cost: u32) -> StorageFuture<Reservation> {
         let unsupported = |why| StorageFuture::ready(Err(StorageError::new(StorageErrorKind::Unsupported, why)));
         let Some((first, _)) = members.first() else { return unsupported("no limiter for the hit") };

@@ -240,8 +240,11 @@ impl ClientIp {
         hop.ok_or_else(no_peer)
     }
 
-    /// Returns the key of a client with this address. Use it to
-    /// [peek](crate::RateLimiter::peek) at the client or to [clear](crate::RateLimiter::clear) it.
+    /// Returns the key of a client with this address. Use it to [peek](crate::RateLimiter::peek) at the
+    /// limits of a client, or to [clear](crate::RateLimiter::clear) its key.
+    ///
+    /// The key depends on [`ipv6_prefix`](Self::ipv6_prefix) and [`nat64`](Self::nat64). So use an
+    /// extractor with the same settings as that of the layer.
     pub fn key(&self, address: IpAddr) -> Key {
         self.ipv6_prefix.key(address.to_canonical())
     }

@@ -104,8 +104,11 @@ impl PeerIp {
         peer(head).ok_or_else(no_peer)
     }
 
-    /// Returns the key of a client with this address. Use it to
-    /// [peek](crate::RateLimiter::peek) at the client or to [clear](crate::RateLimiter::clear) it.
+    /// Returns the key of a client with this address. Use it to [peek](crate::RateLimiter::peek) at the
+    /// limits of a client, or to [clear](crate::RateLimiter::clear) its key.
+    ///
+    /// The key depends on [`ipv6_prefix`](Self::ipv6_prefix) and [`nat64`](Self::nat64). So use an
+    /// extractor with the same settings as that of the layer.
     ///
     /// ```
     /// use tower_ratelimit::PeerIp;

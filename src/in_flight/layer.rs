@@ -114,8 +114,9 @@ impl<R> InFlightLayer<R> {
     ///
     /// - The requests of a key get their slots in the order of arrival. A new request does not overtake
     ///   those that wait, even if it needs fewer slots than the first of them.
-    /// - A key can have as many waiting requests as places are free. So one key can take half of the places,
-    ///   and two keys a third each. [`Global`](crate::Global) can take all of them.
+    /// - The layer has `max_waiting` places. A request gets a place only while its key has fewer waiting
+    ///   requests than places are free. So one key can take half of the places, and two keys a third each.
+    ///   The key of [`Global`](crate::Global) can take all of them.
     /// - A request that waits holds no permit of the inner service. When it has its slots, it waits until
     ///   a clone of the inner service is ready, and calls the clone.
     /// - A client that disconnects leaves the queue.

@@ -270,8 +270,9 @@ impl<R> RateLimitLayer<R> {
     /// their memory and their connections, so choose `max_waiting` as the number of them that the
     /// server can hold.
     ///
-    /// A key can have as many waiting requests as places are free. So one key can take half of the
-    /// places, and two keys a third each. [`Global`](crate::Global) can take all of them.
+    /// The layer has `max_waiting` places. A request gets a place only while its key has fewer waiting
+    /// requests than places are free. So one key can take half of the places, and two keys a third
+    /// each. The key of [`Global`](crate::Global) can take all of them.
     ///
     /// # Which requests wait
     ///
@@ -280,15 +281,15 @@ impl<R> RateLimitLayer<R> {
     ///
     /// - The time until it can be admitted is longer than `max_wait`.
     /// - It can never be admitted, because its cost exceeds the capacity.
-    /// - `max_waiting` requests already wait, or the key has as many of them as places are free.
+    /// - All places are taken, or its key has at least as many waiting requests as places are free.
     ///
     /// In a [shadow](Self::shadow) layer, no request waits.
     ///
     /// # Order
     ///
-    /// Waiting requests of the same policy and key are admitted in the order of
-    /// [`RateLimiter::acquire`](crate::RateLimiter::acquire). A new request waits behind them
-    /// without a hit. In these cases it makes a hit instead, which can overtake them:
+    /// Waiting requests of the same policy and key are admitted in the order of their arrival, by the
+    /// rules of [`RateLimiter::acquire`](crate::RateLimiter::acquire). A new request joins the end of
+    /// the queue without a hit. In these cases it makes a hit instead, which can overtake them:
     ///
     /// - It gets no place, because they are taken or its key has too many.
     /// - The last refusal of a waiting request shows that the new one cannot be admitted within
@@ -305,10 +306,10 @@ impl<R> RateLimitLayer<R> {
     /// - An admitted request waits until a clone of the inner service is ready, and then calls the
     ///   clone. While a request waits, it holds no permit of the inner service. The delay of a
     ///   [`LeakyBucket`](crate::LeakyBucket) follows after the wait, and is not part of `max_wait`.
-    /// - A request is refused as soon as its own hit, or that of an equal request ahead of it, shows
-    ///   that it cannot be admitted in time. If requests ahead of it still wait, it is refused after
-    ///   `max_wait`. The header fields show the latest refusal of the same key and cost, with times
-    ///   counted from now. If there is none, they show the result of a peek.
+    /// - A request is refused as soon as its own hit shows that it cannot be admitted in time. The hit
+    ///   of a request ahead of it with the same cost can show this too. If requests ahead of it still
+    ///   wait, it is refused after `max_wait`. The header fields show the latest refusal of the same
+    ///   key and cost, with times counted from now. If there is none, they show the result of a peek.
     /// - If the client disconnects before the inner service is called, a hit that was already
     ///   admitted is refunded. If it disconnects during its first hit, before it waits, the units
     ///   can stay spent.

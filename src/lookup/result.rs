@@ -12,10 +12,11 @@ use crate::extract::KeyError;
 use crate::key::Key;
 use crate::policy::{IntoPolicy, SharedPolicy};
 
-/// The result of a [`PolicyLookup`](crate::PolicyLookup). It decides what happens to the requests
-/// with one id.
+/// The result of a [`PolicyLookup`](crate::PolicyLookup) for one id: the policy of all requests with
+/// this id, or the error with which they are rejected.
 ///
-/// Created with `Tenant::from` or `into` from one of these:
+/// [`key`](Self::key) sets the key of these requests, and [`extension`](Self::extension) adds a value
+/// for their handlers. `Tenant::from` and `into` convert these types into a tenant:
 ///
 /// | type | effect on the requests |
 /// |---|---|

@@ -40,13 +40,15 @@ pub enum EventKind<'a> {
         /// was settled. Then its units were free again already, and nothing was refunded.
         expired: bool,
     },
-    /// The cost of a hit could not be corrected, because the storage failed, or because it is
-    /// asynchronous and was called outside of a tokio runtime. The hit keeps its estimated cost,
-    /// unless the storage settled the hit before it failed.
+    /// The cost of a hit could not be corrected, or its key could not be cleared. The storage failed,
+    /// or an asynchronous storage was called outside of a tokio runtime.
+    ///
+    /// The hit keeps its estimated cost. If [`StorageError::may_have_counted`] returns `true` for
+    /// `error`, the storage may have executed the call nevertheless.
     NotSettled {
         /// The decision on the hit, with its estimated cost.
         decision: &'a Decision,
-        /// The actual cost in units.
+        /// The actual cost in units. 0 if the key could not be cleared.
         actual: u32,
         /// The reason of the failure.
         error: &'a StorageError,

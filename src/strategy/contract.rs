@@ -272,9 +272,9 @@ impl Divided {
 ///   `true` as its fifth value. In a refusal, four values of `nil` precede it.
 /// - `NAME_refuse(now, till, a, b, ...)` returns the state after a
 ///   [refusal](super::Strategy::refuse) as `till, a, b`, or nothing if the state does not change.
-///   It is called after a hit that a limit of the policy refuses. For a strategy that [counts
-///   refusals](super::Strategy::counts_refusals), it is called if the state has not expired.
-///   Otherwise, it is called if the fifth value of `NAME_hit` was `true`.
+///   It is called after a hit that a limit of the policy refuses, if the strategy [counts
+///   refusals](super::Strategy::counts_refusals) or the fifth value of `NAME_hit` was `true`. The
+///   values of a state that has expired are zeros.
 /// - `NAME_charge(now, cost, till, a, b, ...)` returns the state after a
 ///   [charge](super::Strategy::charge) as `till, a, b`.
 /// - `NAME_refund(now, cost, till, a, b, hit, ...)` returns the state after a refund of `cost`

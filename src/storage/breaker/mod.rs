@@ -403,6 +403,10 @@ impl Storage for Breaker {
 
     /// Checks the primary, even while the breaker is open. The result does not change the breaker's
     /// state.
+    fn check(&self) -> StorageFuture<()> {
+        self.0.primary.check()
+    }
+
     /// Clears the primary and then the fallback, even if the breaker is open or the primary fails.
     /// The result does not change the breaker's state. Returns the number of keys that were removed
     /// from the primary.
@@ -410,10 +414,6 @@ impl Storage for Breaker {
     /// # Errors
     ///
     /// Returns the error of the fallback, or else that of the primary.
-    fn check(&self) -> StorageFuture<()> {
-        self.0.primary.check()
-    }
-
     fn clear_all(&self) -> StorageFuture<u64> {
         let primary = self.0.primary.clear_all();
         let Some(fallback) = &self.0.fallback else { return primary };
