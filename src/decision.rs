@@ -18,7 +18,7 @@ use crate::time::{Timestamp, micros};
 /// | [charge](crate::RateLimiter::charge) | admitted | after the charge |
 ///
 /// A storage that is [full](Self::is_storage_full) or [contended](Self::is_contended) may refuse a
-/// hit or a charge, even if the limits admit it.
+/// hit, a peek or a charge, even if the limits admit it.
 ///
 /// ```
 /// use tower_ratelimit::{Key, Quota, RateLimiter};
@@ -128,13 +128,15 @@ impl Decision {
         !self.is_admitted()
     }
 
-    /// Returns `true` if the hit or charge was refused because the storage was full:
+    /// Returns `true` if the hit or charge was refused because the storage was full. For a peek, returns
+    /// `true` if a hit would be refused for this reason.
     ///
-    /// - In most cases, the key was new and no other key could be evicted, because a key that is
-    ///   being refused is never evicted.
-    /// - Otherwise, the log of the key could not grow.
+    /// - A new key is refused if the storage finds no key to evict. It looks at a few keys, and never
+    ///   evicts a key that is being refused.
+    /// - A stored key is refused if there is no room, in most cases because its log cannot grow.
     ///
-    /// See [`MemoryStorage`](crate::MemoryStorage).
+    /// With [`OnFull::Admit`](crate::storage::OnFull::Admit), a new key that finds no room is admitted
+    /// instead, and this method returns `false`. See [`MemoryStorage`](crate::MemoryStorage#eviction).
     pub fn is_storage_full(&self) -> bool {
         self.verdict.is(Verdict::STORAGE_FULL)
     }

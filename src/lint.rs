@@ -37,12 +37,14 @@ pub enum Lint {
     /// layer whose key is read from one of them, at least for some requests, does not report this
     /// lint.
     ForwardedPeer,
-    /// `RL004`: a request passed through the same layer twice, and was charged twice.
+    /// `RL004`: a request passed through the same layer twice, and spent its cost twice.
     ///
-    /// The usual cause is a layer that was added to a router and also to one of its routes. A layer
-    /// and its clones count as the same layer. Layers that were created or configured separately do
-    /// not, even if they share a storage. Not every request is checked, so the lint may be reported
-    /// late.
+    /// The usual cause is a layer that was added to a router and also to one of its routes. Remove one
+    /// of the two. A layer and its clones count as the same layer. Layers that were created or
+    /// configured separately do not, even if they share a storage.
+    ///
+    /// The layer checks one in 64 of its first 1,024 limited requests. So it may report this lint late,
+    /// or not at all.
     SameLayerTwice,
     /// `RL005`: a trusted proxy did not send the field that [`ClientIp`](crate::ClientIp) reads.
     ///
@@ -141,7 +143,7 @@ impl fmt::Display for Lint {
             }
             Self::TrustsEveryAddress => "every address is trusted as a proxy, so clients choose their own keys",
             Self::ForwardedPeer => "requests have a forwarding header, but the key is the peer's address: use ClientIp",
-            Self::SameLayerTwice => "a request passed through the same layer twice and was charged twice",
+            Self::SameLayerTwice => "a request passed through the same layer twice and spent its cost twice",
             Self::ForwardingFieldMissing { found: None } => {
                 "a trusted proxy did not send the forwarding field, so its clients share one quota"
             }

@@ -20,10 +20,12 @@ use crate::service::CloneService;
 /// The middleware that limits the requests in flight to an inner service. Created by
 /// [`InFlightLayer`](crate::InFlightLayer).
 ///
-/// It calls the inner service that was polled ready, also after the storage has answered. A request that
-/// [waits](crate::InFlightLayer::wait) because all slots are in use keeps a clone of it instead, which is
-/// polled ready after the wait. So it occupies no permit of a `ConcurrencyLimit` and no place of a
-/// `Buffer` while it waits.
+/// A request is passed to the inner service that was polled ready. With a
+/// [storage](crate::InFlightLayer::storage), it keeps this service while the storage decides.
+///
+/// A request that [waits](crate::InFlightLayer::wait) for a free slot drops the ready service and keeps a
+/// clone. The clone is polled ready after the wait. So a waiting request holds no permit of a
+/// `ConcurrencyLimit` and no place of a `Buffer`.
 pub struct InFlight<S, R = TextRejection> {
     inner: S,
     shared: Arc<Shared<SlotState, R>>,

@@ -110,8 +110,9 @@ impl LiveSlots {
     }
 }
 
-/// The source of the slots of each request: [`Slots`], a `u32`, [`LiveSlots`], or the closure of
-/// [`slots_by`].
+/// Determines the [`Slots`] of the key of each request.
+///
+/// A `u32`, [`Slots`] and [`LiveSlots`] convert into it. [`slots_by`] creates one from a closure.
 #[derive(Clone, Debug)]
 pub struct SlotsSource(pub(super) PolicySource);
 

@@ -35,19 +35,25 @@ impl<R> RateLimitLayer<R> {
         Some(limiter.waiting_in(Arc::clone(&self.shared.queues)))
     }
 
-    /// Returns a limiter that shares the storage and the queues of this layer, for one of the
-    /// policies that [`policy_by`](crate::policy_by) or a `PolicyLookup` chooses.
+    /// Returns a limiter for `policy` that shares the storage of this layer. Use it for a policy that
+    /// [`policy_by`](crate::policy_by) or a `PolicyLookup` chooses, or that [`and`](Self::and) adds.
+    ///
+    /// The limiter shares the counts of the layer's policy with the same
+    /// [identity](crate::Policy#identity). Another policy has counts of its own. Calls of
+    /// [`acquire`](RateLimiter::acquire) wait in the same queues as the [waiting](Self::wait) requests
+    /// of this layer.
     ///
     /// # Errors
     ///
-    /// Returns an error if the storage does not support the policy or one of its shadow limits.
+    /// Returns an error if the policy is a lockout [by refusals](crate::Lockout::by_refusals) alone, or
+    /// if the storage does not support the policy or one of its shadow limits.
     pub fn limiter_for(&self, policy: impl IntoPolicy) -> Result<RateLimiter, ConfigError> {
         let limiter = RateLimiter::try_with_storage(policy, self.storage_handle())?;
         Ok(limiter.waiting_in(Arc::clone(&self.shared.queues)))
     }
 
-    /// Returns the policy and the remaining units of the client that sent `request`, or `None` if
-    /// the request is not limited, for example because it is skipped. Spends nothing.
+    /// Returns the policies and the remaining units of the client that sent `request`. Returns `None` if
+    /// the request is not limited, for example because it is [skipped](Self::skip). Spends nothing.
     ///
     /// With the feature `axum`, `usage_handler` returns a handler that responds with the usage as
     /// JSON.
@@ -67,8 +73,9 @@ impl<R> RateLimitLayer<R> {
     ///
     /// # Errors
     ///
-    /// Returns [`UsageError::Key`] if the request has no key, and [`UsageError::Storage`] if the
-    /// storage or the lookup of the policy fails.
+    /// - [`UsageError::Key`] if the request has no key, or if the lookup of the policy returns a
+    ///   [`KeyError`](crate::KeyError).
+    /// - [`UsageError::Storage`] if the storage or the lookup of the policy fails.
     pub fn usage<B>(
         &self,
         request: &Request<B>,

@@ -105,7 +105,8 @@ impl RateLimitLayer {
     ///
     /// For a [`RateLimiter`](crate::RateLimiter), use [`new`](Self::new) with its
     /// [policy](crate::RateLimiter::policy), then [`storage`](Self::storage) with its
-    /// [storage](crate::RateLimiter::storage) and an [`OnError`].
+    /// [storage](crate::RateLimiter::storage) and an [`OnError`]. This policy is a copy of the current
+    /// one. To follow changes, call `new` with the [`LivePolicy`](crate::LivePolicy) itself.
     pub fn from_limiter(limiter: &LocalLimiter, key: impl KeyExtractor) -> Self {
         Self::with(limiter.shared_policy().into_policy_source(), key, limiter.storage().clone().into())
     }

@@ -107,10 +107,12 @@ pub trait Strategy: fmt::Debug + Send + Sync + 'static {
     /// always admitted.
     fn check(&self, quota: &Quota, state: &State, now: Timestamp, cost: u32) -> Status;
 
-    /// Spends `cost` units, at least 1. Returns the delay in microseconds, which is 0 for most
-    /// strategies.
+    /// Spends `cost` units, and returns the delay of the hit in microseconds. `cost` is at least 1.
     ///
-    /// For a hit, it is called only after [`check`](Self::check) has admitted the same hit on the
+    /// The delay is 0 for most strategies. If it can be more, [`delays`](Self::delays) must return
+    /// `true`.
+    ///
+    /// For a hit, this method is called only after [`check`](Self::check) has admitted the same hit on the
     /// same state. The default implementation of [`charge`](Self::charge) calls it without a check.
     fn spend(&self, quota: &Quota, state: &mut State, now: Timestamp, cost: u32) -> u64;
 

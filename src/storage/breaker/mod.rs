@@ -407,13 +407,12 @@ impl Storage for Breaker {
         self.0.primary.check()
     }
 
-    /// Clears the primary and then the fallback, even if the breaker is open or the primary fails.
-    /// The result does not change the breaker's state. Returns the number of keys that were removed
-    /// from the primary.
+    /// Clears the primary and the fallback at the same time, even if the breaker is open. The result does
+    /// not change the breaker's state. Returns the number of keys that were removed from the primary.
     ///
     /// # Errors
     ///
-    /// Returns the error of the fallback, or else that of the primary.
+    /// Returns the error of the primary, or else that of the fallback.
     fn clear_all(&self) -> StorageFuture<u64> {
         let primary = self.0.primary.clear_all();
         let Some(fallback) = &self.0.fallback else { return primary };

@@ -103,11 +103,12 @@ pub trait CasStorage: Clone + fmt::Debug + Send + Sync + 'static {
     /// removed and written again.
     type Version: Send + Sync + 'static;
 
-    /// Returns the text of a key and the text's version.
+    /// Returns the text of a key and the text's version. For a missing key, returns an empty text and
+    /// the version of a missing key.
     ///
-    /// A key is printable ASCII and can contain spaces. [`Cas`] uses keys of at most 200 bytes, and
-    /// `testing::CasLaws` also longer ones. If the store limits the length further or forbids
-    /// spaces, use a hash of the key.
+    /// A key is printable ASCII and can contain spaces. [`Cas`] uses keys of at most 201 bytes, and
+    /// `testing::CasLaws` also longer ones. If the store supports only shorter keys or no spaces, use
+    /// a hash of the key.
     ///
     /// # Errors
     ///

@@ -182,13 +182,18 @@ impl fmt::Debug for Tls {
 /// rustls configuration. See `RedisStorage::try_tls`, `EtcdStorage::try_tls` and
 /// `PostgresStorage::try_tls`.
 ///
-/// The host name of the server is verified, unless a rustls configuration has a verifier that does
-/// not. For certificates in files, use the options `ca`, `cert` and `key` of the URL instead.
+/// The storage verifies the host name of the server, unless you pass a rustls configuration whose
+/// verifier skips this check. For certificates in files, use the options `ca`, `cert` and `key` of the
+/// URL instead.
 ///
-/// The cryptography is that of the `CryptoProvider` that the program has installed by
-/// `install_default` of rustls 0.23, or else that of the crate `ring`. Without the default feature
-/// `ring`, this crate does not compile `ring`, and a program that connects over TLS must install a
-/// provider before it creates the storage.
+/// The cryptography comes from the first of these that exists:
+///
+/// 1. the rustls configuration, if you pass one
+/// 2. the `CryptoProvider` that the program has installed with `install_default` of rustls 0.23
+/// 3. the crate `ring`, if the default feature `ring` is enabled
+///
+/// Without the feature `ring`, install a provider before you create the storage, even if you pass a
+/// rustls configuration.
 ///
 /// ```no_run
 /// # #[cfg(feature = "redis-rustls")]
