@@ -7,7 +7,7 @@
 //! | Find the client, also behind a proxy | [Keys and proxies](keys_and_proxies) |
 //! | Set up nginx, Cloudflare, a cloud's load balancer or another proxy | [Proxies by name](proxies_by_name) |
 //! | Set the cost of a request, before or after its response, or meter messages and chunks | [Costs](costs) |
-//! | Limit users, tenants and all clients together | [Plans, tenants and all clients](plans_and_tenants) |
+//! | Limit users, tenants and all clients together, leave room for people | [Plans, tenants and all clients](plans_and_tenants) |
 //! | Lock out who guesses passwords | [Protecting a login](protecting_a_login) |
 //! | Refuse requests, let them wait, choose header fields | [Headers and refusals](headers_and_refusals) |
 //! | Limit how many requests are in flight at once: streams, uploads, web sockets | [Requests in flight](requests_in_flight) |

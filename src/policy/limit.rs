@@ -51,6 +51,8 @@ pub(super) fn digests<'a>(limits: impl IntoIterator<Item = &'a Limit>, shadow: b
 pub struct Limit {
     strategy: Arc<dyn StrategyDyn>,
     quota: Quota,
+    /// The units that have to remain after a hit.
+    kept: u32,
     name: Option<Box<str>>,
 }
 
@@ -80,7 +82,7 @@ impl Limit {
 
     pub(super) fn of(strategy: Arc<dyn StrategyDyn>, quota: Quota) -> Result<Self, ConfigError> {
         strategy.validate(&quota)?;
-        let limit = Self { strategy, quota, name: None };
+        let limit = Self { strategy, quota, kept: 0, name: None };
         // Header fields report an unnamed policy by the text of its limit.
         checked_name(limit.to_string())?;
         Ok(limit)
@@ -104,13 +106,94 @@ impl Limit {
         Ok(Self { name: Some(checked_name(name.into())?), ..self })
     }
 
+    /// Keeps `units` for others: a hit is admitted only if at least so many units remain after it. Use
+    /// it for batch work that has to leave room for people. Defaults to 0.
+    ///
+    /// The kept units do not change the [identity](crate::Policy#identity) of a policy. So a policy
+    /// with them and the same one without them share their states, on one storage. In
+    /// [text](crate::Policy#impl-FromStr-for-Policy): `100/minute keep 20`.
+    ///
+    /// | number | with kept units |
+    /// |---|---|
+    /// | [`remaining`](crate::Decision::remaining), [`capacity`](crate::Decision::capacity) | those of the quota, which others can spend |
+    /// | [`retry_after`](crate::Decision::retry_after) | the time until the hit is admitted: its cost and the kept units remain then |
+    /// | a cost above the capacity minus the kept units | never admitted, so `retry_after` is `None` |
+    ///
+    /// A hit that costs 0 and a [charge](crate::RateLimiter::charge) do not depend on the kept units.
+    ///
+    /// ```
+    /// use tower_ratelimit::{Key, Limit, LocalLimiter, MemoryStorage, Policy, Quota};
+    ///
+    /// let (storage, alice) = (MemoryStorage::new(), Key::from("alice"));
+    /// let limit = Limit::from(Quota::per_minute(100));
+    /// let people = LocalLimiter::with_storage(limit.clone(), storage.clone());
+    /// let batch = LocalLimiter::with_storage(limit.keep(20), storage);
+    /// while batch.admit(&alice) {}
+    /// // The batch work has spent 80 units.
+    /// assert_eq!(people.peek(&alice).remaining(), 20);
+    /// assert!(people.admit(&alice));
+    /// ```
+    ///
+    /// # Panics
+    ///
+    /// Panics if the limit has no more units than these, so that no hit would be admitted, if it has
+    /// 2^32 - 1 units, or if it is a [`Lockout`]. [`try_keep`](Self::try_keep) returns an error instead.
+    #[must_use]
+    #[track_caller]
+    pub fn keep(self, units: u32) -> Self {
+        or_panic(self.try_keep(units))
+    }
+
+    /// Like [`keep`](Self::keep), but returns an error instead of panicking.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error in the cases in which `keep` panics.
+    pub fn try_keep(self, units: u32) -> Result<Self, ConfigError> {
+        let limit = Self { kept: 0, ..self };
+        if units > 0 && limit.locks() {
+            let message = format!("\"{limit}\" is a lockout, which keeps no units: remove \"keep {units}\"");
+            return Err(ConfigError::new(message));
+        }
+        let (capacity, most) = (limit.capacity(), limit.capacity().saturating_sub(1));
+        if units > most {
+            let message =
+                format!("\"{limit}\" has {capacity} units and cannot keep {units} of them: keep at most {most}");
+            return Err(ConfigError::new(message));
+        }
+        // The sum of a cost and the kept units saturates, and would fit into this capacity.
+        if units > 0 && capacity == u32::MAX {
+            let message = format!("\"{limit}\" has too many units to keep some: use at most {most}");
+            return Err(ConfigError::new(message));
+        }
+        Ok(Self { kept: units, ..limit })
+    }
+
+    /// Returns the units that have to remain after a hit, which [`keep`](Self::keep) sets.
+    pub fn kept(&self) -> u32 {
+        self.kept
+    }
+
+    /// Returns the limit without kept units.
+    pub(super) fn without_kept(&self) -> Self {
+        Self { kept: 0, ..self.clone() }
+    }
+
+    /// Returns the units that have to remain before a hit of `cost` units, so that it is admitted.
+    #[inline]
+    pub(crate) const fn needed(&self, cost: u32) -> u32 {
+        if cost == 0 { 0 } else { cost.saturating_add(self.kept) }
+    }
+
     /// Returns the part of this limit for one of `replicas`, with the same name.
     pub(super) fn divide(&self, replicas: NonZeroU32) -> Result<Self, ConfigError> {
         let (strategy, quota) = match self.strategy.divide(&self.quota, replicas) {
             Some(share) => (share.strategy, share.quota),
             None => (Arc::clone(&self.strategy), self.quota.divide(replicas)),
         };
-        Ok(Self { name: self.name.clone(), ..Self::of(strategy, quota)? })
+        let limit = Self { name: self.name.clone(), ..Self::of(strategy, quota)? };
+        let kept = (self.kept / replicas).min(limit.capacity().saturating_sub(1));
+        Ok(Self { kept, ..limit })
     }
 
     /// Returns the strategy.
@@ -182,12 +265,15 @@ impl Limit {
 
     #[inline]
     pub(crate) fn check(&self, state: &State, now: Timestamp, cost: u32) -> Status {
-        self.strategy.check(&self.quota, state, now, cost)
+        self.strategy.check(&self.quota, state, now, self.needed(cost))
     }
 
     /// Checks and spends a hit of at least 1 unit, for a policy without other limits.
     #[inline]
     pub(crate) fn hit(&self, state: &mut State, now: Timestamp, cost: u32) -> Outcome {
+        if self.kept > 0 && !self.check(state, now, cost).is_admitted() {
+            return self.refuse(state, now);
+        }
         self.strategy.hit(&self.quota, state, now, cost)
     }
 
@@ -236,7 +322,7 @@ impl Limit {
     /// Writes the status of this limit after the decision into `status`.
     #[inline]
     pub(crate) fn write_status(&self, state: &State, now: Timestamp, cost: u32, part: Part, status: &mut Status) {
-        self.strategy.write_status(&self.quota, state, now, cost, part, status);
+        self.strategy.write_status(&self.quota, state, now, self.needed(cost), part, status);
     }
 
     /// Returns the status of a refusal by the storage, which has not called the strategy: nothing
@@ -257,13 +343,14 @@ impl From<Quota> for Limit {
     }
 }
 
-/// Writes the limit as in the text of a policy: `"daily" moving-window 10000/day`.
+/// Writes the limit as in the text of a policy: `"daily" moving-window 10000/day keep 500`.
 impl fmt::Display for Limit {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if let Some(name) = &self.name {
             write!(f, "{} ", Quoted(name))?;
         }
-        self.strategy.describe(&self.quota, f)
+        self.strategy.describe(&self.quota, f)?;
+        if self.kept > 0 { write!(f, " keep {}", self.kept) } else { Ok(()) }
     }
 }
 

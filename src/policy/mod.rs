@@ -260,7 +260,9 @@ impl Policy {
 
     /// Creates a policy from its enforced limits and its shadow limits.
     pub(super) fn of(name: Option<Box<str>>, limits: Vec<Limit>, shadow: Vec<Limit>) -> Self {
-        let identity = name.as_deref().map_or_else(|| text_of(&limits), str::to_owned);
+        // Kept units are not part of the identity, so hits with and without them spend the same units.
+        let text = || text_of(&limits.iter().map(Limit::without_kept).collect::<Vec<_>>());
+        let identity = name.as_deref().map_or_else(text, str::to_owned);
         let digest = digest(&identity);
         let limit_digests = limit::digests(&limits, false);
         // Shadow limits are not part of the identity, so adding or removing one does not reset the
@@ -291,8 +293,9 @@ impl Policy {
 
     /// Divides this policy among `replicas` and returns the part of one replica.
     ///
-    /// The amount, the burst and the queue length of each limit are divided and rounded down. The
-    /// result is at least 1, except that a queue of length 0 stays 0. So if an amount is less than
+    /// The amount, the burst, the queue length and the [kept units](Limit::keep) of each limit are
+    /// divided and rounded down. The result is at least 1, except that a queue of length 0 stays 0, and
+    /// that at least one unit is not kept. So if an amount is less than
     /// `replicas`, the replicas together admit more than the policy. A burst or a queue that would
     /// then take more than 142 years to refill is shortened further. A custom strategy can divide
     /// its limit in another way, see [`Strategy::divide`].
@@ -331,6 +334,12 @@ impl Policy {
             wants_decisions: *wants_decisions,
             shadows: self.shadows().iter().map(|shadow| shadow.divide(replicas)).collect::<Result<_, _>>()?,
         })))
+    }
+
+    /// Returns a hash that identifies the queue of waiting hits. Hits that keep units wait apart from
+    /// those that can spend these units.
+    pub(crate) fn queue_digest(&self) -> u128 {
+        self.limits().iter().fold(self.digest(), |digest, limit| digest.wrapping_add(limit.kept().into()))
     }
 
     fn shadow_limits(&self) -> Vec<Limit> {
@@ -413,7 +422,7 @@ impl Policy {
     /// | policy | identity |
     /// |---|---|
     /// | with a name | the name |
-    /// | without a name | the [text](Self#impl-Display-for-Policy) of its enforced limits |
+    /// | without a name | the [text](Self#impl-Display-for-Policy) of its enforced limits, without [kept units](Limit::keep) |
     /// | the result of [`divide`](Self::divide) | the identity of the original policy |
     /// | one of the [`shadows`](Self::shadows) | the identity of the enclosing policy and a number, as in `free·shadow-1` |
     pub fn identity(&self) -> &str {

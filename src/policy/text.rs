@@ -16,6 +16,9 @@ use crate::text::{Scanner, Suggested, Unreadable, edits, parse};
 /// The keyword before a shadow limit.
 const SHADOW: &str = "shadow";
 
+/// The keyword before the units that a limit keeps.
+const KEEP: &str = "keep";
+
 /// The keyword before a limit. It distinguishes the name of the first limit from that of the policy.
 const LIMIT: &str = "limit";
 
@@ -26,9 +29,10 @@ const LOCKOUTS: [&str; 5] = ["ban", "block", "jail", "lock", "penalty"];
 const STRATEGY_WORDS: [&str; 4] = ["bucket", "window", "counter", "rolling"];
 
 /// The examples in errors, each with the word that selects it.
-const EXAMPLES: [(&str, &str); 6] = [
+const EXAMPLES: [(&str, &str); 7] = [
     ("lockout", "lockout 5/10m for 15m x2 up to 1d"),
     ("queue", "leaky-bucket 10/second queue 20"),
+    ("keep", "100/minute keep 20"),
     ("burst", "token-bucket 10/second burst 20"),
     ("shadow", "10/second; shadow 5/second"),
     ("\"", "\"free\": 10/second; \"daily\" 1000/day"),
@@ -40,7 +44,7 @@ const EXAMPLES: [(&str, &str); 6] = [
 ///
 /// - The name of the policy is optional. It is in double quotes, with `:` after it.
 /// - The limits are separated by `;`, `,` or `|`. Each is
-///   `[shadow] [limit] ["name"] [strategy] quota [queue n]`.
+///   `[shadow] [limit] ["name"] [strategy] quota [queue n] [keep n]`.
 /// - `shadow` marks a [shadow limit](Policy#shadow-limits). The first limit cannot have it.
 /// - The name of a limit is in double quotes. In names, `\"` and `\\` are escapes.
 /// - A text cannot begin with the name of a limit, which could be meant as that of the policy. Write
@@ -50,6 +54,7 @@ const EXAMPLES: [(&str, &str); 6] = [
 ///   [`SlidingWindowCounter`](crate::SlidingWindowCounter).
 /// - The quota is a text such as `10/second burst 20`, see [`Quota`].
 /// - `queue n` sets the length of the queue of a leaky bucket.
+/// - `keep n` admits a hit only if n units remain after it, see [`Limit::keep`].
 /// - A [`Lockout`](crate::Lockout) is `lockout quota for time [xn up to time] [forget time]`, as in
 ///   `lockout 5/10m for 15m x2 up to 1d forget 7d`. In `100 refusals/m`, the word `refusals` lets it
 ///   count the refusals by the other limits. It cannot be the first limit or a shadow limit then.
@@ -86,6 +91,7 @@ fn scan_policy(scanner: &mut Scanner<'_>) -> Result<Policy, Unreadable> {
     let mut into = &mut limits;
     loop {
         let limit = scan_limit(scanner)?;
+        let limit = scan_kept(limit, scanner)?;
         into.push(match limit_name.take() {
             Some(name) => limit.try_named(name)?,
             None => limit,
@@ -121,6 +127,16 @@ fn scan_policy(scanner: &mut Scanner<'_>) -> Result<Policy, Unreadable> {
         Some(name) => policy.try_with_name(name),
         None => policy.with_distinct_names(),
     }?)
+}
+
+/// Scans `[keep n]`.
+fn scan_kept(limit: Limit, scanner: &mut Scanner<'_>) -> Result<Limit, Unreadable> {
+    let option = *scanner;
+    if !scanner.keyword(KEEP) {
+        return Ok(limit);
+    }
+    let units = scanner.option(&option, "the kept units")?;
+    Ok(limit.try_keep(units)?)
 }
 
 /// Checks that the text does not begin with a name of the policy without quotes.

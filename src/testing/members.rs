@@ -37,7 +37,7 @@ const MEMBERS: [[&str; 3]; 4] = [
     [
         "moving-window 4/second; moving-window 6 per 3 seconds",
         "elastic-window 5 per 2 seconds",
-        "token-bucket 7/second",
+        "token-bucket 7/second keep 2",
     ],
 ];
 

@@ -156,6 +156,56 @@ pub(super) fn try_admit_decides_like_the_model(inputs: &Inputs<'_>, harness: &Ha
     }
 }
 
+/// Hits a key under policies that keep different numbers of units, and share their states.
+pub(super) fn kept_units_are_left_to_others(inputs: &Inputs<'_>, harness: &Harness<'_>) {
+    for policy in inputs.all_policies() {
+        let keeping = |units| {
+            let mut limits = policy.limits().iter().map(|limit| limit.clone().try_keep(units).ok());
+            let first = Policy::from(limits.next()??);
+            let kept = limits.try_fold(first, |kept, limit| Some(kept.with(limit?)))?;
+            Some(match policy.name() {
+                Some(name) => kept.with_name(name),
+                None => kept,
+            })
+        };
+        let (Some(one), Some(two)) = (keeping(1), keeping(2)) else { continue };
+        let (key, mut compared) = (Key::from(policy.identity()), Compared::new(harness));
+        let mut hit = |policy: &Policy, op, cost| {
+            let decided = compared.decide(policy, &key, op, cost);
+            harness.unwrap_or_panic(decided)
+        };
+        let mut refused = |keeping: &Policy| {
+            while hit(keeping, Op::Hit, 1).is_admitted() {}
+            hit(keeping, Op::Peek, 1).remaining()
+        };
+        let left = [refused(&two), refused(&one), refused(policy)];
+        harness.check(left == [2, 1, 0], || format!("{two}, then {one} and {policy} leave {left:?} units"));
+        // A cost that only fits without the kept units, and one that is too large.
+        for (keeping, cost) in [(policy, 1), (&two, 1), (&one, 1), (&two, 3), (&one, 1 << 20), (policy, 1)] {
+            let peek = hit(keeping, Op::Peek, cost);
+            if let Some(wait) = peek.retry_after() {
+                harness.clock.advance(wait.saturating_sub(Duration::from_micros(1)));
+                let early = hit(keeping, Op::Peek, cost);
+                harness.check(early.is_refused(), || format!("{keeping} admits {cost} earlier than after {wait:?}"));
+                harness.clock.advance(Duration::from_micros(1));
+            }
+            let _ = hit(keeping, Op::Hit, cost);
+        }
+        let charged = hit(&two, Op::Charge, 3);
+        let settled = compared.settle(&two, &key, &charged, 0);
+        harness.unwrap_or_panic(settled);
+        harness.clock.advance(3 * policy.limits()[0].quota().period());
+        let spent = harness.unwrap_or_panic(compared.decide(&two, &key, Op::Hit, 1));
+        let settled = compared.settle(&two, &key, &spent, 0);
+        harness.unwrap_or_panic(settled);
+        let _ = harness.unwrap_or_panic(compared.decide(policy, &key, Op::Peek, 1));
+        // Refusals on the fast path report the same numbers.
+        for (keeping, cost) in [(&two, 1), (&one, 2), (policy, 1), (&two, 1), (policy, 1)] {
+            let _ = harness.unwrap_or_panic(compared.try_admit(keeping, &key, cost));
+        }
+    }
+}
+
 /// Checks law 8 with more limits than common policies have.
 pub(super) fn many_limits_are_kept(_: &Inputs<'_>, harness: &Harness<'_>) {
     let limits = (1..=20).map(|minutes| format!("fixed-window 4 per {minutes} minutes")).collect::<Vec<_>>();

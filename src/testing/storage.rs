@@ -58,7 +58,7 @@ const CONCURRENT: [&str; 6] = [
 
 /// The laws that are checked without concurrency, in this order. The first ones are on states that
 /// are removed early, because a storage that does so breaks the others at random.
-const LAWS: [Law; 25] = [
+const LAWS: [Law; 26] = [
     ("11: no state is removed early", sequential::no_state_is_removed_early),
     ("11: no state is removed early, in real time", sequential::no_state_is_removed_early_in_real_time),
     ("11: no state is removed early, around powers of two", sequential::no_state_is_removed_around_powers_of_two),
@@ -79,6 +79,7 @@ const LAWS: [Law; 25] = [
     ("of settling: a charge is spent, however large", scripts::large_charges_are_spent),
     ("of settling: a settled hit has its actual cost, however large", scripts::settled_hits_have_any_actual_cost),
     ("of `try_admit`: its result and its summary are those of a hit", scripts::try_admit_decides_like_the_model),
+    ("of kept units: a limit leaves them to hits that keep less", scripts::kept_units_are_left_to_others),
     ("8: decisions equal the model's, with many limits", scripts::many_limits_are_kept),
     ("8: decisions equal the model's, with a long log", scripts::long_logs_are_kept),
     ("15: all hits of several keys spend, or none does", members::all_spend_or_none),
@@ -111,6 +112,7 @@ type MakeHandle = dyn Fn(&AnyStorage) -> AnyStorage;
 /// | 16 | Claims for the [slots](Storage::slots) of requests in flight, also late and repeated ones, are granted as by the pure function of the ledger. |
 /// | of cancellation | A request that is dropped before it completes does not affect other keys. |
 /// | of clearing | A clear removes one key of one policy. [`clear_all`](Storage::clear_all) removes all keys, if it is supported. |
+/// | of kept units | A limit that [keeps](crate::Limit::keep) units leaves them to hits on the same states that keep less. |
 /// | of refunds | A refund returns exactly the units of the hit, and only to the states in which they were spent. The refund of a refusal or of an expired hit returns nothing. |
 /// | of settling | A settled hit has its actual cost. A charge spends its units, even if fewer remain. Both hold for up to 32 bits. |
 /// | of `try_admit` | The result and the summary of [`try_admit`](Storage::try_admit) are those of the hit, also if the summary is a refusal. |

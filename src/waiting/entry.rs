@@ -28,7 +28,7 @@ pub(crate) struct QueueEntry {
 impl QueueEntry {
     /// Adds a refused hit to the end of its queue.
     pub(crate) fn after(refusal: &Refusal, key: &Key, queues: &Arc<WaitQueues>) -> Self {
-        let id = (refusal.policy().digest(), key.clone());
+        let id = (refusal.policy().queue_digest(), key.clone());
         let queue = queues.enter(&id);
         queue.record(refusal);
         Self::new(queues, id, queue, refusal.cost())

@@ -81,7 +81,7 @@ impl Waiter {
     /// until it is admitted, the storage fails, or it cannot be admitted before the deadline.
     pub(crate) async fn hit(&self, queues: &Arc<WaitQueues>, deadline: Instant) -> HitResult {
         if !queues.is_empty() {
-            let id = (self.policy.with(Policy::digest), self.key.clone());
+            let id = (self.policy.with(Policy::queue_digest), self.key.clone());
             if let Some((entry, ())) = QueueEntry::behind(queues, id, self.cost, deadline, |_| Some(())) {
                 return self.wait(entry, None, deadline).await;
             }

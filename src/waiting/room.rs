@@ -45,7 +45,7 @@ impl WaitingRoom {
     ) -> Option<QueueFuture> {
         let deadline = later(Instant::now(), self.max_wait);
         let refusal = Refusal::new(refusal.clone(), request.policy.clone());
-        let own = || self.queues.len_of(&(request.policy.digest(), request.key.clone()));
+        let own = || self.queues.len_of(&(request.policy.queue_digest(), request.key.clone()));
         let seat = refusal.ends_by(deadline).then(|| self.seats.take(request.key, own)).flatten()?;
         let entry = QueueEntry::after(&refusal, request.key, &self.queues);
         Some(wait(waiter(), entry, Some(refusal), deadline, seat))
@@ -63,7 +63,7 @@ impl WaitingRoom {
             return None;
         }
         let deadline = later(Instant::now(), self.max_wait);
-        let id = (request.policy.digest(), request.key.clone());
+        let id = (request.policy.queue_digest(), request.key.clone());
         let (entry, seat) =
             QueueEntry::behind(&self.queues, id, request.cost, deadline, |own| self.seats.take(request.key, || own))?;
         Some(wait(waiter(), entry, None, deadline, seat))

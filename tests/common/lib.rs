@@ -37,4 +37,4 @@ pub use self::poll::{now, outside_of_a_runtime, poll};
 pub use self::requests::{AnswersWithStatus, Inner, admitted_at_once, ask, get, status, with};
 pub use self::responses::{numbers, remaining, retry_after};
 pub use self::storages::{T0, counted, decide, hit, memory, memory_with_manual_clock, settle, spend, start_hit};
-pub use self::strategies::{EVERY_STRATEGY, Foreign, STRATEGY_NAMES, foreign, policy};
+pub use self::strategies::{EVERY_STRATEGY, Foreign, KEEPING, STRATEGY_NAMES, foreign, policy};

@@ -31,6 +31,19 @@ pub const EVERY_STRATEGY: [&str; 10] = [
     "lockout 3 per 7 seconds for 7 seconds",
 ];
 
+/// A limit of each strategy that can keep units, and keeps some.
+pub const KEEPING: [&str; 9] = [
+    "fixed-window 3 per 7 seconds keep 1",
+    "fixed-window-aligned 4 per 7 seconds keep 2",
+    "elastic-window 3 per 7 seconds keep 1",
+    "moving-window 4 per 7 seconds keep 2",
+    "sliding-window-counter 3 per 7 seconds keep 1",
+    "sliding-window-counter-aligned 3 per 7 seconds keep 1",
+    "token-bucket 3 per 7 seconds burst 5 keep 2",
+    "leaky-bucket 3 per 7 seconds queue 3 keep 1",
+    "calendar 3/day keep 1",
+];
+
 /// Parses a policy.
 pub fn policy(text: &str) -> Policy {
     text.parse().unwrap_or_else(|error| panic!("{text}: {error}"))

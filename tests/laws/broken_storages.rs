@@ -14,7 +14,7 @@ use tower_ratelimit::storage::{
 };
 use tower_ratelimit::strategy::{Log, State, Status};
 use tower_ratelimit::testing::{CasLaws, StorageLaws};
-use tower_ratelimit::{ConfigError, Decision, Key, Op, Policy, Storage, Timestamp};
+use tower_ratelimit::{ConfigError, Decision, Key, Limit, Op, Policy, Storage, Timestamp};
 
 /// The fault of a storage.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -52,6 +52,9 @@ enum StorageFault {
     IgnoresCase,
     SharesPolicies,
     IgnoresStrategies,
+    /// Identifies a policy by its identity and its kept units.
+    SeparatesKeptUnits,
+    IgnoresKeptUnits,
     ClearsNothing,
     ClearsAllKeys,
     RefundsNothing,
@@ -170,6 +173,10 @@ impl Broken {
         let identity = policy.identity();
         let name = match self.fault {
             StorageFault::SharesPolicies => String::new(),
+            StorageFault::SeparatesKeptUnits => {
+                let kept = policy.limits().iter().map(Limit::kept).collect::<Vec<_>>();
+                format!("{identity} {kept:?}")
+            }
             StorageFault::CutsNames => identity.chars().take(40).collect(),
             StorageFault::CutsNamesAt256 => identity.chars().take(256).collect(),
             StorageFault::TrimsNames => identity.trim().to_owned(),
@@ -304,10 +311,22 @@ impl Broken {
     }
 }
 
+/// Returns the policy with the same limits, which keep no units.
+fn without_kept_units(policy: &Policy) -> Policy {
+    let mut limits = policy.limits().iter().map(|limit| limit.clone().keep(0));
+    let first = Policy::from(limits.next().expect("a limit"));
+    let limits = limits.fold(first, Policy::with);
+    match policy.name() {
+        Some(name) => limits.with_name(name),
+        None => limits,
+    }
+}
+
 impl Storage for Broken {
     fn decide(&self, request: StorageRequest<'_>) -> StorageFuture<Decision> {
         let (storage, policy, key, op, cost) =
             (self.clone(), request.policy.clone(), request.key.clone(), request.op, request.cost);
+        let policy = if self.fault == StorageFault::IgnoresKeptUnits { without_kept_units(&policy) } else { policy };
         let cost = match self.fault {
             StorageFault::ChargesOneUnit => cost.min(1),
             StorageFault::ChargesForFreeHits => cost.max(1),
@@ -542,6 +561,8 @@ fn each_fault_breaks_its_law() {
         (StorageFault::IgnoresCase, "law 10: keys and policies are independent"),
         (StorageFault::SharesPolicies, "law 10: keys and policies are independent"),
         (StorageFault::IgnoresStrategies, "law 10: policies with the same name"),
+        (StorageFault::SeparatesKeptUnits, "law of kept units: a limit leaves them"),
+        (StorageFault::IgnoresKeptUnits, "law of kept units: a limit leaves them"),
         (StorageFault::ClearsNothing, "law of clearing: "),
         (StorageFault::ClearsAllKeys, "law of clearing: "),
         (StorageFault::RefundsNothing, "law of refunds: "),

@@ -9,6 +9,7 @@ mod cas_versions;
 mod coarse_clock;
 mod divided_quotas;
 mod full_storage;
+mod kept_units;
 mod live_policies;
 mod live_policy;
 mod lockout;

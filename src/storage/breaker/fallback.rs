@@ -73,7 +73,7 @@ pub(super) fn adjust_retry_after(original: &Policy, decision: Decision, wait: u6
     let can_fit = |position: usize, status: &Status| {
         !status.is_admitted()
             && status.retry_after().is_none()
-            && original.limits().get(position).is_some_and(|limit| decision.cost() <= limit.capacity())
+            && original.limits().get(position).is_some_and(|limit| limit.needed(decision.cost()) <= limit.capacity())
     };
     let (limits, cost) = (decision.limits(), decision.cost());
     let is_not_refused_by_a_limit = decision.is_admitted() || decision.is_storage_full() || decision.is_contended();

@@ -233,6 +233,12 @@ impl Leases {
     }
 }
 
+/// Returns `true` if a lease can decide on the request. It does not show whether the units that a limit
+/// keeps remain in the storage.
+fn can_lease(request: &StorageRequest<'_>) -> bool {
+    request.cost > 0 && request.policy.limits().iter().all(|limit| is_leasable(limit) && limit.kept() == 0)
+}
+
 /// Returns `true` if units of the limit can be spent without its state.
 fn is_leasable(limit: &Limit) -> bool {
     !limit.counts_refusals() && !limit.strategy().delays() && !limit.locks()
@@ -240,7 +246,7 @@ fn is_leasable(limit: &Limit) -> bool {
 
 impl Storage for Leases {
     fn decide(&self, request: StorageRequest<'_>) -> StorageFuture<Decision> {
-        if request.cost == 0 || !request.policy.limits().iter().all(is_leasable) {
+        if !can_lease(&request) {
             return self.0.inner.decide(request);
         }
         let (shared, StorageRequest { policy, key, cost, .. }) = (Arc::clone(&self.0), request);
@@ -270,7 +276,7 @@ impl Storage for Leases {
 
     #[inline]
     fn try_admit(&self, request: StorageRequest<'_>, shown: Option<&mut Summary>) -> bool {
-        if request.cost == 0 || !request.policy.limits().iter().all(is_leasable) {
+        if !can_lease(&request) {
             return self.0.inner.try_admit(request, shown);
         }
         let Some(decision) = self.0.take(&request) else { return false };

@@ -129,6 +129,7 @@ impl CachedAnswer {
         if cost == known_cost || limit.counts_refusals() {
             return Self { status: *status, is_exact: true };
         }
+        let (cost, known_cost) = (limit.needed(cost), limit.needed(known_cost));
         let (capacity, remaining, reset) = (status.capacity(), status.remaining(), status.reset_after_micros());
         if cost <= remaining {
             return Self { status: Status::admitted(capacity, remaining, reset), is_exact: true };

@@ -6,7 +6,8 @@ use std::time::Duration;
 use common::random::{Numbers, actual_cost, random_limit};
 use common::servers::storage::{RUNTIME, on, on_prefix};
 use common::servers::{Reply, Server};
-use common::{EVERY_STRATEGY, Foreign, policy};
+use common::{EVERY_STRATEGY, Foreign, KEEPING, policy};
+use futures_util::future::join_all;
 use tower_ratelimit::storage::{Clock, ManualClock, StorageRequest};
 use tower_ratelimit::strategy::State;
 use tower_ratelimit::testing::{StorageLaws, concurrent_hits_are_exact};
@@ -20,12 +21,17 @@ fn storage_obeys_the_laws() {
     let mut mixed = vec![
         policy("fixed-window 3/second; elastic-window 4 per 3 seconds; moving-window 9/minute; token-bucket 10/hour"),
         policy("moving-window 7 per 20 seconds; moving-window 9/minute; leaky-bucket 11/day; 12/day"),
+        policy(
+            "moving-window 7 per 20 seconds keep 2; token-bucket 10/hour keep 1; leaky-bucket 11/day; 12/day keep 3",
+        ),
         Policy::new(Foreign, Quota::per_second(2)).limit(MovingWindow::new(), Quota::per_minute(5)),
         Policy::new(Foreign, Quota::per_second(3)).limit(ElasticWindow::new(), Quota::per_minute(5)),
     ];
     // With up to eight limits, the script has local variables. With more, it has tables.
     for limits in [5, 8, 9, 17] {
-        mixed.push(policy(&EVERY_STRATEGY.iter().cycle().take(limits).copied().collect::<Vec<_>>().join("; ")));
+        for strategies in [&EVERY_STRATEGY[..], &KEEPING] {
+            mixed.push(policy(&strategies.iter().cycle().take(limits).copied().collect::<Vec<_>>().join("; ")));
+        }
     }
     StorageLaws::new(|clock| on(&server, clock)).and_policies(mixed).scripts(128).check();
 }
@@ -36,6 +42,22 @@ fn concurrent_hits_are_admitted_exactly_up_to_the_limit() {
     let storage = on(&server, ManualClock::default());
     for text in ["fixed-window 200/day", "moving-window 200/day; 300/day", "200/day", "token-bucket 200/day"] {
         concurrent_hits_are_exact(&policy(text), &storage);
+    }
+}
+
+#[test]
+fn concurrent_hits_leave_exactly_the_kept_units() {
+    let server = Server::start(&[]);
+    let storage = on(&server, ManualClock::default());
+    for text in
+        ["fixed-window 100/day", "moving-window 100/day", "100/day", "token-bucket 100/day", "elastic-window 100/day"]
+    {
+        let [people, batch] =
+            ["", " keep 20"].map(|kept| RateLimiter::with_storage(policy(&format!("{text}{kept}")), storage.clone()));
+        let key = Key::from(text);
+        let admitted = RUNTIME.block_on(join_all((0..200).map(|_| batch.hit(&key))));
+        let admitted = admitted.into_iter().filter(|hit| hit.as_ref().unwrap().is_admitted()).count();
+        assert_eq!((admitted, RUNTIME.block_on(people.peek(&key)).unwrap().remaining()), (80, 20), "{text}");
     }
 }
 

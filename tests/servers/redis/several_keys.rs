@@ -7,7 +7,7 @@ use common::example_process::Server as ExampleServer;
 use common::random::Numbers;
 use common::servers::storage::{RUNTIME, on};
 use common::servers::{Sentinels, Server, ShardingProxy, with_option};
-use common::{EVERY_STRATEGY, foreign, policy};
+use common::{EVERY_STRATEGY, KEEPING, foreign, policy};
 use futures_util::future::join_all;
 use tower_ratelimit::storage::{Clock, ManualClock, RedisStorage, StorageErrorKind, StorageRequest};
 use tower_ratelimit::strategy::Status;
@@ -39,13 +39,13 @@ fn several_keys_are_decided_like_by_the_model() {
 #[tokio::test]
 async fn members_of_every_strategy_are_decided_like_by_the_model() {
     let server = Server::start(&[]);
-    let mut numbers = Numbers(0x0f1e_2d3c_4b5a_6978);
+    let (mut numbers, limits) = (Numbers(0x0f1e_2d3c_4b5a_6978), [&EVERY_STRATEGY[..], &KEEPING].concat());
     for round in 0..40 {
         let (clock, mut model) = (ManualClock::default(), Model::default());
         let storage = on(&server, clock.clone());
         let count = 2 + numbers.below(7);
         let texts: Vec<String> = (0..count)
-            .map(|_| (0..=numbers.below(3)).map(|_| numbers.one_of(&EVERY_STRATEGY)).collect::<Vec<_>>().join("; "))
+            .map(|_| (0..=numbers.below(3)).map(|_| numbers.one_of(&limits)).collect::<Vec<_>>().join("; "))
             .collect();
         let policies = named(texts.iter().map(String::as_str));
         for step in 0..60 {

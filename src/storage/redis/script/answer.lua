@@ -3,6 +3,6 @@ local answer = pack('>I8B', now, 1)
 -- each that delays:
 answer = answer .. pack('>I8', 0)
 -- each log:
-answer = answer .. pack('>I8I8I8', log_status(log$, cost))
+answer = answer .. pack('>I8I8I8', log_status(log$, NEEDED$))
 -- done
 return answer .. stored

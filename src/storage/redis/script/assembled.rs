@@ -333,6 +333,7 @@ impl ScriptPart {
             "small" => !self.is_log,
             "log" => self.is_log,
             "that delays" => self.delays,
+            "that keeps" => self.for_cost < self.arguments && !self.is_log,
             _ => true,
         }
     }
@@ -364,15 +365,21 @@ impl ScriptPart {
 
     /// Replaces `NAME$` by the prefix of the limit's functions, `TAG$`, `ARGUMENTS$`, `UNTIL$` and
     /// `ANCHOR$` by variables, `KEY$` by an index, and any other `$` by the number of the limit.
-    /// Replaces `MAY_CHANGE$` by the condition under which a refusal can change the state.
+    /// Replaces `MAY_CHANGE$` by the condition under which a refusal can change the state, and `NEEDED$`
+    /// and `FOR_NEEDED$` by the units that have to remain before the hit, and the arguments for them.
     fn fill_in(&self, line: &str, in_tables: bool) -> String {
         let variables = self.variables(in_tables);
         let (strategy, hit) = variables[1..].split_at(self.arguments);
+        let (strategy, kept) = strategy.split_at(self.for_cost);
+        let listed = |names: &[String]| names.iter().fold(String::new(), |text, name| text + ", " + name);
+        let (needed, for_needed) = kept.split_first().map_or(("cost", &[][..]), |(needed, rest)| (&**needed, rest));
         let mut line = line
             .replace("NAME$", &self.function)
             .replace("MAY_CHANGE$", if self.counts_refusals { "true" } else { "ahead$" })
             .replace("TAG$", &variables[0])
-            .replace(", ARGUMENTS$", &strategy.iter().fold(String::new(), |text, name| text + ", " + name))
+            .replace(", ARGUMENTS$", &listed(strategy))
+            .replace(", FOR_NEEDED$", &listed(for_needed))
+            .replace("NEEDED$", needed)
             .replace("KEY$", &self.key.to_string());
         if let [until, anchor] = hit {
             line = line.replace("UNTIL$", until).replace("ANCHOR$", anchor);

@@ -235,7 +235,7 @@ fn log_status(
     units: u64,
     [reset, retry]: [u64; 2],
 ) -> Status {
-    let capacity = limit.capacity();
+    let (capacity, cost) = (limit.capacity(), limit.needed(cost));
     let remaining = u32::try_from(units).map_or(0, |units| capacity.saturating_sub(units));
     match outcome {
         Some(Outcome::Spent { .. } | Outcome::SpentLast { .. }) => {

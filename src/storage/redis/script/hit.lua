@@ -14,11 +14,16 @@
 local admitted = 1
 -- each small:
 local new_till$, new_first$, new_second$, delay$, ahead$ = NAME$_hit(now, cost, till$, first$, second$, ARGUMENTS$)
+-- each that keeps:
+if new_till$ and not NAME$_hit(now, NEEDED$, till$, first$, second$, FOR_NEEDED$) then
+  new_till$ = nil
+end
+-- each small:
 if not new_till$ then
   admitted = 0
 end
 -- each log:
-if log$.units + cost > log$.amount then
+if log$.units + NEEDED$ > log$.amount then
   admitted = 0
 end
 -- done
@@ -57,7 +62,7 @@ local answer = pack('>I8B', now, admitted)
 answer = answer .. delay$
 -- each log:
 if admitted ~= 1 then
-  answer = answer .. pack('>I8I8I8', log_status(log$, cost))
+  answer = answer .. pack('>I8I8I8', log_status(log$, NEEDED$))
 end
 -- done
 return answer .. stored

@@ -80,6 +80,7 @@ struct Shape {
     sources: usize,
     arguments: usize,
     delays: bool,
+    keeps: bool,
     counts_refusals: bool,
 }
 
@@ -105,6 +106,9 @@ struct ScriptPart {
     first: usize,
     /// The number of the arguments of its strategy.
     arguments: usize,
+    /// The number of these arguments that are for the cost. If the limit keeps units, the units that a hit
+    /// needs and the arguments for these follow.
+    for_cost: usize,
     /// The number of values of the refunded hit (its end and its anchor) that follow these
     /// arguments. 0 unless the script is a refund.
     hit_values: usize,
@@ -230,6 +234,7 @@ impl<'a> Prepared<'a> {
             sources: script.sources.as_ptr().addr(),
             arguments: script.arguments.len(),
             delays: script.delays,
+            keeps: limit.kept() > 0,
             counts_refusals: limit.strategy().counts_refusals(),
         })
     }
@@ -243,13 +248,21 @@ fn kind_of(request: &StorageRequest<'_>) -> ScriptKind {
     }
 }
 
-/// Returns the strategy's script, if it has one and its name can be part of Lua identifiers.
+/// Returns the strategy's script, if it has one and its name can be part of Lua identifiers. If the
+/// limit keeps units, adds the units that the hit needs, and the arguments of the strategy for them.
 fn strategy_script(limit: &Limit, now: Timestamp, cost: u32) -> Option<StrategyScript> {
     let is_valid = |name: &str| {
         name.starts_with(|letter: char| letter.is_ascii_alphabetic())
             && name.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'-')
     };
-    limit.strategy().script(limit.quota(), now, cost).filter(|script| is_valid(script.name))
+    let script_for = |units| limit.strategy().script(limit.quota(), now, units);
+    let mut script = script_for(cost).filter(|script| is_valid(script.name))?;
+    if limit.kept() > 0 {
+        let needed = limit.needed(cost);
+        script.arguments.push(needed.into());
+        script.arguments.extend(script_for(needed)?.arguments);
+    }
+    Some(script)
 }
 
 /// Returns `true` for the strategy that keeps its state in a log.
@@ -286,6 +299,7 @@ fn parts(prepared: &Prepared<'_>, mut position: usize, mut key: usize) -> Vec<Sc
             function: script.name.replace('-', "_"),
             first,
             arguments: script.arguments.len(),
+            for_cost: if limit.kept() > 0 { script.arguments.len() / 2 } else { script.arguments.len() },
             hit_values,
             key,
             sources: script.sources,
