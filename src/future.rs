@@ -13,8 +13,9 @@ use tokio::time::{Sleep, sleep};
 use tower_service::Service;
 
 use crate::middleware::common::{Progress, unready};
-use crate::middleware::exchange::{HitWait, HttpExchange, ResponsePlan, Step, Wait};
+use crate::middleware::exchange::HttpExchange;
 use crate::middleware::state::SharedState;
+use crate::middleware::step::{HitWait, ResponsePlan, Step, Wait};
 use crate::rejection::Rejection;
 
 pin_project! {

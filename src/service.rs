@@ -10,8 +10,9 @@ use tower_service::Service;
 
 use crate::future::ResponseFuture;
 use crate::middleware::common::{Shared, inner_service};
-use crate::middleware::exchange::{HttpExchange, Step};
+use crate::middleware::exchange::HttpExchange;
 use crate::middleware::state::LayerState;
+use crate::middleware::step::Step;
 use crate::rejection::{Rejection, TextRejection};
 
 /// The middleware that limits the requests to an inner service. Created by

@@ -16,7 +16,8 @@ use super::body::InFlightBody;
 use super::permit::Permit;
 use crate::decision::Decision;
 use crate::middleware::common::{Progress, Shared, unready};
-use crate::middleware::exchange::{HttpExchange, ResponsePlan, Step};
+use crate::middleware::exchange::HttpExchange;
+use crate::middleware::step::{ResponsePlan, Step};
 use crate::rejection::Rejection;
 
 pin_project! {

@@ -13,7 +13,8 @@ use super::admission::SlotState;
 use super::body::InFlightBody;
 use super::future::{InFlightFuture, RequestForSlots};
 use crate::middleware::common::{Progress, Shared, inner_service};
-use crate::middleware::exchange::{HttpExchange, Step};
+use crate::middleware::exchange::HttpExchange;
+use crate::middleware::step::Step;
 use crate::rejection::{Rejection, TextRejection};
 use crate::service::CloneService;
 

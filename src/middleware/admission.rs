@@ -6,15 +6,16 @@ use std::sync::LazyLock;
 
 #[cfg(feature = "lookup")]
 use super::config::OnError;
-#[cfg(feature = "lookup")]
-use super::exchange::Wait;
-use super::exchange::{Exchange, HitWait, ResponsePlan, Step};
+use super::exchange::Exchange;
 #[cfg(feature = "lookup")]
 use super::members::{AllTenants, look_up};
 use super::members::{Applying, Undecided, applying};
 #[cfg(feature = "lookup")]
 use super::respond::unavailable;
 use super::state::LayerState;
+#[cfg(feature = "lookup")]
+use super::step::Wait;
+use super::step::{HitWait, ResponsePlan, Step};
 use crate::key::Key;
 #[cfg(feature = "lookup")]
 use crate::lookup::{LookupError, LookupResult, Tenant, TenantLookup, TenantPolicy};

@@ -2,9 +2,10 @@
 
 use tokio::time::Instant;
 
-use super::exchange::{Exchange, HitWait, ResponsePlan, Step, WaitingHit};
+use super::exchange::Exchange;
 use super::post_response::{PostResponse, Settlement};
 use super::state::LayerState;
+use super::step::{HitWait, ResponsePlan, Step, WaitingHit};
 use crate::decision::{Decision, shown_of};
 use crate::observe::EventKind;
 use crate::policy::Policy;

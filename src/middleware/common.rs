@@ -9,7 +9,7 @@ use std::task::{Context, Poll, ready};
 use http::Response;
 use pin_project_lite::pin_project;
 
-use super::exchange::ResponsePlan;
+use super::step::ResponsePlan;
 use crate::headers;
 
 /// The state that all services of a layer share. Only the rejection knows the type of the responses.

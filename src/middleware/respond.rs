@@ -3,7 +3,8 @@
 use http::header::{HeaderValue, RETRY_AFTER, WWW_AUTHENTICATE};
 
 use super::config::{LayerConfig, OnError};
-use super::exchange::{Exchange, ResponsePlan, Step};
+use super::exchange::Exchange;
+use super::step::{ResponsePlan, Step};
 use crate::decision::{Decision, shown_of};
 use crate::extract::KeyError;
 use crate::headers::{self, Numbers};

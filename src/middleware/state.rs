@@ -6,8 +6,8 @@ use tokio::time::Instant;
 
 use super::common::Shared;
 use super::config::{LayerConfig, OnError};
-use super::exchange::{HitWait, Step, Wait, WaitingHit};
 use super::lints::Lints;
+use super::step::{HitWait, Step, Wait, WaitingHit};
 use crate::key::Key;
 use crate::meter::Metered;
 use crate::observe::EventKind;

@@ -1,18 +1,18 @@
-//! The hits of one request, which are settled together: that on its policy, and those that are
-//! observed but not enforced, on shadow limits and in layers in shadow mode.
+//! The hits of one request, which are settled together: those on its policies, and its shadow checks.
 
 use std::mem;
-use std::pin::Pin;
 use std::sync::{Arc, Mutex, MutexGuard};
-use std::task::{Context, Poll, Waker};
+use std::task::Context;
 
 use tokio::runtime::Handle;
 
-use super::settle::{Correction, ObservedKey, SettleFuture, StartedLock, in_runtime, run_or_spawn};
+use super::future::{SettleFuture, in_runtime};
+use super::settle::{Correction, ObservedKey, StartedLock};
+use super::shadow::ShadowCheck;
 use crate::decision::Decision;
 use crate::observe::EventKind;
-use crate::policy::{Op, Policy};
-use crate::storage::{StorageError, StorageFuture};
+use crate::policy::Policy;
+use crate::storage::StorageFuture;
 use crate::sync::unpoisoned;
 
 /// The hits of a request on its policies, and its hits on shadow limits.
@@ -64,11 +64,11 @@ impl RequestHits {
         let settle = |SpentHit { observed, decision, started_lock }| {
             let cost = decision.cost();
             if let Some(lock) = started_lock {
-                lock.correct(correction, cost);
+                lock.report_unless_refunded(correction, cost);
             }
             let correction = correction.filter(|_| corrects_any)?;
             let settling = match cost {
-                0 => SettleFuture::done(StorageFuture::ok(())),
+                0 => SettleFuture::without_report(StorageFuture::ok(())),
                 _ => observed.settle(&decision, correction),
             };
             let (is_refunded, is_complete) = (cost > 0 && correction.refunds(cost), settling.is_done());
@@ -206,136 +206,6 @@ impl Drop for HitsOfResponse {
         for shadow_check in self.undecided() {
             let hits = Arc::clone(&self.0);
             shadow_check.decide_in_task(move |decided| hits.put_back(decided));
-        }
-    }
-}
-
-/// A hit on the policy of a shadow limit, or of a layer in shadow mode. It never delays or refuses
-/// the request.
-pub(crate) struct ShadowCheck {
-    observed: ObservedKey,
-    state: ShadowState,
-}
-
-enum ShadowState {
-    Deciding(StorageFuture<Decision>),
-    Admitted(Decision),
-    Over,
-}
-
-impl ShadowCheck {
-    /// Starts the hit, and polls it once.
-    pub(crate) fn begin(observed: ObservedKey, cost: u32) -> Self {
-        let deciding = observed.limited.decide(Op::Hit, cost);
-        let mut shadow_check = Self { observed, state: ShadowState::Deciding(deciding) };
-        shadow_check.poll(&mut Context::from_waker(Waker::noop()));
-        shadow_check
-    }
-
-    /// Returns the decision if the hit was admitted.
-    pub(crate) fn decision(&self) -> Option<&Decision> {
-        match &self.state {
-            ShadowState::Admitted(decision) => Some(decision),
-            ShadowState::Deciding(_) | ShadowState::Over => None,
-        }
-    }
-
-    fn is_undecided(&self) -> bool {
-        matches!(self.state, ShadowState::Deciding(_))
-    }
-
-    fn poll(&mut self, cx: &mut Context<'_>) {
-        // The future is taken out. Otherwise `drop` would poll it again if the observer panics, and
-        // a second panic aborts the process.
-        match mem::replace(&mut self.state, ShadowState::Over) {
-            ShadowState::Deciding(mut deciding) => match Pin::new(&mut deciding).poll(cx) {
-                Poll::Pending => self.state = ShadowState::Deciding(deciding),
-                Poll::Ready(decided) => {
-                    if let Some(decision) = report(&self.observed, decided) {
-                        self.state = ShadowState::Admitted(decision);
-                    }
-                }
-            },
-            other => self.state = other,
-        }
-    }
-
-    /// Ends the check, and corrects its hit if there is a correction. An undecided check continues
-    /// in a task.
-    fn settle(mut self, correction: Option<Correction>) {
-        self.end(correction);
-    }
-
-    /// Ends the check, and reports that its hit keeps its estimated cost.
-    fn keep(mut self) {
-        if let ShadowState::Admitted(decision) = &self.state {
-            self.observed.report(EventKind::Unsettled(decision));
-        }
-        self.end(None);
-    }
-
-    /// Decides the check, which must be undecided, in a task. If the hit is admitted, passes the
-    /// check to `then`.
-    fn decide_in_task(mut self, then: impl FnOnce(Self) + Send + 'static) {
-        let ShadowState::Deciding(deciding) = mem::replace(&mut self.state, ShadowState::Over) else { return };
-        run_or_spawn(deciding, move |decided| {
-            if let Some(decision) = report(&self.observed, decided) {
-                self.state = ShadowState::Admitted(decision);
-                then(self);
-            }
-        });
-    }
-
-    fn end(&mut self, correction: Option<Correction>) {
-        match mem::replace(&mut self.state, ShadowState::Over) {
-            ShadowState::Admitted(decision) => end(&self.observed, &decision, correction),
-            ShadowState::Deciding(deciding) => {
-                let observed = self.observed.clone();
-                run_or_spawn(deciding, move |decided| {
-                    if let Some(decision) = report(&observed, decided) {
-                        end(&observed, &decision, correction);
-                    }
-                });
-            }
-            ShadowState::Over => {}
-        }
-    }
-}
-
-/// If the request ends without a response, an undecided hit continues in a task, so that it is
-/// counted and reported. An admitted hit keeps its estimated cost.
-impl Drop for ShadowCheck {
-    fn drop(&mut self) {
-        self.end(None);
-    }
-}
-
-/// Corrects an admitted hit if there is a correction, and reports the lock that the hit has
-/// started.
-fn end(observed: &ObservedKey, decision: &Decision, correction: Option<Correction>) {
-    if let Some(lock) = StartedLock::of(observed, decision) {
-        lock.correct(correction, decision.cost());
-    }
-    if let Some(correction) = correction {
-        drop(observed.settle(decision, correction));
-    }
-}
-
-/// Reports the result of a shadow check. Returns the decision if the hit was admitted.
-fn report(observed: &ObservedKey, decided: Result<Decision, StorageError>) -> Option<Decision> {
-    match decided {
-        Ok(decision) => {
-            observed.report(EventKind::Decided(&decision));
-            if decision.is_admitted() {
-                return Some(decision);
-            }
-            // The refusal may have started a lock, which is reported now.
-            drop(StartedLock::of(observed, &decision));
-            None
-        }
-        Err(error) => {
-            observed.report(EventKind::Failed { error: &error, admitted: true });
-            None
         }
     }
 }

@@ -1,7 +1,9 @@
 //! Reservations: hits whose cost is settled later.
 
+mod future;
 mod hits;
 mod settle;
+mod shadow;
 
 use std::fmt;
 use std::iter::{once, successors};
@@ -11,10 +13,12 @@ use std::sync::{Arc, Mutex};
 use http::Extensions;
 use tokio::runtime::Handle;
 
-pub(crate) use self::hits::{HitsOfResponse, RequestHits, ReservedHits, ShadowCheck, SpentHit};
-pub use self::settle::SettleFuture;
-use self::settle::in_runtime;
-pub(crate) use self::settle::{Correction, LimitedKey, ObservedKey, StartedLock, run_or_spawn};
+pub use self::future::SettleFuture;
+use self::future::in_runtime;
+pub(crate) use self::future::run_or_spawn;
+pub(crate) use self::hits::{HitsOfResponse, RequestHits, ReservedHits, SpentHit};
+pub(crate) use self::settle::{Correction, LimitedKey, ObservedKey, StartedLock};
+pub(crate) use self::shadow::ShadowCheck;
 use crate::decision::{Decision, shown_of};
 use crate::policy::Policy;
 use crate::storage::StorageFuture;
@@ -297,7 +301,7 @@ impl Counter {
     fn settle(&mut self) -> SettleFuture {
         match self.reservation.take() {
             Some(reservation) => reservation.settle(self.units),
-            None => SettleFuture::done(StorageFuture::ok(())),
+            None => SettleFuture::without_report(StorageFuture::ok(())),
         }
     }
 }

@@ -1,22 +1,17 @@
 //! Settling hits: the storage calls that correct their costs, and the events about them.
 
-use std::fmt;
-use std::mem;
-use std::pin::Pin;
 use std::sync::LazyLock;
-use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
-use tokio::runtime::Handle;
 use tokio::time::Instant;
 
+use super::future::{ReportWhen, SettleFuture, run_or_spawn};
 use crate::decision::Decision;
 use crate::key::Key;
 use crate::observe::{Event, EventKind, Reporter};
 use crate::policy::{Op, Policy};
-use crate::storage::{AnyStorage, Storage, StorageError, StorageErrorKind, StorageFuture, StorageRequest};
+use crate::storage::{AnyStorage, Storage, StorageError, StorageFuture, StorageRequest};
 use crate::strategy::Lock;
-use crate::sync::join_all;
 use crate::time::{Timestamp, micros};
 
 /// The correction of a hit.
@@ -77,11 +72,11 @@ impl LimitedKey {
     pub(super) fn settle(self, hit: Decision, correction: Correction) -> SettleFuture {
         let actual = correction.actual();
         if correction != Correction::Clear && (actual == hit.cost() || !hit.has_spent()) {
-            return SettleFuture::done(StorageFuture::ok(()));
+            return SettleFuture::without_report(StorageFuture::ok(()));
         }
         let call = self.correct(&hit, correction);
         if matches!(call.as_ready(), Some(Ok(()))) {
-            return SettleFuture::done(call);
+            return SettleFuture::without_report(call);
         }
         SettleFuture::pending(call, ReportWhen::Dropped, move |done| {
             if let Err(error) = done {
@@ -133,7 +128,8 @@ impl StartedLock {
         Some(Self { observed: observed.clone(), lock: Some(lock) })
     }
 
-    pub(super) fn correct(mut self, correction: Option<Correction>, cost: u32) {
+    /// Reports the lock, unless the correction refunds the hit.
+    pub(super) fn report_unless_refunded(mut self, correction: Option<Correction>, cost: u32) {
         self.lock = self.lock.filter(|_| !correction.is_some_and(|correction| correction.refunds(cost)));
     }
 }
@@ -150,7 +146,7 @@ impl ObservedKey {
     /// Corrects a hit, and reports the result.
     pub(crate) fn settle(&self, hit: &Decision, correction: Correction) -> SettleFuture {
         if correction == Correction::Cost(hit.cost()) {
-            return SettleFuture::done(StorageFuture::ok(()));
+            return SettleFuture::without_report(StorageFuture::ok(()));
         }
         let (call, elapsed) = (self.limited.correct(hit, correction), self.since.elapsed());
         if let Some(done) = call.as_ready() {
@@ -158,7 +154,7 @@ impl ObservedKey {
             let is_refund = matches!(correction, Correction::Cost(actual) if actual < hit.cost());
             let now = if is_refund { self.peek_now(0).map(|peek| peek.at()) } else { None };
             self.report_settled(hit, correction, now, elapsed, done.copied());
-            return SettleFuture::done(call);
+            return SettleFuture::without_report(call);
         }
         let (observed, hit) = (self.clone(), hit.clone());
         SettleFuture::pending(call, ReportWhen::Ended, move |done| {
@@ -210,141 +206,4 @@ impl ObservedKey {
         let LimitedKey { policy, key, .. } = &self.limited;
         self.reporter.report_in_drop(&Event { kind, policy, key: Some(key), shadow: self.shadow });
     }
-}
-
-/// A settlement: the future of [`Reservation::settle`](crate::Reservation::settle).
-///
-/// The storage was called when the settlement was created. Await the settlement to get the result.
-///
-/// If the settlement is dropped while the storage is not ready, a task of the current tokio runtime
-/// continues it, or else a task of the runtime in which the hit was made. If there is neither, the
-/// hit keeps its estimated cost, and a line is logged (feature `tracing`).
-///
-/// # Errors
-///
-/// Returns the storage's error if the storage fails. The memory storage never fails.
-pub struct SettleFuture {
-    call: StorageFuture<()>,
-    /// `None` if the call was ready, or has ended.
-    rest: Option<Rest>,
-}
-
-/// The work that is left while the storage is not ready.
-struct Rest {
-    when: ReportWhen,
-    report: Report,
-    /// The runtime in which the call began. The settlement may be dropped in a thread outside of
-    /// it.
-    runtime: Option<Handle>,
-}
-
-/// Reports the result of a call.
-type Report = Box<dyn FnOnce(Result<(), &StorageError>) + Send>;
-
-/// The condition on which the result of a call is reported.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum ReportWhen {
-    /// The settlement was dropped, so no caller gets the result.
-    Dropped,
-    /// The call has ended.
-    Ended,
-}
-
-impl SettleFuture {
-    /// Creates a settlement whose call is ready, and is reported already if it has to be.
-    pub(super) fn done(call: StorageFuture<()>) -> Self {
-        Self { call, rest: None }
-    }
-
-    /// Creates a settlement whose call is not ready.
-    fn pending(
-        call: StorageFuture<()>,
-        when: ReportWhen,
-        report: impl FnOnce(Result<(), &StorageError>) + Send + 'static,
-    ) -> Self {
-        Self { call, rest: Some(Rest { when, report: Box::new(report), runtime: None }) }
-    }
-
-    /// Combines the settlements of several hits. They continue in this runtime if they are dropped
-    /// outside of any. Returns the first error.
-    pub(super) fn all(settlements: Vec<Self>, runtime: Option<&Handle>) -> Self {
-        let mut settlements: Vec<_> = settlements.into_iter().map(|settling| settling.in_runtime(runtime)).collect();
-        if settlements.len() == 1 {
-            return settlements.remove(0);
-        }
-        // Each of them continues in a task of its own if this one is dropped.
-        let all = async { join_all(settlements).await.into_iter().collect() };
-        Self::done(StorageFuture::new(all).polled_once())
-    }
-
-    /// Sets the runtime in which the call continues if the settlement is dropped outside of any.
-    pub(super) fn in_runtime(mut self, runtime: Option<&Handle>) -> Self {
-        if let Some(rest) = &mut self.rest {
-            rest.runtime = runtime.cloned();
-        }
-        self
-    }
-
-    /// Returns `true` if the storage was immediately ready.
-    pub(super) fn is_done(&self) -> bool {
-        self.rest.is_none()
-    }
-}
-
-impl Future for SettleFuture {
-    type Output = Result<(), StorageError>;
-
-    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
-        // Taken out, so that `drop` does not poll the call again after a panic.
-        let rest = self.rest.take();
-        let polled = Pin::new(&mut self.call).poll(cx);
-        match (&polled, rest) {
-            (Poll::Pending, rest) => self.rest = rest,
-            (Poll::Ready(done), Some(Rest { when: ReportWhen::Ended, report, .. })) => {
-                report(done.as_ref().copied());
-            }
-            (Poll::Ready(_), _) => {}
-        }
-        polled
-    }
-}
-
-impl Drop for SettleFuture {
-    fn drop(&mut self) {
-        if let Some(Rest { report, runtime, .. }) = self.rest.take() {
-            let call = mem::replace(&mut self.call, StorageFuture::ok(()));
-            in_runtime(runtime.as_ref(), || run_or_spawn(call, move |done| report(done.as_ref().copied())));
-        }
-    }
-}
-
-impl fmt::Debug for SettleFuture {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("SettleFuture").field(&self.call).finish()
-    }
-}
-
-/// Runs the call and passes its result to `then`: immediately if the call is ready, else in a task
-/// of the tokio runtime. Outside of a runtime, drops the call and passes an error.
-pub(crate) fn run_or_spawn<T>(mut call: StorageFuture<T>, then: impl FnOnce(Result<T, StorageError>) + Send + 'static)
-where
-    T: Send + 'static,
-{
-    if let Poll::Ready(result) = Pin::new(&mut call).poll(&mut Context::from_waker(Waker::noop())) {
-        return then(result);
-    }
-    if let Ok(runtime) = Handle::try_current() {
-        drop(runtime.spawn(async move { then(call.await) }));
-    } else {
-        let message = "the storage is asynchronous, and the call was made outside of a tokio runtime";
-        // The storage may have sent the call at an earlier poll.
-        then(Err(StorageError::new(StorageErrorKind::Cancelled, message).with_may_have_counted(true)));
-    }
-}
-
-/// Calls `f` in this runtime if the current thread has none.
-pub(super) fn in_runtime<T>(runtime: Option<&Handle>, f: impl FnOnce() -> T) -> T {
-    let outside = runtime.filter(|_| Handle::try_current().is_err());
-    let _entered = outside.map(Handle::enter);
-    f()
 }

@@ -24,8 +24,10 @@ mod error;
 mod link;
 #[cfg(feature = "deadpool-postgres")]
 mod pool;
+mod recent;
 mod socket;
 mod store;
+mod sweep;
 mod table;
 
 use std::str::FromStr;

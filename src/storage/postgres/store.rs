@@ -1,22 +1,18 @@
 //! The [`CasStorage`], on single statements, also for several keys.
-//!
-//! An index on `expires_at` would make every hit write to two indexes, and would prevent heap-only
-//! updates. Four pages hold at least as many rows as 8 writes add.
 
-use std::collections::HashMap;
 use std::fmt;
-use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU32, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use tokio_postgres::types::FromSqlOwned;
 
 use super::link::Link;
+use super::recent::Recent;
+use super::sweep::Sweep;
 use super::table::{self, Query, Statement, number};
 use crate::storage::cas::{KeySwap, ServerStore, SeveralFuture, SeveralKeys, SwappedAll};
 use crate::storage::net::MOST;
 use crate::storage::{CasStorage, Loaded, StorageError, Swapped, names};
-use crate::sync::unpoisoned;
 use crate::time::{Timestamp, micros};
 
 /// The longest text, in bytes. Each hit sends it to the server.
@@ -263,126 +259,6 @@ fn whole_micros(keep: Duration) -> i64 {
     i64::try_from(micros(keep)).unwrap_or(i64::MAX)
 }
 
-/// The maximum number of keys in each of the two generations.
-const GENERATION: usize = 8_192;
-
-/// The maximum length of a text in bytes. A longer one is not kept.
-const LONGEST_TEXT: usize = 512;
-
-/// The age from which the recorded server's time is not used, because the clocks of two machines
-/// drift. The next hit then loads its key, and gets the server's time with the reply.
-const TIME_LASTS: Duration = Duration::from_secs(10);
-
-/// The last known texts of keys, and the server's time. With both, a hit needs one round trip. One
-/// storage and its clones share it.
-#[derive(Debug, Default)]
-struct Recent(Mutex<RecentTexts>);
-
-#[derive(Debug, Default)]
-struct RecentTexts {
-    /// The keys that were used last. When this map is full, it becomes the old generation.
-    new: HashMap<Box<str>, Box<str>>,
-    old: HashMap<Box<str>, Box<str>>,
-    /// The server's time in the last reply, and the instant at which this machine received it.
-    time: Option<(Timestamp, Instant)>,
-}
-
-impl Recent {
-    /// Returns the last known text of a key, and the server's time. The text is empty for an
-    /// unknown key, because most unknown keys do not exist on the server. Returns `None` if the
-    /// time is unknown or too old.
-    ///
-    /// The returned time is behind the server's clock by the delay of the last reply.
-    fn recall(&self, key: &str) -> Option<(String, Timestamp)> {
-        let inner = self.lock();
-        let (server, at) = inner.time?;
-        let elapsed = at.elapsed();
-        if elapsed > TIME_LASTS {
-            return None;
-        }
-        let text = inner.new.get(key).or_else(|| inner.old.get(key)).map(|text| String::from(&**text));
-        Some((text.unwrap_or_default(), server.plus(micros(elapsed))))
-    }
-
-    /// Records the text of a key. A text that is empty or too long removes the key.
-    fn record(&self, key: &str, text: &str) {
-        let mut inner = self.lock();
-        if text.is_empty() || text.len() > LONGEST_TEXT {
-            inner.new.remove(key);
-            inner.old.remove(key);
-            return;
-        }
-        if inner.new.len() >= GENERATION && !inner.new.contains_key(key) {
-            inner.old = std::mem::take(&mut inner.new);
-        }
-        inner.new.insert(key.into(), text.into());
-    }
-
-    /// Records the server's time, as a reply that has just arrived contains it.
-    fn record_time(&self, now: Timestamp) {
-        self.lock().time = Some((now, Instant::now()));
-    }
-
-    fn lock(&self) -> MutexGuard<'_, RecentTexts> {
-        unpoisoned(self.0.lock())
-    }
-}
-
-/// The number of writes between two sweeps.
-const WRITES: u32 = 8;
-
-/// The number of pages that a sweep reads. They hold at least as many rows as [`WRITES`] writes can
-/// add, because PostgreSQL moves or compresses texts of more than 2 kB. So the table is searched
-/// faster than it grows.
-const PAGES: i64 = 4;
-
-/// Deletes expired rows, a few pages of the table at a time. That needs no index. One storage and its
-/// clones share it.
-struct Sweep {
-    writes: AtomicU32,
-    /// The next page. The statement takes the remainder by the number of pages.
-    page: AtomicI64,
-    is_running: AtomicBool,
-}
-
-impl Default for Sweep {
-    /// Creates a sweep that starts at a random page, so that processes sweep different pages.
-    fn default() -> Self {
-        let first = Timestamp::wall_clock().as_micros() % 1_000_003;
-        let page = AtomicI64::new(i64::try_from(first).unwrap_or(0));
-        Self { writes: AtomicU32::new(0), page, is_running: AtomicBool::new(false) }
-    }
-}
-
-impl Sweep {
-    /// Counts a write. Starts a sweep in a background task after every [`WRITES`] writes, unless
-    /// one is running.
-    fn after_write(self: &Arc<Self>, link: &Link, timeout: Duration) {
-        if !self.writes.fetch_add(1, Ordering::Relaxed).wrapping_add(1).is_multiple_of(WRITES)
-            || self.is_running.swap(true, Ordering::Relaxed)
-        {
-            return;
-        }
-        let (sweep, link) = (SweepGuard(Arc::clone(self)), link.clone());
-        tokio::spawn(async move {
-            let page = sweep.0.page.fetch_add(PAGES, Ordering::Relaxed);
-            // The error is ignored: a later write sweeps again, and hits report an outage.
-            let query = Query::new(Statement::Sweep, [number(page), number(PAGES)]);
-            let _ = link.query(query, tokio::time::Instant::now() + timeout).await;
-            drop(sweep);
-        });
-    }
-}
-
-/// Marks the sweep as ended when it is dropped, even by a runtime that shuts down.
-struct SweepGuard(Arc<Sweep>);
-
-impl Drop for SweepGuard {
-    fn drop(&mut self) {
-        self.0.is_running.store(false, Ordering::Relaxed);
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use std::net::TcpListener;
@@ -417,23 +293,5 @@ mod tests {
             assert!(error.is_timeout() && error.to_string().starts_with("no connection to 127.0.0.1:"), "{error:?}");
             assert!(begun.elapsed() < DEADLINE, "{op:?}: {:?}", begun.elapsed());
         }
-    }
-
-    #[test]
-    fn number_of_texts_is_bounded() {
-        let recent = Recent::default();
-        assert!(recent.recall("k").is_none(), "the time is unknown");
-        recent.record_time(Timestamp::from_micros(1_000_000));
-        for key in 0..3 * GENERATION {
-            recent.record(&key.to_string(), "text");
-        }
-        let inner = recent.lock();
-        assert_eq!(inner.new.len() + inner.old.len(), 2 * GENERATION);
-        drop(inner);
-        let (text, now) = recent.recall(&(3 * GENERATION - 1).to_string()).unwrap();
-        assert!(text == "text" && now >= Timestamp::from_micros(1_000_000));
-        assert_eq!(recent.recall("0").unwrap().0, "");
-        recent.record("0", &"x".repeat(LONGEST_TEXT + 1));
-        assert_eq!(recent.recall("0").unwrap().0, "", "a long text is not kept");
     }
 }
