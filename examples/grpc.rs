@@ -41,6 +41,8 @@ mod tests {
     use tonic::transport::Endpoint;
     use tonic_health::pb::HealthCheckRequest;
     use tonic_health::pb::health_client::HealthClient;
+    use tower::ServiceBuilder;
+    use tower_ratelimit::ClientLimitLayer;
 
     use super::*;
 
@@ -60,6 +62,7 @@ mod tests {
         let (grpc_at, http_at) = (calls.local_addr().unwrap(), requests.local_addr().unwrap());
         tokio::spawn(async move { tokio::try_join!(grpc(calls, &limiter), http(requests, &limiter)) });
         let channel = Endpoint::from_shared(format!("http://{grpc_at}")).unwrap().connect().await.unwrap();
+        let limited = ServiceBuilder::new().layer(ClientLimitLayer::new()).service(channel.clone());
         let mut health = HealthClient::new(channel);
         let mut call = async || health.check(HealthCheckRequest::default()).await;
 
@@ -74,5 +77,12 @@ mod tests {
         let refused = ask(http_at).await;
         assert!(refused.starts_with("HTTP/1.1 429") && refused.contains("#quota-exceeded"), "{refused}");
         assert_eq!(call().await.unwrap_err().code(), Code::ResourceExhausted);
+
+        // A client with the layer sends no second call before the end of the pushback.
+        let mut health = HealthClient::new(limited);
+        let mut call = async || health.check(HealthCheckRequest::default()).await.unwrap_err();
+        assert_eq!(call().await.code(), Code::ResourceExhausted);
+        let error = call().await.to_string();
+        assert!(error.contains("request not sent: the server asks to wait"), "{error}");
     }
 }

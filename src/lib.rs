@@ -28,6 +28,7 @@
 //! | Limit users, tenants and all clients together, leave room for people | [Plans, tenants and all clients](guide::plans_and_tenants) |
 //! | Lock out who guesses passwords | [Protecting a login](guide::protecting_a_login) |
 //! | Refuse requests, let them wait, choose header fields | [Headers and refusals](guide::headers_and_refusals) |
+//! | Keep to the limits of other servers, as their client | [Limits of other servers](guide::limits_of_other_servers) |
 //! | Limit how many requests are in flight at once: streams, uploads, web sockets | [Requests in flight](guide::requests_in_flight) |
 //! | Share limits between processes: choose and connect a storage, also over TLS | [Several processes](guide::several_processes) |
 //! | Handle failures of Redis and other storages | [Outages](guide::outages) |
@@ -81,6 +82,7 @@
 //! | `calendar` | months, years and time zones in a [`CalendarWindow`], with the zone data of the system |
 //! | `calendar-bundled` | time zone data in the program, for systems without |
 //! | `lookup` | `PolicyLookup`, policies from a database |
+//! | `client` | `ClientLimitLayer`, for clients that keep to the limits of other servers |
 //! | `metrics` | `metrics_observer`, and metrics of the storages |
 //! | `partition-key` | `Headers::partition_key`, which adds a hash of the key to the IETF header fields |
 //! | `redis` | `RedisStorage`, for Redis and Valkey |
@@ -93,10 +95,12 @@
 //! | `sqlite` | `SqliteStorage`, a file that survives restarts; compiles SQLite, which needs a C compiler |
 //! | `testing` | property tests for custom strategies and storages |
 //!
-//! The examples have some features of their own, such as `client` and `grpc` in the commands of the
+//! The examples have some features of their own, such as `grpc` and `websocket` in the commands of the
 //! guides.
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
+#[cfg(feature = "client")]
+mod client;
 mod decision;
 mod error;
 pub mod extract;
@@ -131,6 +135,8 @@ mod time;
 mod usage;
 mod waiting;
 
+#[cfg(feature = "client")]
+pub use self::client::{ClientLimit, ClientLimitError, ClientLimitFuture, ClientLimitLayer, CopyRequest, NoRetry};
 pub use self::decision::{Decision, DecisionSource};
 pub use self::error::{BoxError, ConfigError};
 #[doc(no_inline)]

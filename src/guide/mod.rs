@@ -10,6 +10,7 @@
 //! | Limit users, tenants and all clients together, leave room for people | [Plans, tenants and all clients](plans_and_tenants) |
 //! | Lock out who guesses passwords | [Protecting a login](protecting_a_login) |
 //! | Refuse requests, let them wait, choose header fields | [Headers and refusals](headers_and_refusals) |
+//! | Keep to the limits of other servers, as their client | [Limits of other servers](limits_of_other_servers) |
 //! | Limit how many requests are in flight at once: streams, uploads, web sockets | [Requests in flight](requests_in_flight) |
 //! | Share limits between processes: choose and connect a storage, also over TLS | [Several processes](several_processes) |
 //! | Handle failures of Redis and other storages | [Outages](outages) |
@@ -121,6 +122,7 @@
 #![cfg_attr(
     not(all(
         feature = "axum",
+        feature = "client",
         feature = "etcd",
         feature = "lookup",
         feature = "memcached",
@@ -189,6 +191,12 @@ pub mod requests_in_flight {
     #![doc = include_str!("links.md")]
     //! Limits how many requests of a client are in flight at once, until their responses have ended.
     #![doc = include_str!("requests_in_flight.md")]
+}
+
+pub mod limits_of_other_servers {
+    #![doc = include_str!("links.md")]
+    //! Keeps a client to the limits that other servers report, and to its own.
+    #![doc = include_str!("limits_of_other_servers.md")]
 }
 
 pub mod several_processes {

@@ -3,6 +3,7 @@
 mod ietf;
 mod jitter;
 mod numbers;
+mod structured;
 mod suffix;
 mod text;
 
@@ -14,6 +15,8 @@ use http::{HeaderMap, Response};
 use self::ietf::{IetfFields, Secret};
 pub(crate) use self::numbers::Numbers;
 use self::numbers::{DRAFT_6, X, repeated, set, wait};
+#[cfg(feature = "client")]
+pub(crate) use self::structured::is_list_of_strings;
 use self::suffix::{NOT_A_SUFFIX, Suffix};
 use crate::decision::{Decision, shown_of};
 use crate::key::Key;

@@ -3,6 +3,7 @@
 mod allow_list;
 mod calendar;
 mod charge;
+mod client;
 mod client_ip;
 mod clock_resolution;
 #[cfg(all(feature = "metrics", feature = "redis"))]

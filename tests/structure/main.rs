@@ -40,7 +40,7 @@ const LAYERS: [&[&str]; 21] = [
     &["middleware"],
     &["future"],
     &["service"],
-    &["usage", "in_flight"],
+    &["usage", "in_flight", "client"],
     &["layer"],
     &["serde"],
     &["testing"],

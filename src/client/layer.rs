@@ -1,0 +1,165 @@
+//! The layer's options.
+
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use http::Request;
+use tower_layer::Layer;
+
+use super::gate::{Gate, GateState};
+use super::retry::{CopyRequest, NoRetry};
+use super::service::ClientLimit;
+use crate::extract::KeyExtractor;
+use crate::limiter::RateLimiter;
+
+/// A layer for HTTP clients that keeps to the limits of other servers.
+///
+/// It reads the limits in responses, and pauses all requests to a host that would be refused. A request
+/// waits for the end of the pause instead of being sent. It can also wait for a [limit of the
+/// client](Self::limit).
+///
+/// ```
+/// # async fn send(http: reqwest::Client) -> Result<(), tower_ratelimit::BoxError> {
+/// use tower::{ServiceBuilder, ServiceExt, service_fn};
+/// use tower_ratelimit::{ClientLimitLayer, Quota, RateLimiter};
+///
+/// let client = ServiceBuilder::new()
+///     .layer(ClientLimitLayer::new().limit(RateLimiter::new(Quota::per_second(10).burst(1))))
+///     .service(service_fn(move |request: http::Request<String>| {
+///         let http = http.clone();
+///         async move { http.execute(request.try_into()?).await.map(http::Response::from) }
+///     }));
+///
+/// let request = http::Request::get("http://api.example.com/").body(String::new())?;
+/// println!("{}", client.oneshot(request).await?.status());
+/// # Ok(())
+/// # }
+/// ```
+///
+/// # Fields
+///
+/// | field | read | pauses the host |
+/// |---|---|---|
+/// | `Retry-After`: seconds, also with a fraction, or a date | in responses with 403, 429 or 503 | for this time |
+/// | `Retry-After-Ms` | the same, before `Retry-After` | for this time |
+/// | `grpc-retry-pushback-ms`, and else the `RetryInfo` of a gRPC status | in responses without messages, with the status 8 or 14 | for this time |
+/// | `RateLimit` of drafts 7 to 11 | in all other responses | until the reset, if nothing remains |
+/// | each field with `ratelimit` or `rate-limit` and `remaining` in its name, such as `X-RateLimit-Remaining-Tokens` | in all other responses | until the reset, if nothing remains |
+///
+/// The reset is in the field with `reset-after` or `reset` in place of `remaining`. It is a number of
+/// seconds, an instant in seconds or milliseconds since the Unix epoch, a duration such as `6m0s`, or a
+/// date. `RateLimit-Policy` does not affect the pause. Instants are compared with the `Date` of the
+/// response, so the clock of the client may be wrong.
+///
+/// A field that cannot be read is ignored. The first one is logged at DEBUG (feature `tracing`).
+///
+/// # Bounds
+///
+/// - A pause is never shortened, and lasts at most a day.
+/// - At most 10,000 hosts are paused. With more, the pause that ends first is forgotten.
+/// - A request waits for at most [`max_wait`](Self::max_wait), and only if fewer than
+///   [`max_waiting`](Self::max_waiting) wait. Otherwise it fails with a
+///   [`ClientLimitError`](crate::ClientLimitError), and is not sent.
+///
+/// At the end of a pause, all waiting requests are sent at once, unless the client has a limit of its
+/// own. Services and clones of a layer share their state.
+#[derive(Clone)]
+#[must_use = "a layer does nothing unless it is applied to a service"]
+pub struct ClientLimitLayer<R = NoRetry> {
+    gate: Gate,
+    retry: R,
+}
+
+impl ClientLimitLayer {
+    /// Creates a layer without a limit of its own. Requests have the key of their host and port.
+    /// Requests without a host share one key.
+    pub fn new() -> Self {
+        let max_waiting = 1_000;
+        let state = GateState::new(max_waiting);
+        let gate = Gate { key: None, limiter: None, max_wait: Duration::from_secs(30), max_waiting, state };
+        Self { gate, retry: NoRetry }
+    }
+}
+
+impl Default for ClientLimitLayer {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl<R> ClientLimitLayer<R> {
+    /// Lets each request [wait](RateLimiter::acquire) for one unit of its key. Defaults to no limit.
+    ///
+    /// If the storage of the limiter fails, the request fails and is not sent.
+    pub fn limit(self, limiter: RateLimiter) -> Self {
+        self.with(|gate| gate.limiter = Some(limiter))
+    }
+
+    /// Sets the keys that are limited and paused. Defaults to the host and port. Use it if a server
+    /// limits each token or each path by itself. A request whose key is `None` is sent at once.
+    ///
+    /// ```
+    /// use tower_ratelimit::{ClientLimitLayer, Header};
+    ///
+    /// let layer = ClientLimitLayer::new().key(Header::new("authorization"));
+    /// ```
+    pub fn key(self, key: impl KeyExtractor) -> Self {
+        self.with(|gate| gate.key = Some(Arc::new(key)))
+    }
+
+    /// Sets the longest wait of a request, before each time that it is sent. Defaults to 30 seconds. A
+    /// request that would wait for longer fails at once.
+    pub fn max_wait(self, max_wait: Duration) -> Self {
+        self.with(|gate| gate.max_wait = max_wait)
+    }
+
+    /// Sets the most requests that wait at a time, to all hosts. Defaults to 1,000. Call it before the
+    /// layer is used, because the returned layer has no pauses yet.
+    pub fn max_waiting(self, max_waiting: usize) -> Self {
+        self.with(|gate| (gate.max_waiting, gate.state) = (max_waiting, GateState::new(max_waiting)))
+    }
+
+    /// Sends a request once more if the response is 429 and states a wait of at most
+    /// [`max_wait`](Self::max_wait). Defaults to never. For other responses and more attempts, use
+    /// `tower::retry` around this layer.
+    ///
+    /// `copy` returns a copy of the request, or `None` if it must not be sent again.
+    ///
+    /// ```
+    /// use http::Request;
+    /// use tower_ratelimit::ClientLimitLayer;
+    ///
+    /// let layer = ClientLimitLayer::new().retry_once(|request: &Request<String>| Some(request.clone()));
+    /// ```
+    pub fn retry_once<B, F>(self, copy: F) -> ClientLimitLayer<F>
+    where
+        F: Fn(&Request<B>) -> Option<Request<B>>,
+        F: CopyRequest<B>,
+    {
+        ClientLimitLayer { gate: self.gate, retry: copy }
+    }
+
+    fn with(mut self, change: impl FnOnce(&mut Gate)) -> Self {
+        change(&mut self.gate);
+        self
+    }
+}
+
+impl<S, R: Clone> Layer<S> for ClientLimitLayer<R> {
+    type Service = ClientLimit<S, R>;
+
+    fn layer(&self, inner: S) -> Self::Service {
+        ClientLimit::new(inner, Arc::new(self.gate.clone()), self.retry.clone())
+    }
+}
+
+impl<R> fmt::Debug for ClientLimitLayer<R> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ClientLimitLayer")
+            .field("limit", &self.gate.limiter)
+            .field("max_wait", &self.gate.max_wait)
+            .field("max_waiting", &self.gate.max_waiting)
+            .finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,16 @@
+//! Clients that keep to the limits of other servers.
+
+mod error;
+mod fields;
+mod gate;
+mod grpc;
+mod layer;
+mod pauses;
+mod retry;
+mod service;
+mod values;
+
+pub use self::error::ClientLimitError;
+pub use self::layer::ClientLimitLayer;
+pub use self::retry::{CopyRequest, NoRetry};
+pub use self::service::{ClientLimit, ClientLimitFuture};

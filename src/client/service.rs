@@ -1,0 +1,116 @@
+//! The middleware service, and its requests in progress.
+
+use std::fmt;
+use std::future::poll_fn;
+use std::mem;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+
+use http::{Request, Response, StatusCode};
+use tower_service::Service;
+
+use super::gate::Gate;
+use super::retry::{CopyRequest, NoRetry};
+use crate::error::BoxError;
+use crate::extract::Head;
+use crate::middleware::common::unready;
+
+/// The middleware of a client that keeps to the limits of other servers. Created by
+/// [`ClientLimitLayer`](crate::ClientLimitLayer).
+///
+/// It calls the inner service that was polled ready, except for a request that waits. That one keeps a
+/// clone of it, which is polled ready after the wait. Responses are returned unchanged. The error is
+/// that of the inner service, or a [`ClientLimitError`](crate::ClientLimitError).
+#[derive(Clone)]
+pub struct ClientLimit<S, R = NoRetry> {
+    inner: S,
+    gate: Arc<Gate>,
+    retry: R,
+}
+
+impl<S, R> ClientLimit<S, R> {
+    pub(super) fn new(inner: S, gate: Arc<Gate>, retry: R) -> Self {
+        Self { inner, gate, retry }
+    }
+}
+
+impl<S, R, B, ResBody> Service<Request<B>> for ClientLimit<S, R>
+where
+    S: Service<Request<B>, Response = Response<ResBody>, Error: Into<BoxError>, Future: Send> + Clone + Send + 'static,
+    R: CopyRequest<B>,
+    B: Send + 'static,
+    ResBody: Send,
+{
+    type Response = Response<ResBody>;
+    type Error = BoxError;
+    type Future = ClientLimitFuture<Response<ResBody>>;
+
+    fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), BoxError>> {
+        self.inner.poll_ready(cx).map_err(Into::into)
+    }
+
+    fn call(&mut self, request: Request<B>) -> Self::Future {
+        let clone = unready(&self.inner);
+        let mut service = mem::replace(&mut self.inner, clone);
+        let (gate, retry) = (Arc::clone(&self.gate), self.retry.clone());
+        let key = gate.key_of(&Head::of(&request));
+        ClientLimitFuture(Box::pin(async move {
+            let Some(key) = key? else {
+                return service.call(request).await.map_err(Into::into);
+            };
+            let copy = retry.copy(&request);
+            let mut is_ready = true;
+            gate.pass(&key, || is_ready = false).await?;
+            if !is_ready {
+                make_ready(&mut service).await?;
+            }
+            let response = service.call(request).await.map_err(Into::into)?;
+            let can_wait = gate.record(&key, &response);
+            let Some(copy) = copy.filter(|_| can_wait && response.status() == StatusCode::TOO_MANY_REQUESTS) else {
+                return Ok(response);
+            };
+            // The connection is free during the wait.
+            drop(response);
+            gate.pass(&key, || ()).await?;
+            make_ready(&mut service).await?;
+            let response = service.call(copy).await.map_err(Into::into)?;
+            gate.record(&key, &response);
+            Ok(response)
+        }))
+    }
+}
+
+/// Replaces the service by a clone that was polled ready.
+async fn make_ready<S, B>(service: &mut S) -> Result<(), BoxError>
+where
+    S: Service<Request<B>, Error: Into<BoxError>> + Clone,
+{
+    *service = unready(service);
+    poll_fn(|cx| service.poll_ready(cx)).await.map_err(Into::into)
+}
+
+impl<S: fmt::Debug, R> fmt::Debug for ClientLimit<S, R> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ClientLimit").field("inner", &self.inner).finish_non_exhaustive()
+    }
+}
+
+/// The response future of [`ClientLimit`]. Dropping it while the request waits gives up its place, and
+/// spends nothing of the client's own limit.
+#[must_use = "futures do nothing unless they are polled"]
+pub struct ClientLimitFuture<T>(Pin<Box<dyn Future<Output = Result<T, BoxError>> + Send>>);
+
+impl<T> Future for ClientLimitFuture<T> {
+    type Output = Result<T, BoxError>;
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        self.0.as_mut().poll(cx)
+    }
+}
+
+impl<T> fmt::Debug for ClientLimitFuture<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ClientLimitFuture").finish_non_exhaustive()
+    }
+}
