@@ -2,7 +2,7 @@
 
 use std::time::{Duration, SystemTime};
 
-use http::header::{DATE, RETRY_AFTER};
+use http::header::{AGE, DATE, RETRY_AFTER};
 use http::{HeaderMap, HeaderName, Response, StatusCode};
 
 use super::grpc;
@@ -19,7 +19,7 @@ const STATUS_DETAILS: HeaderName = HeaderName::from_static("grpc-status-details-
 const REFUSALS: [StatusCode; 3] =
     [StatusCode::FORBIDDEN, StatusCode::TOO_MANY_REQUESTS, StatusCode::SERVICE_UNAVAILABLE];
 
-/// The meaning of a response for the requests after it.
+/// The pause that a response asks for.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct Advice {
     /// The time for which the next requests would be refused.
@@ -30,15 +30,19 @@ pub(super) struct Advice {
 
 impl Advice {
     /// Reads the fields of a response that arrived at `now`. The dates in it are compared with its
-    /// `Date`, if it has one, because the two clocks may differ.
+    /// `Date`, if it has one, because the two clocks may differ. The numbers of a response from a cache
+    /// are ignored, because they are not current (the draft's section on caching).
     pub(super) fn of<B>(response: &Response<B>, now: SystemTime) -> Self {
         let headers = response.headers();
         let date = headers.get(DATE).and_then(|date| httpdate::parse_http_date(date.to_str().ok()?).ok());
-        let mut fields = Fields { headers, now: date.unwrap_or(now), unreadable: None };
+        let age = headers.get(AGE).and_then(|age| seconds(age.to_str().ok()?.trim())).unwrap_or_default();
+        let server_now = date.and_then(|date| date.checked_add(age)).unwrap_or(now);
+        let mut fields = Fields { headers, now: server_now, unreadable: None };
         let is_refusal = REFUSALS.contains(&response.status()) || grpc::is_refusal(headers);
         let asked = if is_refusal { fields.asked_wait() } else { None };
         // A server that asks for a wait knows more than its numbers show.
-        let pause = asked.or_else(|| fields.exhausted()).filter(|pause| !pause.is_zero());
+        let exhausted = |fields: &mut Fields<'_>| if age.is_zero() { fields.exhausted() } else { None };
+        let pause = asked.or_else(|| exhausted(&mut fields)).filter(|pause| !pause.is_zero());
         Self { pause, unreadable: fields.unreadable }
     }
 }
@@ -72,7 +76,7 @@ impl Fields<'_> {
             .into_iter()
             .filter_map(|name| {
                 if name == RATE_LIMIT {
-                    self.read(&name, listed)
+                    self.read_list(&name)
                 } else if name.as_str().contains("remaining") {
                     self.reset_if_exhausted(&name)
                 } else {
@@ -96,6 +100,16 @@ impl Fields<'_> {
             let name = HeaderName::try_from(remaining.as_str().replace("remaining", word)).ok()?;
             self.read(&name, |text| reset(text, now))
         })
+    }
+
+    /// Reads all lines of `RateLimit`, which are one list.
+    fn read_list(&mut self, name: &HeaderName) -> Option<Duration> {
+        let lines: Option<Vec<&str>> = self.headers.get_all(name).iter().map(|line| line.to_str().ok()).collect();
+        let read = lines.and_then(|lines| listed(lines.join(", ").trim()));
+        if read.is_none() {
+            self.unreadable.get_or_insert_with(|| name.clone());
+        }
+        read
     }
 
     /// Returns the value of the first line of a field. Notes a value that cannot be read.
@@ -173,6 +187,23 @@ mod tests {
         let fields = [("retry-after", "soon"), ("x-ratelimit-remaining", "0"), ("x-ratelimit-reset", "60")];
         let unreadable = Some(RETRY_AFTER);
         assert_eq!(pause(429, &fields), Advice { pause: Some(Duration::from_secs(60)), unreadable });
+    }
+
+    #[test]
+    fn lines_of_one_list_are_read_together() {
+        let fields = [("ratelimit", "\"app\";r=5;t=60"), ("ratelimit", "\"gateway\";r=0;t=30")];
+        assert_eq!(pause(200, &fields).pause, Some(Duration::from_secs(30)));
+    }
+
+    #[test]
+    fn numbers_of_cached_responses_are_ignored() {
+        let numbers = [("x-ratelimit-remaining", "0"), ("x-ratelimit-reset", "60")];
+        let aged = |age| pause(200, &[numbers[0], numbers[1], ("age", age)]).pause;
+        assert_eq!([aged("0"), aged("3000")], [Some(Duration::from_secs(60)), None]);
+        // A date is compared with the time at which the response arrived.
+        let date = ("date", "Sun, 06 Nov 1994 08:49:37 GMT");
+        let fields = [date, ("age", "10"), ("retry-after", "Sun, 06 Nov 1994 08:50:07 GMT")];
+        assert_eq!(pause(429, &fields).pause, Some(Duration::from_secs(20)));
     }
 
     #[test]

@@ -9,7 +9,7 @@ use std::time::{Duration, SystemTime};
 
 use http::header::HOST;
 use http::{HeaderName, Response};
-use tokio::sync::Semaphore;
+use tokio::sync::{Semaphore, SemaphorePermit};
 use tokio::time::{Instant, sleep_until};
 
 use super::error::{ClientLimitError, NotSent};
@@ -53,32 +53,56 @@ impl Gate {
         }
     }
 
-    /// Waits until a request may be sent. Calls `begin_wait` if that takes time.
-    pub(super) async fn pass(&self, key: &Key, begin_wait: impl FnOnce()) -> Result<(), ClientLimitError> {
-        let mut turn = pin!(self.turn(key));
+    /// Returns the end of the longest wait of a request that begins to wait now.
+    pub(super) fn deadline(&self) -> Instant {
+        later(Instant::now(), self.max_wait)
+    }
+
+    /// Waits until a request may be sent. If that takes time, calls `begin_wait`, and returns the place
+    /// of the request among those that wait.
+    pub(super) async fn pass(
+        &self,
+        key: &Key,
+        deadline: Instant,
+        begin_wait: impl FnOnce(),
+    ) -> Result<Option<SemaphorePermit<'_>>, ClientLimitError> {
+        let mut turn = pin!(self.turn(key, deadline));
         if let Poll::Ready(passed) = poll_fn(|cx| Poll::Ready(turn.as_mut().poll(cx))).await {
-            return passed;
+            return passed.map(|()| None);
         }
         begin_wait();
-        let place = self.state.places.try_acquire();
-        let _place = place.map_err(|_| ClientLimitError(NotSent::TooManyWaiting(self.max_waiting)))?;
-        turn.await
+        let place = self.place().ok_or(ClientLimitError(NotSent::TooManyWaiting(self.max_waiting)))?;
+        turn.await.map(|()| Some(place))
+    }
+
+    /// Returns a place among the requests that wait, if one is free.
+    pub(super) fn place(&self) -> Option<SemaphorePermit<'_>> {
+        self.state.places.try_acquire().ok()
+    }
+
+    pub(super) fn is_paused(&self, key: &Key) -> bool {
+        self.state.pauses.end(key).is_some()
+    }
+
+    /// Waits for the end of the pause of a key, if it is paused.
+    pub(super) async fn pause_over(&self, key: &Key, deadline: Instant) -> Result<(), ClientLimitError> {
+        // Another response may extend the pause meanwhile.
+        while let Some(end) = self.state.pauses.end(key) {
+            if end > deadline {
+                let wait = end.saturating_duration_since(Instant::now());
+                return Err(ClientLimitError(NotSent::Paused { wait, max_wait: self.max_wait }));
+            }
+            sleep_until(end).await;
+        }
+        Ok(())
     }
 
     /// Waits for the end of a pause, and then for the client's own limit. In the other order, a request
     /// would spend a unit long before it is sent.
-    async fn turn(&self, key: &Key) -> Result<(), ClientLimitError> {
-        let (pauses, max_wait) = (&self.state.pauses, self.max_wait);
-        let deadline = later(Instant::now(), max_wait);
+    pub(super) async fn turn(&self, key: &Key, deadline: Instant) -> Result<(), ClientLimitError> {
+        let max_wait = self.max_wait;
         loop {
-            // Another response may have extended the pause meanwhile.
-            while let Some(end) = pauses.end(key) {
-                if end > deadline {
-                    let wait = end.saturating_duration_since(Instant::now());
-                    return Err(ClientLimitError(NotSent::Paused { wait, max_wait }));
-                }
-                sleep_until(end).await;
-            }
+            self.pause_over(key, deadline).await?;
             let Some(limiter) = &self.limiter else { return Ok(()) };
             let left = deadline.saturating_duration_since(Instant::now());
             let failed = |error| ClientLimitError(NotSent::Storage(error));
@@ -87,7 +111,7 @@ impl Gate {
                 let wait = hit.retry_after();
                 return Err(ClientLimitError(NotSent::Limited { wait, max_wait }));
             }
-            if pauses.end(key).is_none() {
+            if !self.is_paused(key) {
                 let _ = hit.keep();
                 return Ok(());
             }
@@ -106,7 +130,7 @@ impl Gate {
             log_unreadable(&field);
         }
         let Some(pause) = pause else { return false };
-        self.state.pauses.begin(key, pause) <= later(Instant::now(), self.max_wait)
+        self.state.pauses.begin(key, pause) <= self.deadline()
     }
 }
 

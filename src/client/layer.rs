@@ -15,8 +15,8 @@ use crate::limiter::RateLimiter;
 
 /// A layer for HTTP clients that keeps to the limits of other servers.
 ///
-/// It reads the limits in responses, and pauses all requests to a host that would be refused. A request
-/// waits for the end of the pause instead of being sent. It can also wait for a [limit of the
+/// It reads the limits in responses. If the next request to a host would be refused, it pauses the host: a
+/// request waits for the end of the pause instead of being sent. It can also wait for a [limit of the
 /// client](Self::limit).
 ///
 /// ```
@@ -44,15 +44,16 @@ use crate::limiter::RateLimiter;
 /// | `Retry-After`: seconds, also with a fraction, or a date | in responses with 403, 429 or 503 | for this time |
 /// | `Retry-After-Ms` | the same, before `Retry-After` | for this time |
 /// | `grpc-retry-pushback-ms`, and else the `RetryInfo` of a gRPC status | in responses without messages, with the status 8 or 14 | for this time |
-/// | `RateLimit` of drafts 7 to 11 | in all other responses | until the reset, if nothing remains |
-/// | each field with `ratelimit` or `rate-limit` and `remaining` in its name, such as `X-RateLimit-Remaining-Tokens` | in all other responses | until the reset, if nothing remains |
+/// | `RateLimit` of drafts 7 to 11 | in all responses, unless a field above states a wait | until the reset, if nothing remains |
+/// | each field with `ratelimit` or `rate-limit` and `remaining` in its name, such as `X-RateLimit-Remaining-Tokens` | in all responses, unless a field above states a wait | until the reset, if nothing remains |
 ///
 /// The reset is in the field with `reset-after` or `reset` in place of `remaining`. It is a number of
 /// seconds, an instant in seconds or milliseconds since the Unix epoch, a duration such as `6m0s`, or a
 /// date. `RateLimit-Policy` does not affect the pause. Instants are compared with the `Date` of the
 /// response, so the clock of the client may be wrong.
 ///
-/// A field that cannot be read is ignored. The first one is logged at DEBUG (feature `tracing`).
+/// The numbers in responses from a cache, which have an `Age`, are ignored. A field that cannot be read is
+/// ignored. The first one is logged at DEBUG (feature `tracing`), except for those of gRPC.
 ///
 /// # Bounds
 ///
@@ -64,6 +65,10 @@ use crate::limiter::RateLimiter;
 ///
 /// At the end of a pause, all waiting requests are sent at once, unless the client has a limit of its
 /// own. Services and clones of a layer share their state.
+///
+/// # Panics
+///
+/// The response future panics if the request has to wait outside of a tokio runtime with time enabled.
 #[derive(Clone)]
 #[must_use = "a layer does nothing unless it is applied to a service"]
 pub struct ClientLimitLayer<R = NoRetry> {
@@ -97,7 +102,8 @@ impl<R> ClientLimitLayer<R> {
     }
 
     /// Sets the keys that are limited and paused. Defaults to the host and port. Use it if a server
-    /// limits each token or each path by itself. A request whose key is `None` is sent at once.
+    /// limits each token or each path by itself. A request whose key is `None` is sent at once. If the
+    /// extractor returns an error, the request fails and is not sent.
     ///
     /// ```
     /// use tower_ratelimit::{ClientLimitLayer, Header};
@@ -109,22 +115,30 @@ impl<R> ClientLimitLayer<R> {
     }
 
     /// Sets the longest wait of a request, before each time that it is sent. Defaults to 30 seconds. A
-    /// request that would wait for longer fails at once.
+    /// request whose pause is longer fails at once. A request behind others in the queue of the client's
+    /// own limit may fail only after this time.
     pub fn max_wait(self, max_wait: Duration) -> Self {
         self.with(|gate| gate.max_wait = max_wait)
     }
 
     /// Sets the most requests that wait at a time, to all hosts. Defaults to 1,000. Call it before the
     /// layer is used, because the returned layer has no pauses yet.
+    ///
+    /// A request also counts while a limiter on a server decides it. So 0 sends nothing with such a
+    /// limiter.
     pub fn max_waiting(self, max_waiting: usize) -> Self {
         self.with(|gate| (gate.max_waiting, gate.state) = (max_waiting, GateState::new(max_waiting)))
     }
 
-    /// Sends a request once more if the response is 429 and states a wait of at most
-    /// [`max_wait`](Self::max_wait). Defaults to never. For other responses and more attempts, use
+    /// Sends a request once more if the response is 429 and states a wait that is longer than zero and at
+    /// most [`max_wait`](Self::max_wait). Defaults to never. For other responses and more attempts, use
     /// `tower::retry` around this layer.
     ///
-    /// `copy` returns a copy of the request, or `None` if it must not be sent again.
+    /// `copy` returns a copy of the request, or `None` if it must not be sent again. It is called before
+    /// the request is sent, so the copy takes memory until the response arrives. If
+    /// [too many](Self::max_waiting) requests wait already, the response is returned. If the copy cannot
+    /// be sent within `max_wait`, the request fails with a
+    /// [`ClientLimitError`](crate::ClientLimitError), and the response is lost.
     ///
     /// ```
     /// use http::Request;

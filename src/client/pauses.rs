@@ -36,8 +36,9 @@ impl Pauses {
             ends.retain(|_, end| *end > now);
         }
         if ends.len() >= MAX_PAUSES {
-            let first = ends.iter().min_by_key(|(_, end)| **end).map(|(key, _)| key.clone());
-            first.map(|key| ends.remove(&key));
+            let first = ends.iter().min_by_key(|(_, end)| **end).filter(|(_, first)| **first < end);
+            let Some(first) = first.map(|(key, _)| key.clone()) else { return end };
+            ends.remove(&first);
         }
         ends.insert(key.clone(), end);
         end
@@ -82,6 +83,9 @@ mod tests {
         }
         assert_eq!(pauses.0.lock().unwrap().len(), MAX_PAUSES);
         assert_eq!(pauses.end(&key(0)), None);
+        assert!(pauses.end(&key(1)).is_some());
+        pauses.begin(&Key::from("short"), SECOND);
+        assert_eq!(pauses.end(&Key::from("short")), None, "it would end first");
         assert!(pauses.end(&key(1)).is_some());
     }
 }

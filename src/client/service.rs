@@ -8,12 +8,14 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 
 use http::{Request, Response, StatusCode};
+use tokio::time::Instant;
 use tower_service::Service;
 
 use super::gate::Gate;
 use super::retry::{CopyRequest, NoRetry};
 use crate::error::BoxError;
 use crate::extract::Head;
+use crate::key::Key;
 use crate::middleware::common::unready;
 
 /// The middleware of a client that keeps to the limits of other servers. Created by
@@ -59,21 +61,24 @@ where
             let Some(key) = key? else {
                 return service.call(request).await.map_err(Into::into);
             };
-            let copy = retry.copy(&request);
-            let mut is_ready = true;
-            gate.pass(&key, || is_ready = false).await?;
-            if !is_ready {
-                make_ready(&mut service).await?;
+            let (copy, deadline) = (retry.copy(&request), gate.deadline());
+            let place = gate.pass(&key, deadline, || service = unready(&service)).await?;
+            if place.is_some() {
+                make_ready(&mut service, &gate, &key, deadline).await?;
             }
+            drop(place);
             let response = service.call(request).await.map_err(Into::into)?;
             let can_wait = gate.record(&key, &response);
-            let Some(copy) = copy.filter(|_| can_wait && response.status() == StatusCode::TOO_MANY_REQUESTS) else {
+            let copy = copy.filter(|_| can_wait && response.status() == StatusCode::TOO_MANY_REQUESTS);
+            let Some((copy, place)) = copy.and_then(|copy| Some((copy, gate.place()?))) else {
                 return Ok(response);
             };
             // The connection is free during the wait.
             drop(response);
-            gate.pass(&key, || ()).await?;
-            make_ready(&mut service).await?;
+            let deadline = gate.deadline();
+            gate.turn(&key, deadline).await?;
+            make_ready(&mut service, &gate, &key, deadline).await?;
+            drop(place);
             let response = service.call(copy).await.map_err(Into::into)?;
             gate.record(&key, &response);
             Ok(response)
@@ -81,13 +86,21 @@ where
     }
 }
 
-/// Replaces the service by a clone that was polled ready.
-async fn make_ready<S, B>(service: &mut S) -> Result<(), BoxError>
+/// Replaces the service by a clone that was polled ready, at a time at which the key is not paused.
+async fn make_ready<S, B>(service: &mut S, gate: &Gate, key: &Key, deadline: Instant) -> Result<(), BoxError>
 where
     S: Service<Request<B>, Error: Into<BoxError>> + Clone,
 {
-    *service = unready(service);
-    poll_fn(|cx| service.poll_ready(cx)).await.map_err(Into::into)
+    loop {
+        *service = unready(service);
+        poll_fn(|cx| service.poll_ready(cx)).await.map_err(Into::into)?;
+        // Another response may have begun a pause while the service became ready.
+        if !gate.is_paused(key) {
+            return Ok(());
+        }
+        *service = unready(service);
+        gate.pause_over(key, deadline).await?;
+    }
 }
 
 impl<S: fmt::Debug, R> fmt::Debug for ClientLimit<S, R> {
@@ -97,7 +110,8 @@ impl<S: fmt::Debug, R> fmt::Debug for ClientLimit<S, R> {
 }
 
 /// The response future of [`ClientLimit`]. Dropping it while the request waits gives up its place, and
-/// spends nothing of the client's own limit.
+/// spends nothing of the client's own limit. Only a request that waits for the inner service after
+/// that has spent its unit.
 #[must_use = "futures do nothing unless they are polled"]
 pub struct ClientLimitFuture<T>(Pin<Box<dyn Future<Output = Result<T, BoxError>> + Send>>);
 

@@ -21,9 +21,12 @@ pub(super) fn seconds(text: &str) -> Option<Duration> {
     Some(whole.parse().map_or(Duration::MAX, |whole| Duration::new(whole, nanos)))
 }
 
-/// Parses `Retry-After`: seconds, or an HTTP date.
+/// Parses `Retry-After`: seconds, or an HTTP date. Some servers send an instant in seconds.
 pub(super) fn retry_after(text: &str, now: SystemTime) -> Option<Duration> {
-    seconds(text).or_else(|| Some(until(httpdate::parse_http_date(text).ok()?, now)))
+    match seconds(text) {
+        Some(number) => Some(reset(text, now).unwrap_or(number)),
+        None => Some(until(httpdate::parse_http_date(text).ok()?, now)),
+    }
 }
 
 /// Parses the reset of a limit: seconds from now, seconds or milliseconds since the Unix epoch, a
@@ -165,6 +168,7 @@ mod tests {
         }
         assert_eq!(retry_after("99999999999999999999", now), Some(Duration::MAX));
         assert_eq!(retry_after("2.0", now), Some(Duration::from_secs(2)));
+        assert_eq!(retry_after("1728000060", now), Some(Duration::from_secs(60)));
         assert_eq!(retry_after("6m0s", now), None);
     }
 }

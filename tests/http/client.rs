@@ -7,6 +7,7 @@ use std::time::Duration;
 use common::{Inner, policy};
 use http::{Request, Response, StatusCode};
 use tokio::time::{Instant, sleep};
+use tower::limit::ConcurrencyLimit;
 use tower::{Layer, Service, ServiceExt, service_fn};
 use tower_ratelimit::storage::TokioClock;
 use tower_ratelimit::{
@@ -393,6 +394,42 @@ async fn request_is_sent_once_more_after_a_429_that_states_a_wait() {
     let server = Server::new([refused()]);
     assert_eq!(send(&layer, &server, get("http://a/")).await.unwrap(), 429);
     assert_eq!(server.seconds(), [0]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn refusal_is_returned_if_its_retry_finds_no_place() {
+    let layer = ClientLimitLayer::new().max_waiting(0).retry_once(|request: &Request<()>| Some(request.clone()));
+    let server = Server::new([response(429, &[("retry-after", "3")])]);
+    assert_eq!(send(&layer, &server, get("http://a/")).await.unwrap(), 429);
+    assert_eq!(server.seconds(), [0]);
+}
+
+/// Guards against this defect: requests to a paused host hold all connections.
+#[tokio::test(start_paused = true)]
+async fn request_that_waits_holds_no_permit_of_the_inner_service() {
+    let (layer, server) = (ClientLimitLayer::new(), Server::new([response(429, &[("retry-after", "9")])]));
+    send(&layer, &server, get("http://a/")).await.unwrap();
+    let client = layer.layer(ConcurrencyLimit::new(server.service(), 1));
+    let other = async {
+        sleep(SECOND).await;
+        client.clone().oneshot(get("http://b/")).await
+    };
+    let (waited, other) = tokio::join!(client.clone().oneshot(get("http://a/")), other);
+    assert!(waited.is_ok() && other.is_ok());
+    assert_eq!(server.seconds(), [0, 1, 9]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn pause_that_begins_while_the_service_becomes_ready_delays_the_request() {
+    let refused = |after| response(429, &[("retry-after", after)]);
+    let (layer, server) = (ClientLimitLayer::new(), Server::new([refused("2"), refused("5")]));
+    send(&layer, &server, get("http://a/")).await.unwrap();
+    // Both wait for the pause, and then the second one for the permit of the first.
+    let client = layer.layer(ConcurrencyLimit::new(server.service(), 1));
+    let (first, second) =
+        tokio::join!(client.clone().oneshot(get("http://a/")), client.clone().oneshot(get("http://a/")));
+    assert_eq!((first.unwrap().status(), second.unwrap().status()), (StatusCode::TOO_MANY_REQUESTS, StatusCode::OK));
+    assert_eq!(server.seconds(), [0, 2, 7]);
 }
 
 /// Otherwise the request would spend a unit long before it is sent.
