@@ -86,7 +86,8 @@ impl Drop for Running {
     }
 }
 
-/// Makes a claim for each row for which no task does. Returns the errors, or `None` if there is no row.
+/// Makes a claim for each row that no other task claims. Returns the errors, or `None` without such a
+/// row.
 async fn claim_all(claims: &Arc<Claims>, table: &Arc<SlotTable>) -> Option<Vec<StorageError>> {
     let (mut in_flight, mut errors) = (JoinSet::new(), Vec::new());
     let rows = table.renewals();

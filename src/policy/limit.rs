@@ -192,7 +192,8 @@ impl Limit {
             None => (Arc::clone(&self.strategy), self.quota.divide(replicas)),
         };
         let limit = Self { name: self.name.clone(), ..Self::of(strategy, quota)? };
-        let kept = (self.kept / replicas).min(limit.capacity().saturating_sub(1));
+        // Rounded up, so that the replicas together keep at least as many units.
+        let kept = self.kept.div_ceil(replicas.get()).min(limit.capacity().saturating_sub(1));
         Ok(Self { kept, ..limit })
     }
 

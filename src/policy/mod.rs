@@ -293,12 +293,14 @@ impl Policy {
 
     /// Divides this policy among `replicas` and returns the part of one replica.
     ///
-    /// The amount, the burst, the queue length and the [kept units](Limit::keep) of each limit are
-    /// divided and rounded down. The result is at least 1, except that a queue of length 0 stays 0, and
-    /// that at least one unit is not kept. So if an amount is less than
-    /// `replicas`, the replicas together admit more than the policy. A burst or a queue that would
-    /// then take more than 142 years to refill is shortened further. A custom strategy can divide
-    /// its limit in another way, see [`Strategy::divide`].
+    /// The amount, the burst and the queue length of each limit are divided and rounded down. The result
+    /// is at least 1, except that a queue of length 0 stays 0. So if an amount is less than `replicas`,
+    /// the replicas together admit more than the policy. A burst or a queue that would then take more
+    /// than 142 years to refill is shortened further. A custom strategy can divide its limit in another
+    /// way, see [`Strategy::divide`].
+    ///
+    /// The [kept units](Limit::keep) are divided and rounded up, but at least one unit of the result is
+    /// not kept.
     ///
     /// The name and the [identity](Self::identity) stay the same, so a storage treats the result as
     /// the same policy. Add all limits before you divide, because adding a limit to an unnamed
@@ -339,7 +341,8 @@ impl Policy {
     /// Returns a hash that identifies the queue of waiting hits. Hits that keep units wait apart from
     /// those that can spend these units.
     pub(crate) fn queue_digest(&self) -> u128 {
-        self.limits().iter().fold(self.digest(), |digest, limit| digest.wrapping_add(limit.kept().into()))
+        let add = |digest: u128, limit: &Limit| digest.rotate_left(29).wrapping_add(limit.kept().into());
+        self.limits().iter().fold(self.digest(), add)
     }
 
     fn shadow_limits(&self) -> Vec<Limit> {
@@ -558,6 +561,13 @@ fn text_of(limits: &[Limit]) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn policies_that_keep_units_of_different_limits_have_different_queues() {
+        let digest = |text: &str| text.parse::<Policy>().unwrap().queue_digest();
+        let [neither, first, second] = ["10/s; 100/min", "10/s keep 5; 100/min", "10/s; 100/min keep 5"].map(digest);
+        assert!(neither != first && first != second && second != neither);
+    }
 
     /// Guards against this defect: a live policy keeps the old data of a time zone after `set`.
     #[cfg(feature = "calendar")]

@@ -44,7 +44,7 @@ pub(crate) use self::seats::{Seat, Seats};
 use crate::decision::Decision;
 use crate::key::Key;
 use crate::observe::Reporter;
-use crate::policy::{Op, Policy, SharedPolicy};
+use crate::policy::{Limit, Op, Policy, SharedPolicy};
 use crate::reservation::{LimitedKey, run_or_spawn};
 use crate::storage::{AnyStorage, Storage, StorageError, StorageFuture, StorageRequest};
 use crate::time::random_up_to;
@@ -161,7 +161,9 @@ impl Waiter {
                     refusal = Some(last);
                 }
                 Ok(decision) => {
-                    entry.admitted(decision.remaining());
+                    // The hits of this queue cannot spend units that are kept for others.
+                    let kept = result.policy.limits().iter().map(Limit::kept).max().unwrap_or(0);
+                    entry.admitted(decision.remaining().saturating_sub(kept));
                     return result;
                 }
                 Err(_) => {

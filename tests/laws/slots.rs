@@ -135,7 +135,7 @@ struct Schedule {
     reached: Reached,
 }
 
-/// What the schedules have reached.
+/// Counts of the situations that the schedules have reached.
 #[derive(Default)]
 struct Reached {
     admitted: u64,

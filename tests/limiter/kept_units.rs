@@ -87,7 +87,7 @@ fn text_has_the_kept_units_and_the_identity_has_not() {
     let limit = Limit::from(Quota::per_minute(100)).keep(20);
     assert_eq!((limit.kept(), limit.named("short").kept()), (20, 20));
     let shared = policy("fixed-window 9/minute keep 5").divide(std::num::NonZeroU32::new(3).unwrap()).unwrap();
-    assert_eq!(shared.to_string(), "fixed-window 3/minute keep 1");
+    assert_eq!(shared.to_string(), "fixed-window 3/minute keep 2");
     let shared = policy("fixed-window 10/minute keep 9").divide(std::num::NonZeroU32::new(3).unwrap()).unwrap();
     assert_eq!(shared.to_string(), "fixed-window 3/minute keep 2");
 }

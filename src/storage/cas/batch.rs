@@ -34,8 +34,8 @@ pub(in crate::storage) struct Batch<'a> {
     /// The error of all commands before a clear, if the text has an unknown version.
     unknown: Option<StorageError>,
     text: String,
-    /// The instant at which the last state in `text` expires.
-    until: Timestamp,
+    /// The instant at which the last state in `text` expires. `None` before the states are written back.
+    until: Option<Timestamp>,
     parsed: Option<Parsed>,
     changed: bool,
     cleared: bool,
@@ -53,9 +53,9 @@ impl<'a> Batch<'a> {
     pub(in crate::storage) fn new(view: View<'a>) -> Self {
         let View { at: now, behind, states: loaded, head, has_new_line: must_store, unknown } = view;
         let behind = behind.micros;
-        let (text, until) = (loaded.to_owned(), now);
         let (parsed, changed, cleared) = (None, must_store, false);
-        Self { loaded, now, behind, head, must_store, unknown, text, until, parsed, changed, cleared }
+        let text = loaded.to_owned();
+        Self { loaded, now, behind, head, must_store, unknown, text, until: None, parsed, changed, cleared }
     }
 
     /// Executes one command. Returns the decision if the command is a hit or a charge, and `None`
@@ -136,7 +136,8 @@ impl<'a> Batch<'a> {
         self.changed
     }
 
-    /// Returns the text to store and the time to keep it, or `None` if nothing has changed.
+    /// Returns the text to store and the time to keep it, or `None` if nothing has changed. A new line of
+    /// a text that no command has read is stored with the next one.
     ///
     /// The text begins with the time of the key. Without it, a node whose clock is behind could
     /// decide at an earlier time. After a refund of all units, the text has only this time. The
@@ -146,7 +147,7 @@ impl<'a> Batch<'a> {
         if !self.changed || self.text == self.loaded && !self.must_store {
             return None;
         }
-        let keep = Duration::from_micros(self.until.since(self.now)) + max_skew.max(GRACE);
+        let keep = Duration::from_micros(self.until?.since(self.now)) + max_skew.max(GRACE);
         let head = self.head.filter(|_| !(self.cleared && self.text.is_empty()));
         Some((text::join(head.as_ref(), &self.text), keep))
     }
@@ -168,7 +169,31 @@ impl<'a> Batch<'a> {
     fn write_back(&mut self) {
         let must_store = self.must_store;
         if let Some(parsed) = self.parsed.take().filter(|parsed| parsed.changed || must_store) {
-            (self.text, self.until) = text::write(&parsed.policy, &parsed.states, &self.text, self.now);
+            let (text, until) = text::write(&parsed.policy, &parsed.states, &self.text, self.now);
+            (self.text, self.until) = (text, Some(until));
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::skew::Skew;
+    use super::*;
+    use crate::quota::Quota;
+
+    /// Guards against this defect: a text that no command has read is stored again, for the time of
+    /// `max_skew` only.
+    #[test]
+    fn new_line_is_stored_only_with_states_that_a_command_has_read() {
+        let policy = Policy::from(Quota::per_day(10));
+        let batch = || {
+            let view = Skew::new(Duration::ZERO).view("k", "", Timestamp::from_micros(1_000_000));
+            Batch::new(View { has_new_line: true, ..view })
+        };
+        assert_eq!(batch().finish(Duration::ZERO), None);
+        let mut used = batch();
+        used.execute(&policy, &Command::Hit(1)).unwrap();
+        let (_, keep) = used.finish(Duration::ZERO).unwrap();
+        assert!(keep > Duration::from_secs(3_600), "{keep:?}");
     }
 }

@@ -168,10 +168,13 @@ impl<S: ServerStore> Storage for ServerCas<S> {
     }
 
     fn decide_all(&self, members: &[StorageRequest<'_>]) -> StorageFuture<Vec<Decision>> {
+        if Handle::try_current().is_err() {
+            return self.0.decide_all(members);
+        }
         if let Some(error) = self.store().overload(self.0.shared.queues.len()) {
             return StorageFuture::new(measured(S::LABEL, overloaded(error, self.0.timeout)));
         }
-        if !self.store().is_new() || Handle::try_current().is_err() {
+        if !self.store().is_new() {
             return self.0.decide_all(members);
         }
         let (storage, members) = (self.clone(), members.iter().map(StorageRequest::owned).collect::<Vec<_>>());

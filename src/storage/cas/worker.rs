@@ -178,9 +178,7 @@ impl<S: CasStorage> Worker<S> {
             }
         }
         let texts = batches.finish(shared.skew.max());
-        // A new line is stored with the states of a job. Without one, the batch does not know how long
-        // the stored states last.
-        if pending.is_empty() || texts.iter().all(|(_, change)| change.is_none()) {
+        if texts.iter().all(|(_, change)| change.is_none()) {
             if is_recalled {
                 return Err((pending.into_iter().map(|(job, _)| job).collect(), None));
             }
@@ -241,7 +239,9 @@ impl<S: CasStorage> Worker<S> {
         let swapped = self.timed(jobs, |deadline| shared.swap_all(swaps, deadline)).await;
         let swapped = swapped.ok_or_else(|| late(&shared.name, true))?;
         let is_cancelled = swapped.as_ref().is_err_and(|error| error.is_timeout() && !error.may_have_counted());
-        self.blocked = if is_cancelled { begun.elapsed() } else { Duration::ZERO };
+        // The next jobs of several keys can have other keys, which need not be locked.
+        let is_of_one_key = !self.place.1.is_empty();
+        self.blocked = if is_cancelled && is_of_one_key { begun.elapsed() } else { Duration::ZERO };
         let swapped = swapped?;
         self.set_contended(now);
         Ok(swapped)

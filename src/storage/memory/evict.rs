@@ -90,7 +90,8 @@ impl MemoryInner {
         need: &Need,
     ) -> Result<(), NoRoom> {
         // A lockout by refusals admits any cost.
-        let never_fits = |limit: &Limit| request.cost > limit.capacity() && !limit.counts_refusals_of_others();
+        let never_fits =
+            |limit: &Limit| limit.needed(request.cost) > limit.capacity() && !limit.counts_refusals_of_others();
         let is_fresh = states.iter().all(|state| *state == State::Fresh);
         let is_refused = if is_fresh {
             request.policy.limits().iter().any(never_fits)

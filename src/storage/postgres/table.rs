@@ -103,8 +103,8 @@ impl StatesTable {
                  LEFT JOIN {table} ON key = name ORDER BY position), {NOW}"
             ),
             // First locks the rows that exist, in the order of their keys. Then adds those that do not,
-            // in the same order, and waits only for statements that add rows, too. So there is no
-            // deadlock. A statement cannot take back a row that it has added. So it adds the text only
+            // in the same order, and waits only for statements that add rows, too. So hits have no
+            // deadlock. With `clear_all` they can have one, which PostgreSQL ends. A statement cannot take back a row that it has added. So it adds the text only
             // if no other row is missing, and else adds empty texts, which the next swap replaces.
             Statement::SwapAll => format!(
                 "WITH wanted AS MATERIALIZED (SELECT * FROM unnest($1::text[], $2::text[], $3::text[], $4::int8[]) \
