@@ -295,7 +295,7 @@ mod tests {
 
     /// Guards against this defect: a call that begins at its deadline closes a healthy connection.
     #[tokio::test(start_paused = true)]
-    async fn call_that_begins_at_its_deadline_is_no_silence() {
+    async fn call_that_begins_at_its_deadline_does_not_count_as_silence() {
         let calls = Calls::default();
         assert!(!calls.record_silence(Instant::now(), Duration::ZERO));
         assert_eq!(limit(&calls), MOST);

@@ -6,8 +6,8 @@
 //!   with a zero byte, because an error that quotes other bytes is not valid UTF-8.
 //! - A reply is one string, because converting a table takes 0.7 µs.
 //! - If the expiry of a key has not changed, its states are written with `SETRANGE`, which keeps
-//!   it. `SET` with an expiry takes 0.9 µs more. With several keys, `SET` keeps it. Expiries are rounded up to half a second, so a hot
-//!   key sets its own about twice a second.
+//!   it. `SET` with an expiry takes 0.9 µs more. With several keys, `SET` with `KEEPTTL` writes them.
+//!   Expiries are rounded up to half a second, so a hot key sets its own about twice a second.
 //! - A template is repeated for each limit, because tables cost more than deciding. From the ninth
 //!   limit on the script uses tables, because a Lua function has a limited number of variables.
 //! - Functions that are rarely needed are created when a script needs them, because creating each
