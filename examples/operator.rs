@@ -119,7 +119,7 @@ async fn peek(
         format!("by_fallback {}", decision.is_from_fallback()),
     ];
     lines.extend(decision.retry_after().map(|wait| format!("retry_in_seconds {}", wait.as_secs_f64())));
-    for (limit, status) in limiter.policy().limits().iter().zip(decision.limits()) {
+    for (limit, status) in limiter.policy().limits().iter().zip(decision.statuses()) {
         let (remaining, capacity) = (status.remaining(), status.capacity());
         lines.push(format!("limit {limit}: {remaining} of {capacity} remain, full in {:?}", status.reset_after()));
         lines.extend(status.lock().map(|lock| format!("lock {} ends in {:?}", lock.level() + 1, lock.ends_after())));
@@ -144,7 +144,7 @@ async fn locks(State(Limits { limiter, locked, .. }): State<Limits>) -> Result<S
     let mut lines = Vec::new();
     for key in keys {
         let decision = limiter.peek(&key).await.map_err(unavailable)?;
-        let Some(lock) = decision.limits().iter().find_map(Status::lock) else {
+        let Some(lock) = decision.statuses().iter().find_map(Status::lock) else {
             locked.lock().unwrap().remove(&key);
             continue;
         };

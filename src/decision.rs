@@ -89,7 +89,7 @@ impl Decision {
     #[inline]
     pub(crate) fn conclude(&mut self, at: Timestamp) {
         self.at = at;
-        let admitted = self.limits().iter().all(Status::is_admitted);
+        let admitted = self.statuses().iter().all(Status::is_admitted);
         self.verdict = if admitted { Verdict::ADMITTED } else { Verdict::REFUSED };
     }
 
@@ -197,7 +197,7 @@ impl Decision {
     /// Returns `true` if the hit is admitted without a delay.
     #[inline]
     pub(crate) fn is_at_once(&self) -> bool {
-        self.is_admitted() && self.limits().iter().all(|status| status.delay_micros() == 0)
+        self.is_admitted() && self.statuses().iter().all(|status| status.delay_micros() == 0)
     }
 
     /// Returns the delay of an admitted hit: the maximum over all limits. For a peek, returns the delay
@@ -210,20 +210,20 @@ impl Decision {
     ///
     /// Of the built-in strategies, only the leaky bucket delays hits.
     pub fn delay(&self) -> Duration {
-        let longest = self.limits().iter().map(Status::delay_micros).max();
+        let longest = self.statuses().iter().map(Status::delay_micros).max();
         Duration::from_micros(longest.filter(|_| self.is_admitted()).unwrap_or(0))
     }
 
     /// Returns the number of units that can be spent after this decision, at the instant
     /// [`at`](Self::at): the minimum over all limits.
     pub fn remaining(&self) -> u32 {
-        self.limits().iter().map(Status::counted_remaining).min().unwrap_or(0)
+        self.statuses().iter().map(Status::counted_remaining).min().unwrap_or(0)
     }
 
     /// Returns the number of units that can be spent at one instant if nothing has been spent: the
     /// minimum over all limits.
     pub fn capacity(&self) -> u32 {
-        self.limits().iter().map(Status::counted_capacity).min().unwrap_or(0)
+        self.statuses().iter().map(Status::counted_capacity).min().unwrap_or(0)
     }
 
     /// Returns the time until more units [remain](Self::remaining) if the key gets no other hits.
@@ -233,7 +233,7 @@ impl Decision {
         if remaining == self.capacity() {
             return Duration::ZERO;
         }
-        let least = self.limits().iter().filter(|status| status.counted_remaining() == remaining);
+        let least = self.statuses().iter().filter(|status| status.counted_remaining() == remaining);
         least.map(Status::reset_after).max().unwrap_or_default()
     }
 
@@ -241,26 +241,26 @@ impl Decision {
     /// maximum over all limits. Returns `None` if the hit was admitted, or if its cost exceeds the
     /// capacity of a limit, so that it can never be admitted.
     pub fn retry_after(&self) -> Option<Duration> {
-        let longest = self.limits().iter().map(Status::retry_micros).max();
+        let longest = self.statuses().iter().map(Status::retry_micros).max();
         longest.filter(|&wait| self.is_refused() && wait != u64::MAX).map(Duration::from_micros)
     }
 
     /// Returns the lock that this decision has started, or the one that ends last if there are
     /// several.
     pub fn new_lock(&self) -> Option<Lock> {
-        let locks = self.limits().iter().filter_map(Status::lock);
+        let locks = self.statuses().iter().filter_map(Status::lock);
         locks.filter(Lock::is_new).max_by_key(Lock::ends_after)
     }
 
     /// Returns the status of each limit, to change the waits.
     #[inline]
-    pub(crate) fn limits_mut(&mut self) -> &mut [Status] {
+    pub(crate) fn statuses_mut(&mut self) -> &mut [Status] {
         self.statuses.as_mut_slice()
     }
 
     /// Returns the status of each limit, in the order of the policy.
     #[inline]
-    pub fn limits(&self) -> &[Status] {
+    pub fn statuses(&self) -> &[Status] {
         self.statuses.as_slice()
     }
 
@@ -278,7 +278,7 @@ impl Decision {
     /// For a decision without limits, which only [`of_limits`](Self::of_limits) creates, all
     /// numbers of the status are zero.
     pub fn shown(&self) -> &Status {
-        shown(self.limits())
+        shown(self.statuses())
     }
 }
 
@@ -378,13 +378,13 @@ impl Decision {
     /// Returns `true` if this is the decision on an admitted hit that has spent at least one unit.
     /// Otherwise there is nothing to settle. A later refund does not change the result.
     pub fn has_spent(&self) -> bool {
-        self.is_admitted() && self.cost > 0 && self.limits().iter().any(|status| status.until() > Timestamp::EPOCH)
+        self.is_admitted() && self.cost > 0 && self.statuses().iter().any(|status| status.until() > Timestamp::EPOCH)
     }
 
     /// Returns `true` if a refund of this hit at `now` changes nothing, because all of its units
     /// are free again.
     pub(crate) fn has_expired(&self, now: Timestamp) -> bool {
-        self.limits().iter().all(|status| status.until() <= now)
+        self.statuses().iter().all(|status| status.until() <= now)
     }
 }
 

@@ -34,7 +34,7 @@ impl Usage {
     }
 
     /// Returns the decision on a peek at [`policy`](Self::policy) with a cost of 1, which contains the
-    /// [status of each limit](Decision::limits).
+    /// [status of each limit](Decision::statuses).
     pub fn decision(&self) -> &Decision {
         &self.decisions[shown_of(&self.decisions)]
     }
@@ -67,7 +67,7 @@ impl Usage {
         json.push_str(r#","limits":["#);
         let mut comma = "";
         for (policy, decision) in self.members() {
-            for (position, (limit, status)) in policy.limits().iter().zip(decision.limits()).enumerate() {
+            for (position, (limit, status)) in policy.limits().iter().zip(decision.statuses()).enumerate() {
                 // `quoted_name` returns a Structured Field string: printable ASCII, in which only `"`
                 // and `\` are escaped. So it is also a valid JSON string.
                 write!(json, r#"{comma}{{"name":{},"strategy":"#, policy.quoted_name(position))?;

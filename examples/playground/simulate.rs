@@ -137,7 +137,7 @@ impl Run {
     }
 
     fn record(&mut self, at: u64, decision: &Decision) {
-        for (series, status) in self.remaining.iter_mut().zip(decision.limits()) {
+        for (series, status) in self.remaining.iter_mut().zip(decision.statuses()) {
             series.push(at, status.remaining());
         }
     }

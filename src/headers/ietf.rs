@@ -30,7 +30,7 @@ impl IetfFields {
         let (mut policies, mut limits) = (String::new(), String::new());
         for (decision, StorageRequest { policy, key, .. }) in decisions.iter().zip(requests) {
             let partition = partition.map_or_else(String::new, |secret| secret.parameter(key));
-            let statuses = policy.limits().iter().zip(decision.limits()).enumerate();
+            let statuses = policy.limits().iter().zip(decision.statuses()).enumerate();
             for (position, (limit, status)) in statuses.filter(|(_, (_, status))| status.is_counted()) {
                 if !policies.is_empty() {
                     policies.push_str(", ");

@@ -131,7 +131,7 @@ impl Policy {
     }
 
     fn refund(&self, states: &mut [State], now: Timestamp, decision: &Decision, units: u32) {
-        for ((limit, state), status) in self.limits().iter().zip(states).zip(decision.limits()) {
+        for ((limit, state), status) in self.limits().iter().zip(states).zip(decision.statuses()) {
             let hit = status.hit(decision.at(), decision.cost());
             if now < hit.until {
                 limit.strategy().refund(limit.quota(), state, now, &hit, units);

@@ -358,7 +358,7 @@ impl<'a> LimitExceeded<'a> {
     /// Returns the positions of the limits that refuse, in the order of the policy.
     pub(super) fn refusing(self) -> impl Iterator<Item = usize> {
         // A custom storage may return more statuses than the policy has limits.
-        let statuses = self.policy.limits().iter().zip(self.decision.limits()).enumerate();
+        let statuses = self.policy.limits().iter().zip(self.decision.statuses()).enumerate();
         statuses.filter(|(_, (_, status))| !status.is_admitted()).map(|(position, _)| position)
     }
 }

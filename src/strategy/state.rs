@@ -101,7 +101,7 @@ impl Outcome {
 const NEVER: u64 = u64::MAX;
 
 /// The result of a hit or peek for one limit: the admission or refusal, the remaining units, and
-/// the times until a retry and a reset. See [`Decision::limits`](crate::Decision::limits).
+/// the times until a retry and a reset. See [`Decision::statuses`](crate::Decision::statuses).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Status {
     verdict: StatusFlags,

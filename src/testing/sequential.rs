@@ -215,7 +215,7 @@ pub(super) fn clear_all_removes_all_keys(inputs: &Inputs<'_>, harness: &Harness<
 }
 
 fn remaining(decision: &Decision) -> Vec<u32> {
-    decision.limits().iter().map(Status::remaining).collect()
+    decision.statuses().iter().map(Status::remaining).collect()
 }
 
 /// Returns times between `start` and `until`. For each of them, the time since `start` or the time

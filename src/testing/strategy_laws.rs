@@ -88,7 +88,7 @@ impl<'a> Moment<'a> {
 }
 
 fn remaining(decision: &Decision) -> Vec<u32> {
-    decision.limits().iter().map(Status::remaining).collect()
+    decision.statuses().iter().map(Status::remaining).collect()
 }
 
 fn less(remaining: &[u32], units: u32) -> Vec<u32> {

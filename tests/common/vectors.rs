@@ -509,7 +509,7 @@ impl Step {
         let delays = self.expected.delay_us.is_some();
         let mut answer = Answer::new(&decision);
         answer.delay_us = answer.delay_us.filter(|delay| delays || *delay > 0);
-        let each = decision.limits().iter().map(|status| Answer {
+        let each = decision.statuses().iter().map(|status| Answer {
             allowed: Some(status.is_admitted()),
             remaining: status.remaining(),
             reset_after_us: micros(status.reset_after()),

@@ -155,7 +155,7 @@ async fn refund_returns_all_units_of_all_limits() {
         .peek(&Key::global())
         .await
         .unwrap()
-        .limits()
+        .statuses()
         .iter()
         .map(tower_ratelimit::strategy::Status::remaining)
         .collect();

@@ -408,7 +408,7 @@ impl Storage for Broken {
     fn try_admit(&self, request: StorageRequest<'_>, summary: Option<&mut Summary>) -> bool {
         let StorageRequest { policy, key, cost, .. } = request;
         let refuses = |decision: &Decision| {
-            let ([limit], [status]) = (policy.limits(), decision.limits()) else { return None };
+            let ([limit], [status]) = (policy.limits(), decision.statuses()) else { return None };
             (decision.is_refused() && !limit.strategy().counts_refusals()).then_some(*status)
         };
         let peek = || self.hit(policy, key, Op::Peek, cost);
@@ -419,7 +419,7 @@ impl Storage for Broken {
             }),
             StorageFault::ReportsAnEmptyRefusal => refuses(&peek()).map(|_| Status::refused(0, 0, 0, None)),
             StorageFault::ReportsARefusalOfTheLastUnit => {
-                let status = peek().limits()[0];
+                let status = peek().statuses()[0];
                 (status.remaining() == 1).then(|| Status::refused(status.capacity(), 0, 0, Some(1)))
             }
             StorageFault::CountsInTryAdmit => {
@@ -511,7 +511,7 @@ fn waits_longer(decision: Decision) -> Decision {
     if decision.cost() <= 3 {
         return decision;
     }
-    let longer = decision.limits().iter().map(|status| {
+    let longer = decision.statuses().iter().map(|status| {
         let wait = status.retry_after().map(|wait| u64::try_from(wait.as_micros()).unwrap() + 1);
         match (status.is_admitted(), wait) {
             (true, _) => *status,

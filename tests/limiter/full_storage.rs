@@ -173,7 +173,7 @@ fn eviction_removes_all_states_of_a_key() {
         for other in 0..KEYS {
             for limiter in &limiters {
                 let peek = now(limiter.peek(&other.into()));
-                let left: Vec<u32> = peek.limits().iter().map(Status::remaining).collect();
+                let left: Vec<u32> = peek.statuses().iter().map(Status::remaining).collect();
                 assert!(left.iter().all(|each| *each == left[0]), "{left:?} units are left");
             }
         }

@@ -73,7 +73,7 @@ async fn reservation_is_settled_under_the_policy_of_its_hit() {
     drop(counter);
     let before = RateLimiter::with_storage(before, limiter.storage().clone());
     assert_eq!(left(&before).await, 2);
-    assert_eq!(limiter.peek(&alice()).await.unwrap().limits().len(), 2);
+    assert_eq!(limiter.peek(&alice()).await.unwrap().statuses().len(), 2);
 }
 
 #[tokio::test]

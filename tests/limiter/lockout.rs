@@ -13,7 +13,7 @@ const MINUTE: Duration = Duration::from_secs(60);
 const DAY: Duration = Duration::from_secs(86_400);
 
 fn lock(decision: &Decision) -> Option<(u32, Duration, bool)> {
-    decision.limits().iter().find_map(Status::lock).map(|lock| (lock.level(), lock.ends_after(), lock.is_new()))
+    decision.statuses().iter().find_map(Status::lock).map(|lock| (lock.level(), lock.ends_after(), lock.is_new()))
 }
 
 #[test]
@@ -148,7 +148,7 @@ fn refusals_of_other_limits_are_strikes() {
     assert!(now(limiter.hit(&alice)).is_admitted());
     for remaining in [2, 1] {
         let refused = now(limiter.hit(&alice));
-        assert_eq!((refused.is_refused(), refused.limits()[1].remaining()), (true, remaining));
+        assert_eq!((refused.is_refused(), refused.statuses()[1].remaining()), (true, remaining));
         assert_eq!(refused.retry_after(), Some(Duration::from_secs(1)));
         assert_eq!((refused.capacity(), lock(&refused)), (1, None));
     }

@@ -135,7 +135,7 @@ fn seen(decision: &Decision) -> Seen {
         is_admitted: decision.is_admitted(),
         remaining: decision.remaining().into(),
         retry: decision.retry_after().map(micros),
-        lock: decision.limits().iter().find_map(Status::lock).map(|it| (it.level(), micros(it.ends_after()))),
+        lock: decision.statuses().iter().find_map(Status::lock).map(|it| (it.level(), micros(it.ends_after()))),
     }
 }
 

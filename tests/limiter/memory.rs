@@ -83,7 +83,7 @@ fn eviction_considers_the_longest_limit() {
     clock.advance(Duration::from_millis(1));
     assert!(hit(&second, "newcomer").is_admitted());
     assert_eq!(second.peek(&"a minute to go".into()).remaining(), 5, "evicted");
-    assert_eq!(first.peek(&"an hour to go".into()).limits()[1].remaining(), 8, "kept");
+    assert_eq!(first.peek(&"an hour to go".into()).statuses()[1].remaining(), 8, "kept");
 }
 
 #[test]
@@ -151,7 +151,7 @@ fn policies_share_states_only_under_equal_names() {
 
     let remaining = |policy: Policy| {
         let decision = on(policy).peek(&"alice".into());
-        decision.limits().iter().map(tower_ratelimit::strategy::Status::remaining).collect::<Vec<_>>()
+        decision.statuses().iter().map(tower_ratelimit::strategy::Status::remaining).collect::<Vec<_>>()
     };
     assert_eq!(remaining(policy("fixed-window 5/minute; 9/hour").with_name("paid")), [5, 9]);
     assert_eq!(remaining(policy("fixed-window 5/minute; 9/hour")), [5, 9]);
@@ -348,7 +348,7 @@ fn limits_with_colliding_hashes_count_separately() {
     let (first, second) = ("fixed-window 10/minute", "fixed-window 100/2786174215 ms");
     let (limiter, _) = limiter(&format!("{first}; {second}"), 10);
     let decision = hit(&limiter, "k");
-    let remaining = decision.limits().iter().map(tower_ratelimit::strategy::Status::remaining);
+    let remaining = decision.statuses().iter().map(tower_ratelimit::strategy::Status::remaining);
     assert_eq!(remaining.collect::<Vec<_>>(), [9, 99]);
 
     let tried_out = policy(&format!("1/day; shadow {first}; shadow {second}"));
@@ -376,8 +376,8 @@ fn refusal_spends_nothing_from_any_limit() {
     let _ = hit(&limiter, "k");
     for _ in 0..5 {
         let refused = hit(&limiter, "k");
-        assert_eq!(refused.limits()[0].remaining(), 9);
-        assert_eq!(refused.limits()[1].remaining(), 0);
+        assert_eq!(refused.statuses()[0].remaining(), 9);
+        assert_eq!(refused.statuses()[1].remaining(), 0);
     }
 }
 

@@ -102,7 +102,7 @@ async fn changed_period_strategy_or_position_starts_fresh() {
         let other = if strategy == "fixed-window" { "moving-window" } else { "fixed-window" };
         assert_eq!(account.left(&format!("{other} 10/minute")).await, 10);
         let moved = account.under(&format!("1000/day; {text}"));
-        assert_eq!(moved.peek(&Key::from("a")).await.unwrap().limits()[1].remaining(), fresh, "{text}");
+        assert_eq!(moved.peek(&Key::from("a")).await.unwrap().statuses()[1].remaining(), fresh, "{text}");
     }
 }
 
@@ -128,7 +128,7 @@ async fn unchanged_limits_keep_their_state() {
     account.spend("fixed-window 10/minute; moving-window 100/day", 7).await;
     let limits = account.under("fixed-window 10/second; moving-window 200/day");
     let decision = limits.peek(&Key::from("a")).await.unwrap();
-    let left: Vec<u32> = decision.limits().iter().map(tower_ratelimit::strategy::Status::remaining).collect();
+    let left: Vec<u32> = decision.statuses().iter().map(tower_ratelimit::strategy::Status::remaining).collect();
     assert_eq!(left, [10, 193]);
 }
 

@@ -222,7 +222,7 @@ async fn refused_request_stays_refused_if_the_storage_fails_after_the_refusal() 
     let refused = hit().await.unwrap();
     assert_eq!(verdicts(&refused), [true, false, true]);
     assert_eq!(refused[1].retry_after(), Some(Duration::from_secs(60)));
-    assert_eq!(refused.iter().map(|decision| decision.limits().len()).collect::<Vec<_>>(), [0, 1, 0]);
+    assert_eq!(refused.iter().map(|decision| decision.statuses().len()).collect::<Vec<_>>(), [0, 1, 0]);
     fails.store(false, Ordering::Relaxed);
     assert_eq!(hit().await.unwrap()[0].remaining(), 8, "the hits were refunded");
 

@@ -546,7 +546,7 @@ async fn fallback_has_locks_of_its_own_and_the_primary_keeps_those_of_before() {
     for cost in [1, 3] {
         let refused = spend(&limiter, cost).await;
         assert!(refused.is_refused() && refused.is_from_fallback());
-        assert!(refused.limits()[0].lock().is_some(), "also for a cost that fits only into the whole quota");
+        assert!(refused.statuses()[0].lock().is_some(), "also for a cost that fits only into the whole quota");
     }
     primary.set(Behavior::Works);
     until_closed(&limiter).await;

@@ -78,7 +78,7 @@ async fn each_limit_of_a_cached_refusal_expires_on_its_own() {
     for (micros, admits) in [(0, false), (999_999, false), (1, true), (1, true)] {
         clock.advance(Duration::from_micros(micros));
         let decision = hit(&cache, &policy, "a", 1).await;
-        let admit: Vec<bool> = decision.limits().iter().map(tower_ratelimit::strategy::Status::is_admitted).collect();
+        let admit: Vec<bool> = decision.statuses().iter().map(tower_ratelimit::strategy::Status::is_admitted).collect();
         assert_eq!(admit, [false, admits]);
     }
     assert_eq!(storage.take_decisions(), 2);
@@ -249,7 +249,7 @@ async fn cached_refusal_that_began_a_lock_refuses_until_its_end() {
     for left in (1..=30).rev().map(|seconds: u32| seconds * SECOND) {
         let refused = hit(&cache, &policy, "a", 1).await;
         assert_eq!((refused.is_refused(), refused.remaining(), refused.retry_after()), (true, 0, Some(left)));
-        let lock = refused.limits()[1].lock().unwrap();
+        let lock = refused.statuses()[1].lock().unwrap();
         assert_eq!((lock.is_new(), lock.ends_after()), (false, left));
         clock.advance(SECOND);
     }

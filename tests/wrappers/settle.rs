@@ -167,7 +167,7 @@ async fn hit_on_several_limits_is_refunded_to_the_storage() {
     }
     leases.settle(&two, &Key::from("a"), &by_two, 0).await.unwrap();
     let peeked = storage.decide(StorageRequest::new(&two, &Key::from("a"), Op::Peek, 1)).await.unwrap();
-    assert_eq!(peeked.limits()[1].remaining(), 1_000);
+    assert_eq!(peeked.statuses()[1].remaining(), 1_000);
 }
 
 /// The policy of the charge has the same name, and shares the window with the lease.

@@ -75,7 +75,7 @@ pub(super) fn adjust_retry_after(original: &Policy, decision: Decision, wait: u6
             && status.retry_after().is_none()
             && original.limits().get(position).is_some_and(|limit| limit.needed(decision.cost()) <= limit.capacity())
     };
-    let (limits, cost) = (decision.limits(), decision.cost());
+    let (limits, cost) = (decision.statuses(), decision.cost());
     let is_not_refused_by_a_limit = decision.is_admitted() || decision.is_storage_full() || decision.is_contended();
     if is_not_refused_by_a_limit || !limits.iter().enumerate().any(|(position, status)| can_fit(position, status)) {
         return decision;

@@ -27,7 +27,7 @@ impl Lease {
     /// earlier with a window, in which the storage forgets all units at the same time.
     pub(super) fn new(policy: &Policy, key: &Key, slice: Decision, sent: Timestamp, micros: u64) -> Self {
         let refills: Vec<_> = policy.limits().iter().map(|limit| refill(limit, slice.at(), slice.cost())).collect();
-        let limits = policy.limits().iter().zip(slice.limits());
+        let limits = policy.limits().iter().zip(slice.statuses());
         let windows = limits.zip(&refills).filter(|(_, refill)| **refill == 0);
         let end = windows.map(|((limit, status), _)| window_left(limit, status, slice.at())).fold(micros, u64::min);
         let (policy, key, unspent) = (policy.clone(), key.clone(), slice.cost());
@@ -49,7 +49,7 @@ impl Lease {
     /// Spends units if there are enough, for a charge, which is not refundable.
     pub(super) fn charge(&mut self, units: u32) -> Option<Decision> {
         let mut charged = self.take(units)?;
-        charged.limits_mut().iter_mut().for_each(|status| *status = status.spent(Timestamp::EPOCH, 0));
+        charged.statuses_mut().iter_mut().for_each(|status| *status = status.spent(Timestamp::EPOCH, 0));
         Some(charged)
     }
 
@@ -57,7 +57,7 @@ impl Lease {
     /// units count as remaining.
     fn part(&self, cost: u32) -> Decision {
         let mut part = self.slice.clone().of_cost(cost);
-        for (status, refill) in part.limits_mut().iter_mut().zip(&self.refills) {
+        for (status, refill) in part.statuses_mut().iter_mut().zip(&self.refills) {
             // A bucket refills the units that are spent first before the unspent ones.
             let behind = u128::from(*refill) * u128::from(self.unspent) / u128::from(self.slice.cost().max(1));
             #[allow(clippy::cast_possible_truncation, reason = "at most the refill time of the slice")]
@@ -70,8 +70,8 @@ impl Lease {
     /// Puts units of a hit back. Returns `false` if the hit was not part of this slice.
     pub(super) fn put_back(&mut self, hit: &Decision, units: u32) -> bool {
         let unspent = self.unspent.saturating_add(units);
-        let is_part =
-            hit.at() == self.slice.at() && hit.limits().iter().map(anchor).eq(self.slice.limits().iter().map(anchor));
+        let is_part = hit.at() == self.slice.at()
+            && hit.statuses().iter().map(anchor).eq(self.slice.statuses().iter().map(anchor));
         let fits = is_part && unspent <= self.slice.cost();
         if fits {
             self.unspent = unspent;
@@ -86,7 +86,7 @@ impl Lease {
     /// have refilled all of it, so a refund never includes units that the bucket has refilled.
     pub(super) fn leftover(&self, now: Timestamp) -> Option<(Decision, u32)> {
         let mut hit = self.slice.clone();
-        for (status, refill) in hit.limits_mut().iter_mut().zip(&self.refills) {
+        for (status, refill) in hit.statuses_mut().iter_mut().zip(&self.refills) {
             let until = if *refill > 0 { status.until().min(self.slice.at().plus(*refill)) } else { status.until() };
             *status = status.spent(until, anchor(status));
         }

@@ -351,7 +351,7 @@ fn seen(mut peek: Decision, unspent: u32) -> Decision {
         return peek;
     }
     let cost = peek.cost();
-    for status in peek.limits_mut() {
+    for status in peek.statuses_mut() {
         let retry = status.retry_after().map(micros);
         *status = with_unspent(status, unspent);
         if cost > status.remaining() {

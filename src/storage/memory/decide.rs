@@ -43,7 +43,7 @@ impl MemoryInner {
     #[inline]
     pub(super) fn complete(&self, decision: &mut Decision) {
         decision.set_ahead(self.clock.ahead());
-        self.lengthen_waits(|| decision.limits_mut());
+        self.lengthen_waits(|| decision.statuses_mut());
     }
 
     #[inline]
@@ -295,7 +295,7 @@ impl MemoryInner {
         }
         mem::forget(log_guard);
         padded.clear_hint(key.hash);
-        let statuses = (op != Op::Peek && no_room.is_none()).then(|| decision.limits());
+        let statuses = (op != Op::Peek && no_room.is_none()).then(|| decision.statuses());
         let after = locked.shard.save(run, key, policy.limit_digests(), states, now, statuses);
         self.usage.settle(before, after);
         decision
@@ -321,7 +321,7 @@ impl MemoryInner {
             let before = shard.load(run.clone(), key, policy.limit_digests(), states);
             policy.settle(states, now, decision, actual);
             let peek = policy.decide(states, now, Op::Peek, 1);
-            let after = shard.save(run, key, policy.limit_digests(), states, now, Some(peek.limits()));
+            let after = shard.save(run, key, policy.limit_digests(), states, now, Some(peek.statuses()));
             self.usage.settle(before, after);
         });
         // The refund may have made a key evictable.

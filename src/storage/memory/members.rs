@@ -219,7 +219,7 @@ impl<'a> Locked<'a> {
         self.inner.shards[number].clear_hint(key.hash);
         let shard = self.shard(number);
         let (run, digests) = (shard.run(key), request.policy.limit_digests());
-        let after = shard.save(run, key, digests, states, now, decision.map(Decision::limits));
+        let after = shard.save(run, key, digests, states, now, decision.map(Decision::statuses));
         self.inner.usage.settle(before, after);
     }
 }

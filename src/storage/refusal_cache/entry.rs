@@ -37,13 +37,13 @@ impl CachedRefusal {
     ) -> Option<Self> {
         let is_lasting = !decision.is_storage_full() && !decision.is_contended() && !decision.is_from_fallback();
         let unchanged =
-            policy.limits().iter().zip(decision.limits()).map(|(limit, status)| unchanged_for(limit, status));
+            policy.limits().iter().zip(decision.statuses()).map(|(limit, status)| unchanged_for(limit, status));
         let refused_for = decision.retry_after().map_or(u64::MAX, micros).min(unchanged.min().unwrap_or(0));
         let refused_until = sent.plus(refused_for);
         let [end, stale_end] = [sent.plus(ttl), sent.plus(ttl).plus(ttl)].map(|end| end.min(refused_until));
         let is_valid = decision.is_refused() && is_lasting && received < end;
         let (policy, mut decision) = (policy.clone(), decision.clone());
-        for status in decision.limits_mut() {
+        for status in decision.statuses_mut() {
             *status = status.of_next_hit();
         }
         is_valid.then_some(Self { policy, decision, sent, received, end, stale_end, serves_stale: false })
@@ -103,7 +103,7 @@ impl CachedRefusal {
     }
 
     fn answers_to(&self, cost: u32) -> impl ExactSizeIterator<Item = CachedAnswer> {
-        let limits = self.policy.limits().iter().zip(self.decision.limits());
+        let limits = self.policy.limits().iter().zip(self.decision.statuses());
         limits.map(move |(limit, status)| CachedAnswer::to(cost, limit, status, self.cost()))
     }
 

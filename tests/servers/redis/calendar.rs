@@ -125,7 +125,7 @@ fn charge_that_is_not_prepared_writes_no_log() {
         strategy.prepared.store(0, Ordering::Relaxed);
         let charge = RUNTIME.block_on(decide(&storage, &policy, &Key::from("k"), Op::Charge, 1));
         assert_eq!(strategy.prepared.load(Ordering::Relaxed), 2, "the first run was not prepared");
-        let remaining: Vec<u32> = charge.limits().iter().map(Status::remaining).collect();
+        let remaining: Vec<u32> = charge.statuses().iter().map(Status::remaining).collect();
         assert_eq!(remaining, [20 - hits - 1, 49], "{hits} hits");
     }
 }

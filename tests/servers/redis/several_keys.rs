@@ -179,7 +179,9 @@ async fn refused_hits_leave_every_count_as_it_was() {
     let peeks = async || {
         let peeks = policies.iter().zip(&keys).map(|(policy, key)| StorageRequest::new(policy, key, Op::Peek, 0));
         let decided = join_all(peeks.map(|peek| storage.decide(peek))).await.into_iter().map(Result::unwrap);
-        decided.map(|decision| decision.limits().iter().map(Status::remaining).collect::<Vec<_>>()).collect::<Vec<_>>()
+        decided
+            .map(|decision| decision.statuses().iter().map(Status::remaining).collect::<Vec<_>>())
+            .collect::<Vec<_>>()
     };
     let before = peeks().await;
     let calls = server.calls("evalsha");

@@ -215,7 +215,7 @@ impl<'a> Prepared<'a> {
             script.arguments.iter().for_each(|&argument| arguments.push(argument));
             if let Some(decision) = refunded {
                 // The policy may have more limits than at the time of the hit.
-                let hit = decision.limits().get(position).map(|limit| limit.hit(decision.at(), decision.cost()));
+                let hit = decision.statuses().get(position).map(|limit| limit.hit(decision.at(), decision.cost()));
                 let (until, anchor) = hit.map_or((0, 0), |hit| (hit.until.as_micros(), hit.anchor));
                 arguments.push(until);
                 arguments.push(anchor.into());
