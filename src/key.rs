@@ -61,6 +61,7 @@ enum Kind {
     Ipv4 = b'4',
     Ipv6 = b'6',
     Joined = b'&',
+    Within = b'@',
 }
 
 impl Key {
@@ -80,17 +81,54 @@ impl Key {
     /// from that part. Joined keys can be joined again.
     pub fn join<'a>(parts: impl IntoIterator<Item = &'a Self>) -> Self {
         let mut joined = Self::tagged(Kind::Joined, &[]);
-        for part in parts {
-            let bytes = part.as_bytes();
-            if let Ok(len @ ..=254) = u8::try_from(bytes.len()) {
-                joined.push(&[len]);
-            } else {
-                joined.push(&[255]);
-                joined.push(&(bytes.len() as u64).to_le_bytes());
-            }
-            joined.push(bytes);
-        }
+        parts.into_iter().for_each(|part| joined.push_part(part));
         joined
+    }
+
+    /// Returns this key within an outer one: the user `alice` of the tenant `acme`, or the tenant itself. It
+    /// differs from both keys, and from `alice` within other tenants.
+    ///
+    /// All keys within the same outer key are in one slot of a Redis Cluster, so a script can decide on
+    /// several of them [together](crate::RateLimitLayer::within). Other storages make no difference between
+    /// such a key and a [joined](Self::join) one.
+    ///
+    /// ```
+    /// use tower_ratelimit::Key;
+    ///
+    /// let (alice, acme) = (Key::from("alice"), Key::from("acme"));
+    /// assert_eq!(alice.within(&acme).to_string(), "@:(t:acme,t:alice)");
+    /// ```
+    #[must_use]
+    pub fn within(&self, outer: &Self) -> Self {
+        let mut key = Self::tagged(Kind::Within, &[]);
+        key.push_part(outer);
+        key.push_part(self);
+        key
+    }
+
+    /// Returns the outer key and the key within it, if this key was created by [`within`](Self::within).
+    #[cfg(feature = "redis")]
+    pub(crate) fn split_within(&self) -> Option<[Self; 2]> {
+        let parts = self.as_bytes().strip_prefix(&[Kind::Within as u8])?;
+        let (outer, rest) = split_part(parts)?;
+        let (own, _) = split_part(rest)?;
+        Some([outer, own].map(|bytes| {
+            let mut key = Self(Repr::Inline { len: 0, bytes: [0; INLINE] });
+            key.push(bytes);
+            key
+        }))
+    }
+
+    /// Appends a part with its length.
+    fn push_part(&mut self, part: &Self) {
+        let bytes = part.as_bytes();
+        if let Ok(len @ ..=254) = u8::try_from(bytes.len()) {
+            self.push(&[len]);
+        } else {
+            self.push(&[255]);
+            self.push(&(bytes.len() as u64).to_le_bytes());
+        }
+        self.push(bytes);
     }
 
     /// Returns the bytes of the key: a byte for its kind, then its content. Two keys are equal if
@@ -238,6 +276,7 @@ impl Hash for Key {
 /// | IPv6 address | `6:2001:db8::` |
 /// | number | `n:42` |
 /// | joined key | `&:(t:alice,4:1.2.3.4)` |
+/// | key within another one | `@:(t:acme,t:alice)` |
 /// | [`Key::global`] | `*` |
 impl fmt::Display for Key {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -255,22 +294,25 @@ fn display(key: &[u8], f: &mut fmt::Formatter<'_>) -> fmt::Result {
         (b'4', 4) => write!(f, "{}", Ipv4Addr::from(<[u8; 4]>::try_from(content).unwrap_or_default())),
         (b'6', 16) => write!(f, "{}", Ipv6Addr::from(<[u8; 16]>::try_from(content).unwrap_or_default())),
         (b'n', 8) => write!(f, "{}", u64::from_le_bytes(content.try_into().unwrap_or_default())),
-        (b'&', _) => display_parts(content, f),
+        (b'&' | b'@', _) => display_parts(content, f),
         _ => write!(f, "{}", percent_encode(content, NOT_IN_TEXTS)),
     }
 }
 
-/// Writes the parts of a joined key. Each part follows its length.
+/// Splits the first part from the others. Each part follows its length. Returns `None` after the last one.
+fn split_part(parts: &[u8]) -> Option<(&[u8], &[u8])> {
+    let (&length, rest) = parts.split_first()?;
+    let (length, rest) = match rest.split_first_chunk::<8>() {
+        Some((long, rest)) if length == 255 => (usize::try_from(u64::from_le_bytes(*long)).unwrap_or(usize::MAX), rest),
+        _ => (length.into(), rest),
+    };
+    Some(rest.split_at(length.min(rest.len())))
+}
+
+/// Writes the parts of a joined key.
 fn display_parts(mut parts: &[u8], f: &mut fmt::Formatter<'_>) -> fmt::Result {
     let mut before = "(";
-    while let Some((&length, rest)) = parts.split_first() {
-        let (length, rest) = match rest.split_first_chunk::<8>() {
-            Some((long, rest)) if length == 255 => {
-                (usize::try_from(u64::from_le_bytes(*long)).unwrap_or(usize::MAX), rest)
-            }
-            _ => (length.into(), rest),
-        };
-        let (part, rest) = rest.split_at(length.min(rest.len()));
+    while let Some((part, rest)) = split_part(parts) {
         f.write_str(before)?;
         display(part, f)?;
         (before, parts) = (",", rest);

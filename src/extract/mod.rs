@@ -161,6 +161,13 @@ pub trait KeyExtractor: Send + Sync + 'static {
         false
     }
 
+    /// Returns `true` if the key is always that of all clients, as for [`Global`]. Defaults to `false`.
+    ///
+    /// Such a key is not [within](crate::RateLimitLayer::within) another one.
+    fn is_global(&self) -> bool {
+        false
+    }
+
     /// Falls back to `other` if this extractor returns an error.
     ///
     /// | result of this extractor | combined result |
@@ -260,6 +267,10 @@ impl<K: KeyExtractor + ?Sized> KeyExtractor for Arc<K> {
     fn reads_forwarding(&self) -> bool {
         (**self).reads_forwarding()
     }
+
+    fn is_global(&self) -> bool {
+        (**self).is_global()
+    }
 }
 
 impl KeyExtractor for Box<dyn KeyExtractor> {
@@ -273,6 +284,10 @@ impl KeyExtractor for Box<dyn KeyExtractor> {
 
     fn reads_forwarding(&self) -> bool {
         (**self).reads_forwarding()
+    }
+
+    fn is_global(&self) -> bool {
+        (**self).is_global()
     }
 }
 

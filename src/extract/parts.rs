@@ -282,6 +282,10 @@ impl KeyExtractor for Global {
     fn extract(&self, _: &Head<'_>) -> Result<Option<Key>, KeyError> {
         Ok(Some(Key::global()))
     }
+
+    fn is_global(&self) -> bool {
+        true
+    }
 }
 
 /// Uses the path of the request as the key. `/users/7` and `/users/8` are different keys. The query

@@ -155,15 +155,16 @@ impl<R> RateLimitLayer<R> {
     /// | [`limiter`](Self::limiter) | has the first policy |
     ///
     /// A [`MemoryStorage`] and [some others](crate::guide::plans_and_tenants#storages) decide on all keys
-    /// together. Wrap another storage in [`InOrder`](crate::storage::InOrder), which decides one after
-    /// the other and refunds. The guide on [plans and tenants](crate::guide::plans_and_tenants) has more
-    /// examples.
+    /// together. A Redis Cluster does if the keys are [within](Self::within) one key. Wrap another
+    /// storage in [`InOrder`](crate::storage::InOrder), which decides one after the other and refunds. The
+    /// guide on [plans and tenants](crate::guide::plans_and_tenants) has more examples.
     ///
     /// # Panics
     ///
     /// Panics in these cases. [`try_and`](Self::try_and) returns an error for the first two.
     ///
-    /// - The storage does not support the policy, or does not decide on several keys together.
+    /// - The storage does not support the policy, or does not decide on several keys together. A Redis
+    ///   Cluster decides only on keys [within](Self::within) one key.
     /// - Two policies have the same [identity](crate::Policy#identity). Give each its own name.
     /// - The layer has more than eight policies, or one of the options [`wait`](Self::wait) and
     ///   [`shadow`](Self::shadow), which do not support several keys.
@@ -192,6 +193,43 @@ impl<R> RateLimitLayer<R> {
         config.others.push(LayerMember { policies: policy.into_policy_source(), key: Arc::new(key), cost });
         let config = config.bind(&storage)?.with(LayerConfig::assert_combines);
         Ok(Self { shared: Shared::new(LayerState::new(config, storage), rejection) })
+    }
+
+    /// Decides on keys [within](Key::within) an outer key, for example that of the tenant. Call it before
+    /// [`and`](Self::and) and [`storage`](Self::storage). A Redis Cluster needs it, because it decides
+    /// together only on keys within one key, which it keeps on one server. Defaults to no outer key.
+    ///
+    /// ```
+    /// use tower_ratelimit::extract::Header;
+    /// use tower_ratelimit::{Policy, Quota, RateLimitLayer};
+    ///
+    /// let per_user = Policy::from(Quota::per_minute(100)).with_name("user");
+    /// let per_tenant = Policy::from(Quota::per_minute(1_000)).with_name("tenant");
+    /// // Counts the users of each tenant separately.
+    /// let layer = RateLimitLayer::new(per_user, Header::new("x-user"))
+    ///     .within(Header::new("x-tenant"))
+    ///     .and(per_tenant, Header::new("x-tenant"));
+    /// ```
+    ///
+    /// - The counts of a user within a tenant are separate from those within another tenant, and from
+    ///   those without this option. This holds for all storages, and their keys have the same names on
+    ///   one Redis and on a cluster.
+    /// - The key of [`Global`](crate::Global) is not within another one. A cluster rejects its policy when
+    ///   the layer is built.
+    /// - If the extractor returns an error, the request is rejected. If it returns `None`, the keys stay as
+    ///   they are. A request with several of them then fails on a cluster, and
+    ///   [`OnError`](crate::OnError) applies.
+    /// - A [`RateLimiter`](crate::RateLimiter) gets the key from [`Key::within`].
+    ///
+    /// # Panics
+    ///
+    /// Panics if the layer has one of the options [`wait`](Self::wait) and [`shadow`](Self::shadow).
+    #[track_caller]
+    pub fn within(self, outer_key: impl KeyExtractor) -> Self {
+        self.with_config(|config| {
+            config.outer_key = Some(Arc::new(outer_key));
+            config.assert_combines();
+        })
     }
 }
 

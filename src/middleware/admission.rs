@@ -59,7 +59,7 @@ impl LayerState {
         if config.skips(&head) {
             return Step::Forward(ResponsePlan::NOTHING);
         }
-        if !config.others.is_empty() {
+        if config.decides_all() {
             return self.admit_members(exchange);
         }
         let policies = &config.first.policies;
@@ -211,7 +211,7 @@ static UNKNOWN: LazyLock<Policy> = LazyLock::new(|| Policy::from(Quota::per_seco
 impl LayerState {
     /// Decides a request after its lookups.
     pub(crate) fn admit_found(&self, found: &[LookupResult], exchange: &mut dyn Exchange) -> Step {
-        if !self.config.others.is_empty() {
+        if self.config.decides_all() {
             return self.admit_applying(applying(&self.config, found, exchange), exchange);
         }
         match &found[0] {

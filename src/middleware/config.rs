@@ -88,6 +88,8 @@ pub(crate) struct LayerConfig {
     pub(crate) first: LayerMember,
     /// The members that are decided together with the first one.
     pub(crate) others: Vec<LayerMember>,
+    /// The key that the keys of a request are within.
+    pub(crate) outer_key: Option<Arc<dyn KeyExtractor>>,
     pub(crate) settling: Option<Arc<SettleOptions>>,
     pub(crate) on_error: OnError,
     pub(crate) wait: Option<WaitBounds>,
@@ -112,6 +114,7 @@ impl LayerConfig {
             allow_lists: Vec::new(),
             first,
             others: Vec::new(),
+            outer_key: None,
             settling: None,
             on_error: OnError::Refuse,
             wait: None,
@@ -141,7 +144,7 @@ impl LayerConfig {
             || self.wait.is_some()
             || can_skip
             || self.first.cost.is_some()
-            || !self.others.is_empty();
+            || self.decides_all();
         self.plain = self.first.policies.shared().filter(|policy| !has_options && policy.can_be_plain()).cloned();
         self
     }
@@ -150,6 +153,9 @@ impl LayerConfig {
     /// members, also checks that it decides on them together.
     pub(crate) fn bind(mut self, storage: &AnyStorage) -> Result<Self, ConfigError> {
         let is_member = !self.others.is_empty();
+        if is_member && storage.needs_outer_key() {
+            self.check_outer_key()?;
+        }
         let current = |member: &LayerMember| member.policies.shared().map(|policy| policy.read().into_owned());
         let current: Vec<Policy> = self.members().filter_map(current).collect();
         if is_member {
@@ -162,10 +168,33 @@ impl LayerConfig {
         Ok(self)
     }
 
+    /// Returns `true` if a request is decided by the storage's `decide_all`.
+    pub(crate) fn decides_all(&self) -> bool {
+        !self.others.is_empty() || self.outer_key.is_some()
+    }
+
+    /// Returns an error unless all keys of a request are within one key.
+    fn check_outer_key(&self) -> Result<(), ConfigError> {
+        const INSTEAD: &str = "wrap the storage as `InOrder::new(storage)`, which decides on one key after the other";
+        if self.outer_key.is_none() {
+            return Err(ConfigError::new(format!(
+                "a Redis Cluster keeps the keys of a request on several servers: before `and` and `storage`, call \
+                 `within` with the key that the others belong to, for example that of the tenant, or {INSTEAD}"
+            )));
+        }
+        if self.members().any(|member| member.key.is_global()) {
+            return Err(ConfigError::new(format!(
+                "the key of all clients is not within another one, and a Redis Cluster keeps it on another server than \
+                 the other keys of a request: remove its policy, or {INSTEAD}"
+            )));
+        }
+        Ok(())
+    }
+
     /// Panics if the layer has several keys and an option that does not support them.
     #[track_caller]
     pub(crate) fn assert_combines(&mut self) {
-        let has_several = !self.others.is_empty();
+        let has_several = self.decides_all();
         assert!(
             !(has_several && self.wait.is_some()),
             "a layer with several keys cannot wait: remove `wait`, or use a layer for each key"

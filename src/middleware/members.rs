@@ -108,7 +108,22 @@ fn collect<'a, Q: RequestHead + ?Sized>(
             Err(missing) => return Err(Undecided::Key(missing, policy)),
         }
     }
+    place(config, &mut applying, &request.head())?;
     Ok(applying)
+}
+
+/// Replaces the keys, except for that of all clients, by keys within the outer key of the request.
+fn place(config: &LayerConfig, applying: &mut [Applying<'_>], head: &Head<'_>) -> Result<(), Undecided> {
+    let (Some(extractor), [first, ..]) = (&config.outer_key, &*applying) else { return Ok(()) };
+    let outer = match extractor.extract(head) {
+        Ok(Some(outer)) => outer,
+        Ok(None) => return Ok(()),
+        Err(missing) => return Err(Undecided::Key(missing, first.policy.clone())),
+    };
+    for member in applying.iter_mut().filter(|member| !member.key.is_global()) {
+        member.key = member.key.within(&outer);
+    }
+    Ok(())
 }
 
 /// The lookups of all policies of a request.

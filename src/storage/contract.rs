@@ -384,6 +384,15 @@ pub trait Storage: Any + fmt::Debug + Send + Sync {
         Err(decides_one_key())
     }
 
+    /// Returns `true` if this storage decides on several keys [together](Self::decide_all) only if all of them
+    /// are [within](Key::within) the same key. A Redis Cluster keeps such keys on one server. Defaults to
+    /// `false`.
+    ///
+    /// A layer with several keys then needs an [outer key](crate::RateLimitLayer::within).
+    fn needs_outer_key(&self) -> bool {
+        false
+    }
+
     /// Returns the storage that this one wraps, for example to find a memory storage that is too
     /// small, or a [breaker](super::Breaker) inside of another one.
     ///
@@ -499,6 +508,11 @@ macro_rules! forward_storage {
             $other.validate_members(policies)
         }
     };
+    (@needs_outer_key $self:ident => $other:expr) => {
+        fn needs_outer_key(&$self) -> bool {
+            $other.needs_outer_key()
+        }
+    };
     (@slots $self:ident => $other:expr) => {
         fn slots(&$self) -> Option<Arc<dyn SlotStore>> {
             $other.slots()
@@ -514,5 +528,5 @@ pub(super) use forward_storage;
 
 impl<St: Storage + ?Sized> Storage for Arc<St> {
     forward_storage!(self => (**self); decide, try_admit, decide_all, clear, settle, check, clear_all, validate,
-        validate_members, slots, wrapped);
+        validate_members, needs_outer_key, slots, wrapped);
 }

@@ -27,6 +27,12 @@ pub(super) fn of(policy: &Policy, key: &Key) -> String {
     short(name, LONGEST)
 }
 
+/// Returns the name of a key without a policy: ASCII, at most 200 bytes.
+#[cfg(feature = "redis")]
+pub(super) fn of_key(key: &Key) -> String {
+    short(key.to_string(), LONGEST)
+}
+
 /// Encodes a prefix, which a `:` follows in each key. The result contains no `:`, so the keys that
 /// begin with `shop:` include no keys of the prefix `shop:staging`.
 #[cfg(any(feature = "memcached", feature = "etcd", feature = "postgres", feature = "sqlite"))]

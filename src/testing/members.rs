@@ -54,8 +54,11 @@ fn requests<'a>(policies: &'a [Policy; 3], keys: &'a [Key; 3], costs: [u32; 3]) 
     [0, 1, 2].map(|at| StorageRequest::new(&policies[at], &keys[at], Op::Hit, costs[at]))
 }
 
-fn keys_of(user: u64) -> [Key; 3] {
-    [Key::from(user), Key::from(user % 2), Key::global()]
+/// Returns the keys of a user, its tenant, and all clients. If the storage needs it, they are within one key.
+fn keys_of(storage: &AnyStorage, user: u64) -> [Key; 3] {
+    let keys = [Key::from(user), Key::from(user % 2), Key::global()];
+    let outer = Key::from("outer");
+    if storage.needs_outer_key() { keys.map(|key| key.within(&outer)) } else { keys }
 }
 
 fn is_supported(storage: &AnyStorage, policies: &[Policy]) -> bool {
@@ -69,7 +72,7 @@ pub(super) fn all_spend_or_none(_: &Inputs<'_>, harness: &Harness<'_>) {
         let mut refused = 0;
         for (step, cost) in (0..120_u64).zip([1, 1, 2, 1, 0, 3].into_iter().cycle()) {
             harness.clock.advance(Duration::from_millis(step % 7 * 31));
-            let (keys, costs) = (keys_of(step % 3), [cost, 1, cost]);
+            let (keys, costs) = (keys_of(&harness.storage, step % 3), [cost, 1, cost]);
             let peeks = || [0, 1, 2].map(|at| harness.peek(&policies[at], &keys[at], costs[at]));
             let before = peeks();
             let decided = harness.unwrap_or_panic(harness.try_decide_all(&requests(policies, &keys, costs)));
@@ -130,7 +133,7 @@ pub(super) fn concurrent_members_are_exact(runtime: &Runtime, handles: &[AnyStor
         let mut spent = [0; 3];
         for (at, keys) in [(0, 4), (1, 2), (2, 1)] {
             for number in 0..keys {
-                let peek = answer(&handles[0], &policies[at], &keys_of(number)[at], Op::Peek).await;
+                let peek = answer(&handles[0], &policies[at], &keys_of(&handles[0], number)[at], Op::Peek).await;
                 spent[at] += peek.capacity() - peek.remaining();
             }
         }
@@ -143,7 +146,7 @@ pub(super) fn concurrent_members_are_exact(runtime: &Runtime, handles: &[AnyStor
 }
 
 async fn hit_until_refused(storage: AnyStorage, policies: [Policy; 3], user: u64) -> u32 {
-    let keys = keys_of(user);
+    let keys = keys_of(&storage, user);
     for admitted in 0..=150 {
         loop {
             let decided = storage.decide_all(&requests(&policies, &keys, [1; 3])).await.map_err(failed);
@@ -203,7 +206,7 @@ fn members_like_the_model(scripts: u32, make: &MakeStorage<'_>) {
         let mut last = None;
         for (wait, user, action) in steps {
             harness.clock.advance(Duration::from_micros(wait));
-            let keys = keys_of(user);
+            let keys = keys_of(&harness.storage, user);
             let done = match action {
                 Action::Hit(costs) => compared.decide_all(&requests(policies, &keys, costs)).map(|decisions| {
                     last = Some((keys, decisions));

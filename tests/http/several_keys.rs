@@ -424,6 +424,7 @@ fn unsupported_combinations_are_rejected_when_built() {
     assert!(catch_unwind(|| layer().shadow()).is_err());
     let waiting = || RateLimitLayer::new(named("1/minute", "user"), Global::new()).wait(Duration::from_secs(1), 9);
     assert!(catch_unwind(|| waiting().and(named("1/minute", "all"), Global::new())).is_err());
+    assert!(catch_unwind(|| waiting().within(Global::new())).is_err());
     let eight = (3..8).fold(layer(), |layer, at| layer.and(named("1/minute", &format!("{at}")), Global::new()));
     assert!(catch_unwind(AssertUnwindSafe(|| eight.and(named("1/minute", "ninth"), Global::new()))).is_err());
 }
@@ -516,4 +517,56 @@ async fn refusal_after_a_refusing_hit_is_forwarded_by_no_failure() {
     assert_eq!(status(&service, from("u", "t")).await, 200);
     fake.set_changes(common::Behavior::Fails);
     assert_eq!(status(&service, from("u", "t")).await, 429);
+}
+
+/// A layer whose keys are within the tenant. A request without a tenant has no outer key, and one with the
+/// tenant "none" gets an error.
+fn layer_within([user, tenant, all]: [&str; 3], storage: impl Storage) -> RateLimitLayer {
+    let tenant_key = |head: &Head<'_>| match head.headers.get("x-tenant").map(HeaderValue::as_bytes) {
+        Some(b"none") => Err(KeyError::unauthorized("no tenant")),
+        tenant => Ok(tenant.map(Key::from)),
+    };
+    RateLimitLayer::new(named(user, "user"), Header::new("x-user"))
+        .within(tenant_key)
+        .and(named(tenant, "tenant"), tenant_key)
+        .and(named(all, "all"), Global::new())
+        .storage(storage, OnError::Refuse)
+}
+
+#[tokio::test]
+async fn users_within_different_tenants_have_counts_of_their_own() {
+    let limits = ["fixed-window 1/minute", "fixed-window 9/minute", "fixed-window 4/minute"];
+    let memory = memory_with_manual_clock().0;
+    let layer = layer_within(limits, memory.clone());
+    let service = layer.layer(Inner::default());
+    let without_tenant = || Request::get("/").header("x-user", "u").body(()).unwrap();
+    assert_eq!(status(&service, from("u", "t")).await, 200);
+    assert_eq!(status(&service, from("u", "t")).await, 429);
+    assert_eq!(status(&service, from("u", "other")).await, 200);
+    assert_eq!(status(&service, without_tenant()).await, 200);
+    assert_eq!(status(&service, without_tenant()).await, 429);
+    assert_eq!(status(&service, from("u", "none")).await, 401);
+
+    let (u, t) = (Key::from("u"), Key::from("t"));
+    let keys = [u.within(&t), t.within(&t), Key::global(), u, t];
+    let names = ["user", "tenant", "all", "user", "tenant"];
+    let mut left = Vec::new();
+    for (at, key) in keys.iter().enumerate() {
+        let policy = named(limits[at % 3], names[at]);
+        left.push(memory.decide(StorageRequest::new(&policy, key, Op::Peek, 1)).await.unwrap().remaining());
+    }
+    assert_eq!(left[..4], [0, 8, 1, 0]);
+    let usage = layer.usage(&from("u", "t")).await.unwrap().unwrap();
+    assert_eq!(usage.members().map(|(_, decision)| decision.remaining()).collect::<Vec<_>>(), [0, 8, 1]);
+}
+
+#[tokio::test]
+async fn one_key_can_be_within_another() {
+    let layer = RateLimitLayer::new(named("1/minute", "user"), Header::new("x-user")).within(Header::new("x-tenant"));
+    let service = layer.layer(Inner::default());
+    assert_eq!(status(&service, from("u", "t")).await, 200);
+    assert_eq!(status(&service, from("u", "t")).await, 429);
+    assert_eq!(status(&service, from("u", "other")).await, 200);
+    let missing = Request::get("/").header("x-user", "u").body(()).unwrap();
+    assert_eq!(status(&service, missing).await, 400, "the extractor returns an error");
 }

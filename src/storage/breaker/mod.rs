@@ -365,6 +365,11 @@ impl Storage for Breaker {
         fallback.storage.validate_members(&divided?)
     }
 
+    fn needs_outer_key(&self) -> bool {
+        let fallback = self.0.fallback.as_ref();
+        self.0.primary.needs_outer_key() || fallback.is_some_and(|fallback| fallback.storage.needs_outer_key())
+    }
+
     #[inline]
     fn try_admit(&self, request: StorageRequest<'_>, mut shown: Option<&mut Summary>) -> bool {
         let BreakerInner { primary, fallback, circuit } = &*self.0;

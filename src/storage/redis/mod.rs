@@ -239,8 +239,8 @@ impl Storage for RedisStorage {
         }))
     }
 
-    /// Decides on all keys in one call of a script. The keys must be on one server: see
-    /// [`validate_members`](Storage::validate_members).
+    /// Decides on all keys in one call of a script. In a cluster, all keys must be
+    /// [within](Key::within) the same key.
     fn decide_all(&self, members: &[StorageRequest<'_>]) -> StorageFuture<Vec<Decision>> {
         match *members {
             [] => return StorageFuture::ok(Vec::new()),
@@ -330,11 +330,15 @@ impl Storage for RedisStorage {
     ///
     /// # Errors
     ///
-    /// Returns an error on a cluster, whose keys are on several servers, and if a strategy has no
-    /// [script](crate::strategy::Strategy::script). Wrap the storage as
-    /// [`InOrder`](crate::storage::InOrder) then.
+    /// Returns an error if a strategy has no [script](crate::strategy::Strategy::script). Wrap the storage
+    /// as [`InOrder`](crate::storage::InOrder) then.
     fn validate_members(&self, policies: &[Policy]) -> Result<(), ConfigError> {
-        policies.iter().try_for_each(|policy| self.validate_member(policy))
+        policies.iter().try_for_each(validate_member)
+    }
+
+    /// Returns `true` for a cluster.
+    fn needs_outer_key(&self) -> bool {
+        self.link.single().is_none()
     }
 
     fn slots(&self) -> Option<Arc<dyn SlotStore>> {
@@ -342,29 +346,38 @@ impl Storage for RedisStorage {
     }
 }
 
-impl RedisStorage {
-    fn validate_member(&self, policy: &Policy) -> Result<(), ConfigError> {
-        const INSTEAD: &str = "wrap the storage as `InOrder::new(storage)`, which decides on one key after the other";
-        record::check_periods(policy)?;
-        if self.link.single().is_none() {
-            return Err(ConfigError::new(format!(
-                "a Redis Cluster keeps the keys of a decision on several servers, and no script can decide on them \
-                 together: {INSTEAD}"
-            )));
-        }
-        if Scripts::support(policy) {
-            return Ok(());
-        }
-        Err(ConfigError::new(format!(
-            "\"{policy}\" has a strategy without a script, so Redis cannot decide on its key together with others: \
-             {INSTEAD}"
-        )))
+fn validate_member(policy: &Policy) -> Result<(), ConfigError> {
+    record::check_periods(policy)?;
+    if Scripts::support(policy) {
+        return Ok(());
     }
+    Err(ConfigError::new(format!(
+        "\"{policy}\" has a strategy without a script, so Redis cannot decide on its key together with others: wrap \
+         the storage as `InOrder::new(storage)`, which decides on one key after the other"
+    )))
+}
 
+/// Returns an error unless all keys are within the same outer key.
+fn check_outer_key(members: &[StorageRequest<'_>]) -> Result<(), StorageError> {
+    let outer = |member: &StorageRequest<'_>| member.key.split_within().map(|[outer, _]| outer);
+    let first = members.first().and_then(outer);
+    if first.is_some() && members.iter().all(|member| outer(member) == first) {
+        return Ok(());
+    }
+    let message = "a Redis Cluster keeps the keys of this decision on several servers, and nothing was counted: create \
+                   all of them within the same key, as in `user.within(&tenant)`, or wrap the storage as \
+                   `InOrder::new(storage)`, which decides on one key after the other";
+    Err(StorageError::new(StorageErrorKind::Unsupported, message))
+}
+
+impl RedisStorage {
     /// Returns the call that decides on several keys.
     fn prepare_all(&self, members: &[StorageRequest<'_>]) -> Result<Call, StorageError> {
-        let checked = members.iter().try_for_each(|member| self.validate_member(member.policy));
+        let checked = members.iter().try_for_each(|member| validate_member(member.policy));
         checked.map_err(StorageError::unsupported_policy)?;
+        if self.needs_outer_key() {
+            check_outer_key(members)?;
+        }
         let call = self.scripts.decide_all(&self.prefix, members, self.time());
         call.ok_or_else(|| StorageError::new(StorageErrorKind::Unsupported, "a strategy has no script"))
     }

@@ -132,11 +132,18 @@ pub(super) fn lines(policy: &Policy, digests: &[u32], stored: &[u8]) -> Vec<Stri
 /// format changes it, so that programs with different formats use different keys.
 const VERSION: &str = "v1";
 
-/// Returns the key of the states: `PREFIX:{POLICY|KEY}v1`.
+/// Returns the key of the states: `PREFIX:{POLICY|KEY}v1`, or `PREFIX:{OUTER}{POLICY|KEY}v1` for a key
+/// [within](Key::within) an outer one.
 ///
-/// All keys of one request have the same text in braces, so they are in one slot of a cluster.
+/// The first text in braces selects the slot of a cluster. So all keys of a policy and a key are in one
+/// slot, and all keys within the same outer key. A text with a policy contains `|`, which a key encodes.
 pub(super) fn states_key(prefix: &str, policy: &Policy, key: &Key) -> String {
-    format!("{prefix}:{{{}}}{VERSION}", names::of(policy, key))
+    match key.split_within() {
+        None => format!("{prefix}:{{{}}}{VERSION}", names::of(policy, key)),
+        Some([outer, own]) => {
+            format!("{prefix}:{{{}}}{{{}}}{VERSION}", names::of_key(&outer), names::of(policy, &own))
+        }
+    }
 }
 
 /// Returns the key of a moving window's log: the key of the states and the limit's tag.
@@ -218,6 +225,21 @@ mod tests {
         let stored = [record(3, 9), vec![0x80; LOG_SIZE], record(4, LATEST), record(5, 9)].concat();
         assert_eq!(read(&[3, 4, 5], &stored), [state.clone(), State::Fresh, state.clone()]);
         assert_eq!(read(&[3, 4, 5], &stored[..stored.len() - 1]), [state, State::Fresh, State::Fresh]);
+    }
+
+    /// All keys within the same outer key have the same first text in braces, also if it is long.
+    #[test]
+    fn outer_key_is_the_hash_tag() {
+        let (policy, acme, alice) = (policy().with_name("user"), Key::from("acme}"), Key::from("alice"));
+        assert_eq!(states_key("rl", &policy, &alice), "rl:{user|t:alice}v1");
+        assert_eq!(states_key("rl", &policy, &alice.within(&acme)), "rl:{t:acme%7D}{user|t:alice}v1");
+        assert_eq!(states_key("rl", &policy, &acme.within(&acme)), "rl:{t:acme%7D}{user|t:acme%7D}v1");
+        let outer = Key::join([&acme, &alice]);
+        assert_eq!(states_key("rl", &policy, &Key::global().within(&outer)), "rl:{&:(t:acme%7D,t:alice)}{user|*}v1");
+        let long = Key::from("x".repeat(300));
+        let name = states_key("rl", &policy, &alice.within(&long));
+        assert_eq!(name, format!("rl:{{{}}}{{user|t:alice}}v1", names::of_key(&long)));
+        assert!(name.len() < 230, "{name}");
     }
 
     #[test]

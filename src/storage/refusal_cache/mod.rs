@@ -197,7 +197,7 @@ impl RefusalCache {
 }
 
 impl Storage for RefusalCache {
-    forward_storage!(self => self.inner; check, validate, validate_members);
+    forward_storage!(self => self.inner; check, validate, validate_members, needs_outer_key);
 
     fn decide(&self, request: StorageRequest<'_>) -> StorageFuture<Decision> {
         if request.op == Op::Peek || request.cost == 0 {

@@ -14,6 +14,7 @@ mod scripts;
 mod sentinels;
 mod server;
 mod several_keys;
+mod several_keys_of_cluster;
 mod slots;
 mod states;
 mod tls;
