@@ -59,6 +59,7 @@ mod net;
 #[cfg(feature = "postgres")]
 mod postgres;
 mod queues;
+mod recent_map;
 #[cfg(feature = "redis")]
 mod redis;
 mod refusal_cache;

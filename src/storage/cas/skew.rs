@@ -22,14 +22,13 @@
 //! outdated, and five nodes could jump ten times. The mark shows that the key has expired since, so
 //! that the line is outdated.
 
-use std::collections::HashMap;
 use std::hash::{BuildHasher, RandomState};
-use std::mem;
-use std::sync::{Mutex, MutexGuard};
+use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
 use crate::decision::Decision;
 use crate::policy::{Op, Policy};
+use crate::storage::recent_map::RecentMap;
 use crate::storage::text::{self, TextHead, UnknownVersion};
 use crate::storage::{StorageError, StorageErrorKind};
 use crate::sync::unpoisoned;
@@ -161,9 +160,6 @@ fn unknown_version(UnknownVersion(version): &UnknownVersion<'_>) -> StorageError
     StorageError::new(StorageErrorKind::Unsupported, message)
 }
 
-/// The maximum number of keys in each of the two generations.
-const GENERATION: usize = 8_192;
-
 /// The difference between the time of a key and the clock of this process.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(in crate::storage) struct Behind {
@@ -179,49 +175,15 @@ struct Known {
     /// Keys are stored as hashes. The secrets are random, so clients cannot choose keys with equal
     /// hashes.
     secrets: RandomState,
-    generations: Mutex<Generations>,
-}
-
-#[derive(Debug, Default)]
-struct Generations {
-    /// When this map is full, it becomes the old generation.
-    new: HashMap<u64, Behind>,
-    old: HashMap<u64, Behind>,
+    lines: Mutex<RecentMap<u64, Behind>>,
 }
 
 impl Known {
     fn get(&self, key: &str) -> Option<Behind> {
-        let (hash, generations) = (self.secrets.hash_one(key), self.lock());
-        generations.new.get(&hash).or_else(|| generations.old.get(&hash)).copied()
+        unpoisoned(self.lines.lock()).get(&self.secrets.hash_one(key)).copied()
     }
 
     fn insert(&self, key: &str, behind: Behind) {
-        let (hash, mut generations) = (self.secrets.hash_one(key), self.lock());
-        if generations.new.len() >= GENERATION && !generations.new.contains_key(&hash) {
-            generations.old = mem::take(&mut generations.new);
-        }
-        generations.new.insert(hash, behind);
-    }
-
-    fn lock(&self) -> MutexGuard<'_, Generations> {
-        unpoisoned(self.generations.lock())
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn number_of_keys_is_bounded() {
-        let known = Known::default();
-        for number in 0..3 * GENERATION {
-            known.insert(&number.to_string(), Behind { mark: 1, micros: number as u64 });
-        }
-        let generations = known.lock();
-        assert_eq!(generations.new.len() + generations.old.len(), 2 * GENERATION);
-        drop(generations);
-        assert_eq!(known.get("0"), None);
-        assert_eq!(known.get(&GENERATION.to_string()).map(|behind| behind.micros), Some(GENERATION as u64));
+        unpoisoned(self.lines.lock()).insert(self.secrets.hash_one(key), behind);
     }
 }

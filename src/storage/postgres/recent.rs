@@ -1,15 +1,11 @@
 //! The last known texts of keys, with which a hit needs one round trip.
 
-use std::collections::HashMap;
-use std::mem;
 use std::sync::{Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
+use crate::storage::recent_map::RecentMap;
 use crate::sync::unpoisoned;
 use crate::time::{Timestamp, micros};
-
-/// The maximum number of keys in each of the two generations.
-const GENERATION: usize = 8_192;
 
 /// The maximum length of a text in bytes. A longer one is not kept.
 const LONGEST_TEXT: usize = 512;
@@ -25,9 +21,7 @@ pub(super) struct Recent(Mutex<RecentTexts>);
 
 #[derive(Debug, Default)]
 struct RecentTexts {
-    /// The keys that were used last. When this map is full, it becomes the old generation.
-    new: HashMap<Box<str>, Box<str>>,
-    old: HashMap<Box<str>, Box<str>>,
+    texts: RecentMap<Box<str>, Box<str>>,
     /// The server's time in the last reply, and the instant at which this machine received it.
     time: Option<(Timestamp, Instant)>,
 }
@@ -45,22 +39,14 @@ impl Recent {
         if elapsed > TIME_LASTS {
             return None;
         }
-        let text = inner.new.get(key).or_else(|| inner.old.get(key)).map(|text| String::from(&**text));
+        let text = inner.texts.get(key).map(|text| String::from(&**text));
         Some((text.unwrap_or_default(), server.plus(micros(elapsed))))
     }
 
-    /// Records the text of a key. A text that is empty or too long removes the key.
+    /// Records the text of a key. A text that is too long is recorded as an unknown one.
     pub(super) fn record(&self, key: &str, text: &str) {
-        let mut inner = self.lock();
-        if text.is_empty() || text.len() > LONGEST_TEXT {
-            inner.new.remove(key);
-            inner.old.remove(key);
-            return;
-        }
-        if inner.new.len() >= GENERATION && !inner.new.contains_key(key) {
-            inner.old = mem::take(&mut inner.new);
-        }
-        inner.new.insert(key.into(), text.into());
+        let text = if text.len() > LONGEST_TEXT { "" } else { text };
+        self.lock().texts.insert(key.into(), text.into());
     }
 
     /// Records the server's time, as a reply that has just arrived contains it.
@@ -78,20 +64,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn number_of_texts_is_bounded() {
+    fn texts_are_known_until_they_are_long() {
         let recent = Recent::default();
         assert!(recent.recall("k").is_none(), "the time is unknown");
         recent.record_time(Timestamp::from_micros(1_000_000));
-        for key in 0..3 * GENERATION {
-            recent.record(&key.to_string(), "text");
-        }
-        let inner = recent.lock();
-        assert_eq!(inner.new.len() + inner.old.len(), 2 * GENERATION);
-        drop(inner);
-        let (text, now) = recent.recall(&(3 * GENERATION - 1).to_string()).unwrap();
+        recent.record("k", "text");
+        let (text, now) = recent.recall("k").unwrap();
         assert!(text == "text" && now >= Timestamp::from_micros(1_000_000));
-        assert_eq!(recent.recall("0").unwrap().0, "");
-        recent.record("0", &"x".repeat(LONGEST_TEXT + 1));
-        assert_eq!(recent.recall("0").unwrap().0, "", "a long text is not kept");
+        recent.record("k", &"x".repeat(LONGEST_TEXT + 1));
+        assert_eq!(recent.recall("k").unwrap().0, "", "a long text is not kept");
     }
 }
