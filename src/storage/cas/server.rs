@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use tokio::runtime::Handle;
 
@@ -49,13 +50,8 @@ pub(in crate::storage) trait ServerStore: CasStorage<Error = StorageError> {
     /// calls in progress.
     fn overload(&self, busy_keys: usize) -> Option<StorageError>;
 
-    /// Returns `true` if a decision has to wait for the first connection, which has a timeout of its
-    /// own. The default implementation returns `false`.
-    fn is_new(&self) -> bool {
-        false
-    }
-
-    /// Waits for the first connection, or for the error of the first attempt.
+    /// Waits for the first connection, or for the errors of the first attempts. It has a timeout of its
+    /// own, because a login can take longer than a decision. The default implementation does not wait.
     fn first_connection(&self) -> impl Future<Output = ()> + Send {
         std::future::ready(())
     }
@@ -78,9 +74,14 @@ pub(in crate::storage) trait ServerStore: CasStorage<Error = StorageError> {
     ) -> impl Future<Output = Result<u64, StorageError>> + Send;
 }
 
-/// A [`Cas`] over servers: it fails at once while they are overloaded, and can delete all keys.
+/// A [`Cas`] over servers: it waits for the first connection, fails at once while the servers are
+/// overloaded, and can delete all keys.
 #[derive(Clone)]
-pub(in crate::storage) struct ServerCas<S: CasStorage>(Cas<S>);
+pub(in crate::storage) struct ServerCas<S: CasStorage> {
+    cas: Cas<S>,
+    /// `true` when a call has waited for the first connection.
+    has_begun: Arc<AtomicBool>,
+}
 
 impl<S: ServerStore> ServerCas<S> {
     /// Creates the storage with the options of a URL.
@@ -88,7 +89,7 @@ impl<S: ServerStore> ServerCas<S> {
         let &CasOptions { ref prefix, timeout, max_skew, long_logs } = options;
         let (several, name) = (store.several(), store.name().into());
         let shared = CasShared::new(store, several, name, TimeSource::Store, Skew::new(max_skew));
-        Self(Cas {
+        Self::over(Cas {
             shared: Arc::new(shared),
             timeout,
             prefix: format!("{}:", S::encoded_prefix(prefix)).into(),
@@ -98,36 +99,50 @@ impl<S: ServerStore> ServerCas<S> {
         })
     }
 
+    fn over(cas: Cas<S>) -> Self {
+        Self { cas, has_begun: Arc::default() }
+    }
+
     pub(in crate::storage) fn store(&self) -> &S {
-        self.0.store()
+        self.cas.store()
+    }
+
+    /// Returns `true` if a call has to wait for the first connection.
+    fn is_new(&self) -> bool {
+        !self.has_begun.load(Ordering::Relaxed) && Handle::try_current().is_ok()
+    }
+
+    async fn first_connection(&self) {
+        self.store().first_connection().await;
+        self.has_begun.store(true, Ordering::Relaxed);
     }
 
     /// Replaces the store, and keeps the settings.
     #[cfg(any(feature = "etcd", feature = "postgres-rustls", all(feature = "memcached", feature = "testing")))]
     pub(in crate::storage) fn with_store(&self, store: S) -> Self {
         let several = store.several();
-        Self(Cas { shared: Arc::new(self.0.shared.with_store(store, several)), ..self.0.clone() })
+        Self::over(Cas { shared: Arc::new(self.cas.shared.with_store(store, several)), ..self.cas.clone() })
     }
 
     #[cfg(feature = "testing")]
     pub(in crate::storage) fn clock(self, clock: impl Clock) -> Self {
-        Self(self.0.clock(clock))
+        Self { cas: self.cas.clock(clock), ..self }
     }
 
     /// Prints the storage with the name of its type.
     pub(in crate::storage) fn debug(&self, name: &str, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let prefix = self.0.prefix.strip_suffix(':').unwrap_or_default();
+        let prefix = self.cas.prefix.strip_suffix(':').unwrap_or_default();
         f.debug_struct(name)
             .field("store", self.store())
             .field("prefix", &prefix)
-            .field("timeout", &self.0.timeout)
+            .field("timeout", &self.cas.timeout)
             .finish_non_exhaustive()
     }
 }
 
 impl<S: ServerStore> fmt::Debug for ServerCas<S> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.0.fmt(f)
+        self.cas.fmt(f)
     }
 }
 
@@ -136,61 +151,67 @@ impl<S: ServerStore> fmt::Debug for ServerCas<S> {
 /// would let other processes take slots that are in use.
 impl<S: ServerStore> SlotStore for ServerCas<S> {
     fn claim(&self, policy: &Policy, key: &Key, claim: Claim) -> StorageFuture<Granted> {
-        if !self.store().is_new() || Handle::try_current().is_err() {
-            return self.0.claim(policy, key, claim);
+        if !self.is_new() {
+            return self.cas.claim(policy, key, claim);
         }
         let (storage, policy, key) = (self.clone(), policy.clone(), key.clone());
         StorageFuture::new(async move {
-            storage.store().first_connection().await;
-            storage.0.claim(&policy, &key, claim).await
+            storage.first_connection().await;
+            storage.cas.claim(&policy, &key, claim).await
         })
     }
 }
 
 impl<S: ServerStore> Storage for ServerCas<S> {
-    forward_storage!(self => self.0; clear, settle, validate, validate_members);
+    forward_storage!(self => self.cas; clear, settle, validate, validate_members);
 
     fn decide(&self, request: StorageRequest<'_>) -> StorageFuture<Decision> {
         if Handle::try_current().is_err() {
-            return self.0.decide(request);
+            return self.cas.decide(request);
         }
-        if let Some(error) = self.store().overload(self.0.shared.queues.len()) {
-            return StorageFuture::new(measured(S::LABEL, overloaded(error, self.0.timeout)));
+        if let Some(error) = self.store().overload(self.cas.shared.queues.len()) {
+            return StorageFuture::new(measured(S::LABEL, overloaded(error, self.cas.timeout)));
         }
-        if !self.store().is_new() {
-            return self.0.decide(request);
+        if !self.is_new() {
+            return self.cas.decide(request);
         }
         let (storage, request) = (self.clone(), request.owned());
         StorageFuture::new(async move {
-            storage.store().first_connection().await;
-            storage.0.decide(request.borrow()).await
+            storage.first_connection().await;
+            storage.cas.decide(request.borrow()).await
         })
     }
 
     fn decide_all(&self, members: &[StorageRequest<'_>]) -> StorageFuture<Vec<Decision>> {
         if Handle::try_current().is_err() {
-            return self.0.decide_all(members);
+            return self.cas.decide_all(members);
         }
-        if let Some(error) = self.store().overload(self.0.shared.queues.len()) {
-            return StorageFuture::new(measured(S::LABEL, overloaded(error, self.0.timeout)));
+        if let Some(error) = self.store().overload(self.cas.shared.queues.len()) {
+            return StorageFuture::new(measured(S::LABEL, overloaded(error, self.cas.timeout)));
         }
-        if !self.store().is_new() {
-            return self.0.decide_all(members);
+        if !self.is_new() {
+            return self.cas.decide_all(members);
         }
         let (storage, members) = (self.clone(), members.iter().map(StorageRequest::owned).collect::<Vec<_>>());
         StorageFuture::new(async move {
-            storage.store().first_connection().await;
-            storage.0.decide_all(&members.iter().map(OwnedRequest::borrow).collect::<Vec<_>>()).await
+            storage.first_connection().await;
+            storage.cas.decide_all(&members.iter().map(OwnedRequest::borrow).collect::<Vec<_>>()).await
         })
     }
 
     fn check(&self) -> StorageFuture<()> {
-        let (shared, prefix, within) = (Arc::clone(&self.0.shared), Arc::clone(&self.0.prefix), self.0.timeout);
-        StorageFuture::new(async move { shared.check(within, |deadline| shared.store.ping(&prefix, deadline)).await })
+        let storage = self.clone();
+        StorageFuture::new(async move {
+            if storage.is_new() {
+                storage.first_connection().await;
+            }
+            let Cas { shared, prefix, timeout, .. } = &storage.cas;
+            shared.check(*timeout, |deadline| shared.store.ping(prefix, deadline)).await
+        })
     }
 
     fn clear_all(&self) -> StorageFuture<u64> {
-        let (store, prefix, timeout) = (self.store().clone(), Arc::clone(&self.0.prefix), self.0.timeout);
+        let (store, prefix, timeout) = (self.store().clone(), Arc::clone(&self.cas.prefix), self.cas.timeout);
         StorageFuture::new(async move {
             Handle::try_current().map_err(|_| StorageError::no_runtime())?;
             store.delete_all(&prefix, store_deadline(timeout)).await

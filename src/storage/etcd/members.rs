@@ -15,7 +15,7 @@ use tokio::time::{Instant, timeout_at};
 
 use super::connection::{Access, EtcdConnection, has_no_leader, is_unauthenticated, is_unavailable, is_unsent};
 use super::wire::EtcdCall;
-use crate::storage::net::{MOST, Open, Reconnecting};
+use crate::storage::net::{CONNECT_WITHIN, MOST, Open, Reconnecting};
 use crate::storage::url::Address;
 use crate::storage::{StorageError, StorageErrorKind};
 
@@ -69,9 +69,7 @@ impl Members {
         loop {
             let at = (first + step) % members.len();
             step += 1;
-            // The last member gets all of the remaining time. Each earlier one gets half of it.
-            let now = Instant::now();
-            let failover_at = now + deadline.saturating_duration_since(now) / if step < members.len() { 2 } else { 1 };
+            let failover_at = failover_at(deadline, step == members.len());
             let error = match members[at].call(call, failover_at, deadline).await {
                 Ok(response) => return Ok(response),
                 Err(error) => error,
@@ -90,6 +88,19 @@ impl Members {
             if !fails_over || step == members.len() || Instant::now() >= deadline {
                 return Err(error);
             }
+        }
+    }
+
+    /// Waits until a member is connected, or the first attempts to connect to all of them have ended.
+    pub(super) async fn first_connection(&self) {
+        let (members, deadline) = (&self.0.members, Instant::now() + CONNECT_WITHIN);
+        let first = self.0.current.load(Ordering::Relaxed);
+        for step in 1..=members.len() {
+            let at = (first + step - 1) % members.len();
+            if members[at].open(failover_at(deadline, step == members.len())).await.is_ok() {
+                return;
+            }
+            self.prefer_after(at);
         }
     }
 
@@ -114,6 +125,13 @@ impl Members {
         // If the exchange fails, another call has made the change.
         let _ = self.0.current.compare_exchange(at, next, Ordering::Relaxed, Ordering::Relaxed);
     }
+}
+
+/// Returns the end of the time for one member. The last one gets all of the remaining time, and each
+/// earlier one half of it.
+fn failover_at(deadline: Instant, is_last: bool) -> Instant {
+    let now = Instant::now();
+    now + deadline.saturating_duration_since(now) / if is_last { 1 } else { 2 }
 }
 
 /// A member of the cluster.

@@ -133,6 +133,10 @@ impl ServerStore for EtcdStore {
         self.members.overload(busy_keys)
     }
 
+    async fn first_connection(&self) {
+        self.members.first_connection().await;
+    }
+
     async fn delete_all(&self, prefix: &str, deadline: Instant) -> Result<u64, StorageError> {
         let all = DeleteRangeRequest { key: prefix.into(), end: names::after(prefix).into() };
         let response = self.members.call(&all, deadline.into()).await?;

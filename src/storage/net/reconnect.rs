@@ -99,13 +99,6 @@ impl<T: Usable> Reconnecting<T> {
         self.lock().value.as_ref().filter(|value| value.is_usable()).cloned()
     }
 
-    /// Returns `true` until the first attempt has ended.
-    #[cfg(feature = "postgres")]
-    pub(in crate::storage) fn is_new(&self) -> bool {
-        let ConnectionState { value, attempt, attempts, .. } = &*self.lock();
-        value.is_none() && (*attempts == 0 || *attempts == 1 && attempt.is_some())
-    }
-
     pub(super) fn find<F>(self: &Arc<Self>, make: impl Fn() -> F) -> FoundConnection<T>
     where
         F: Future<Output = Result<T, StorageError>> + Send + 'static,

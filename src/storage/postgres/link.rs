@@ -115,12 +115,7 @@ impl Link {
         }
     }
 
-    /// Returns `true` until the first attempt to connect has ended. Returns `false` for a pool.
-    pub(super) fn is_new(&self) -> bool {
-        self.as_own().is_some_and(|own| own.connections[0].is_new())
-    }
-
-    /// Waits until the first attempt to connect has ended.
+    /// Waits until the first attempt to connect has ended. Does not wait for a pool.
     pub(super) async fn first_connection(&self) {
         if let Some(own) = self.as_own() {
             // The call that follows returns the error.

@@ -174,10 +174,6 @@ impl ServerStore for PostgresStore {
         is_busy.then(error).or_else(|| self.link.overload())
     }
 
-    fn is_new(&self) -> bool {
-        self.link.is_new()
-    }
-
     async fn first_connection(&self) {
         self.link.first_connection().await;
     }

@@ -3,14 +3,21 @@
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use common::harness::EntryPoints;
-use common::servers::Etcd;
+use common::harness::{EntryPoints, SECOND};
+use common::servers::{Etcd, Mode, Proxy, free_port, with_timeout};
+use common::time::{EVENTUALLY, Stopwatch};
 use common::{message, policy};
 use serde_json::{Value, json};
-use tower_ratelimit::storage::Credentials;
-use tower_ratelimit::{Global, Key, Storage};
+use tokio::time::sleep;
+use tower_ratelimit::storage::{Credentials, EtcdStorage, StorageErrorKind};
+use tower_ratelimit::{Global, Key, RateLimiter, Storage};
 
 use super::{PLENTY, entry_points, hasty, storage};
+
+/// Shorter than the login in the first test, and longer than a decision on a busy machine.
+const QUICK: Duration = Duration::from_millis(300);
+
+const LOGIN: Duration = Duration::from_millis(400);
 
 /// Creates a user `app` that may use the keys that begin with `rl`, and returns a token of the user
 /// `root`.
@@ -102,4 +109,57 @@ async fn credentials_provider_is_called_for_each_connection() {
     }
     *password.lock().unwrap() = "second";
     user.recover().await;
+}
+
+/// Guards against this defect: the first hits of a process failed, because a login takes etcd longer
+/// than the timeout.
+#[tokio::test]
+async fn first_hits_wait_for_the_login() {
+    let etcd = Etcd::start(1);
+    with_logins(&etcd, "secret");
+    let proxy = Proxy::start(etcd.members[0].port());
+    let member = format!("127.0.0.1:{}", proxy.port());
+    // A process can begin with a member that is down.
+    for hosts in [member.clone(), format!("127.0.0.1:{},{member},127.0.0.1:{}", free_port(), free_port())] {
+        let begun = Stopwatch::start();
+        loop {
+            let storage = EtcdStorage::new(&with_timeout(&format!("etcd://app:secret@{hosts}"), QUICK)).unwrap();
+            let limiter = RateLimiter::with_storage(policy(PLENTY), storage.clone());
+            // Delays the first reply on each connection, and no other.
+            proxy.set(Mode::Delay(LOGIN));
+            let (watch, key) = (Stopwatch::start(), Key::global());
+            let (hit, peek, checked, ()) =
+                tokio::join!(limiter.hit(&key), limiter.peek(&key), storage.check(), async {
+                    sleep((QUICK + LOGIN) / 2).await;
+                    proxy.set(Mode::Pass);
+                });
+            let is_delayed = watch.wall() >= LOGIN;
+            match (hit, peek, checked) {
+                (Ok(hit), Ok(_), Ok(())) if is_delayed => break assert!(hit.is_admitted()),
+                // On a busy machine, the reply may come after the delay ends, or a hit may time out later.
+                results => assert!(watch.excuses(QUICK) && begun.wall() < EVENTUALLY, "{hosts}: {results:?}"),
+            }
+        }
+    }
+}
+
+#[tokio::test]
+async fn hits_wait_for_the_first_attempt_to_connect_and_for_no_later_one() {
+    let etcd = Etcd::start(1);
+    let proxy = Proxy::start(etcd.members[0].port());
+    proxy.set(Mode::SwallowReplies);
+    let storage = EtcdStorage::new(&with_timeout(&format!("etcd://127.0.0.1:{}", proxy.port()), QUICK)).unwrap();
+    let limiter = RateLimiter::with_storage(policy(PLENTY), storage);
+    let watch = Stopwatch::start();
+    let error = limiter.hit(&Key::global()).await.unwrap_err();
+    watch.assert_below(SECOND + 2 * QUICK, "the first hit fails");
+    assert!(watch.wall() >= SECOND && !error.may_have_counted());
+    assert_eq!(error.kind(), StorageErrorKind::Unreachable);
+    assert!(message(error).contains("connecting took longer than 1s"));
+    for _ in 0..5 {
+        let watch = Stopwatch::start();
+        limiter.hit(&Key::global()).await.unwrap_err();
+        watch.assert_below(2 * QUICK, "a later hit fails");
+        sleep(QUICK).await;
+    }
 }
