@@ -137,6 +137,8 @@
 // Markdown takes the first definition of a name. So rustdoc takes the links from `links.md` and
 // checks them, and a forge takes those at the end of each guide. The same holds for the picture.
 // `tests/structure/links.rs` compares the two.
+//
+// The code of a page that needs a feature is tested only with that feature.
 
 pub mod choosing_a_strategy {
     #![doc = include_str!("../pictures/definitions.md")]
@@ -148,13 +150,16 @@ pub mod choosing_a_strategy {
 pub mod quotas_by_day_and_month {
     #![doc = include_str!("links.md")]
     //! Counts by days, weeks, months and years of the calendar, in any time zone.
-    #![doc = include_str!("quotas_by_day_and_month.md")]
+    #![cfg_attr(
+        any(not(doctest), all(feature = "calendar", feature = "lookup")),
+        doc = include_str!("quotas_by_day_and_month.md")
+    )]
 }
 
 pub mod keys_and_proxies {
     #![doc = include_str!("links.md")]
     //! Finds the client: by address, behind proxies, or by login.
-    #![doc = include_str!("keys_and_proxies.md")]
+    #![cfg_attr(any(not(doctest), feature = "lookup"), doc = include_str!("keys_and_proxies.md"))]
 }
 
 pub mod proxies_by_name {
@@ -172,7 +177,7 @@ pub mod costs {
 pub mod plans_and_tenants {
     #![doc = include_str!("links.md")]
     //! Limits users, tenants and all clients in one decision.
-    #![doc = include_str!("plans_and_tenants.md")]
+    #![cfg_attr(any(not(doctest), feature = "lookup"), doc = include_str!("plans_and_tenants.md"))]
 }
 
 pub mod protecting_a_login {
@@ -196,7 +201,10 @@ pub mod requests_in_flight {
 pub mod limits_of_other_servers {
     #![doc = include_str!("links.md")]
     //! Keeps a client to the limits that other servers report, and to its own.
-    #![doc = include_str!("limits_of_other_servers.md")]
+    #![cfg_attr(
+        any(not(doctest), feature = "client"),
+        doc = include_str!("limits_of_other_servers.md")
+    )]
 }
 
 pub mod several_processes {
