@@ -12,7 +12,7 @@ use axum::body::Body;
 use divan::{Bencher, Divan};
 use http::{Request, Response, StatusCode};
 use tower::Service;
-use tower_ratelimit::{PeerIp, Policy, RateLimitLayer, TokenBucket};
+use tower_ratelimit::{InFlightLayer, PeerIp, Policy, RateLimitLayer, TokenBucket};
 
 use support::limiters::{bursting, stingy};
 use support::services::{BURST, answer, request};
@@ -36,10 +36,14 @@ fn layer(policy: Policy) -> RateLimitLayer {
     RateLimitLayer::new(policy, PeerIp::new())
 }
 
+fn in_flight() -> InFlightLayer {
+    InFlightLayer::new(BURST, PeerIp::new())
+}
+
 /// Measures calls. Requests are created, and responses dropped, outside of the timed part.
-fn measure<S>(bencher: Bencher<'_, '_>, mut service: S, expected: StatusCode)
+fn measure<S, B>(bencher: Bencher<'_, '_>, mut service: S, expected: StatusCode)
 where
-    S: Service<Request<Body>, Response = Response<Body>, Error = Infallible>,
+    S: Service<Request<Body>, Response = Response<B>, Error = Infallible>,
 {
     // The first request is admitted, even if all others are refused.
     answer(&mut service, request());
@@ -54,7 +58,7 @@ mod at_a_service {
 
     use super::support::limiters::{bursting, several};
     use super::support::services::{BURST, Hello};
-    use super::{OK, REFUSED, admitting, layer, measure, refusing};
+    use super::{OK, REFUSED, admitting, in_flight, layer, measure, refusing};
 
     #[divan::bench]
     fn without(bencher: Bencher<'_, '_>) {
@@ -69,6 +73,16 @@ mod at_a_service {
     #[divan::bench]
     fn three_headers(bencher: Bencher<'_, '_>) {
         measure(bencher, admitting().layer(Hello), OK);
+    }
+
+    #[divan::bench]
+    fn in_flight_no_headers(bencher: Bencher<'_, '_>) {
+        measure(bencher, in_flight().headers(Headers::none()).layer(Hello), OK);
+    }
+
+    #[divan::bench]
+    fn in_flight_two_headers(bencher: Bencher<'_, '_>) {
+        measure(bencher, in_flight().layer(Hello), OK);
     }
 
     #[divan::bench]

@@ -18,7 +18,7 @@ use crate::middleware::lints::Lints;
 use crate::middleware::post_response::PostResponse;
 use crate::middleware::step::{ResponsePlan, Step};
 use crate::observe::EventKind;
-use crate::policy::{Op, Policy};
+use crate::policy::{Op, Policy, SharedPolicy};
 use crate::storage::{SlotStore, StorageError, StorageRequest};
 use crate::strategy::Status;
 use crate::time::{Timestamp, micros};
@@ -108,7 +108,24 @@ impl SlotState {
     }
 
     /// Lets a request take its slots. Sets `permit` if the request holds any.
-    pub(super) fn admit(&self, exchange: &mut dyn Exchange, permit: &mut Option<Permit>) -> Step<SlotWait> {
+    #[inline]
+    pub(super) fn admit(&self, exchange: &mut impl Exchange, permit: &mut Option<Permit>) -> Step<SlotWait> {
+        let SlotOptions { config, table, .. } = &self.options;
+        let plain = config.plain.as_ref().and_then(SharedPolicy::plain);
+        let Some(policy) = plain else { return self.admit_by_options(exchange, permit) };
+        let extracted = config.first.key.extract(&exchange.head());
+        let Ok(Some(key)) = &extracted else { return config.forward_or_reject(extracted, policy, exchange) };
+        if self.lints.is_inspecting() {
+            self.lints.inspect(config, None, exchange, policy);
+        }
+        let Some(taken) = table.try_take(policy, key, 1) else { return self.take((policy, key, 1), exchange, permit) };
+        *permit = Some(Permit::insert(Some(taken.slot), exchange.extensions_mut()));
+        Step::Forward(ResponsePlan::only(config.headers.numbers_in_flight(number_of_slots(policy), taken.remaining)))
+    }
+
+    /// Like [`admit`](Self::admit), for a layer that is not plain (see `LayerConfig::plain`).
+    #[inline(never)]
+    fn admit_by_options(&self, exchange: &mut dyn Exchange, permit: &mut Option<Permit>) -> Step<SlotWait> {
         let (SlotOptions { config, table, .. }, head) = (&self.options, exchange.head());
         if config.skips(&head) {
             return Step::Forward(ResponsePlan::NOTHING);
@@ -127,11 +144,21 @@ impl SlotState {
             let remaining = table.free(&policy, key);
             return Step::Forward(self.forward(remaining, (&policy, key, cost), exchange));
         }
+        self.take((&policy, key, cost), exchange, permit)
+    }
+
+    /// Lets a request with a cost take its slots, wait for them, or be refused.
+    #[inline(never)]
+    fn take(
+        &self,
+        hit: (&Policy, &Key, u32),
+        exchange: &mut dyn Exchange,
+        permit: &mut Option<Permit>,
+    ) -> Step<SlotWait> {
+        let (SlotOptions { config, table, .. }, (policy, key, cost)) = (&self.options, hit);
         let seats = self.seats.as_ref().filter(|_| !config.shadow);
-        // A chosen number of slots is kept while the request waits, and that of live slots may change.
-        let shared = || config.first.policies.shared().cloned().unwrap_or_else(|| policy.clone().into_owned().into());
-        let take = table.take(&policy, key, cost, seats, shared);
-        self.apply(take, (&policy, key, cost), exchange, permit)
+        let take = table.take(policy, key, cost, seats, || config.first.policy_of_later_hits(policy));
+        self.apply(take, hit, exchange, permit)
     }
 
     /// Applies the end of a request's wait.

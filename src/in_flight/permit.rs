@@ -33,11 +33,11 @@ use super::table::Slot;
 #[derive(Clone)]
 #[must_use = "the slots are given back when the last clone is dropped"]
 pub struct Permit {
-    _held: Arc<Held>,
+    held: Arc<Held>,
 }
 
 struct Held {
-    _slot: Option<Slot>,
+    slot: Option<Slot>,
     /// The permit of an outer layer.
     _outer: Option<Permit>,
 }
@@ -46,9 +46,18 @@ impl Permit {
     /// Inserts the permit of a request into its extensions, and returns it. `None` for a request that
     /// passes without a slot.
     pub(super) fn insert(slot: Option<Slot>, extensions: &mut Extensions) -> Self {
-        let permit = Self { _held: Arc::new(Held { _slot: slot, _outer: extensions.remove() }) };
+        let permit = Self::new(slot, None);
+        let Some(outer) = extensions.insert(permit.clone()) else { return permit };
+        // Looking for an outer permit first would delay all other requests.
+        extensions.remove::<Self>();
+        let slot = Arc::into_inner(permit.held).and_then(|held| held.slot);
+        let permit = Self::new(slot, Some(outer));
         extensions.insert(permit.clone());
         permit
+    }
+
+    fn new(slot: Option<Slot>, outer: Option<Self>) -> Self {
+        Self { held: Arc::new(Held { slot, _outer: outer }) }
     }
 }
 

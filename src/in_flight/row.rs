@@ -128,6 +128,21 @@ impl<T> Row<T> {
         }
     }
 
+    /// Returns `true` if no request waits, and no slots are held in a store.
+    #[inline]
+    pub(super) fn is_alone(&self) -> bool {
+        self.more.is_none()
+    }
+
+    /// Takes slots of a row that is [alone](Self::is_alone), if they are free. Returns the free slots
+    /// afterwards.
+    #[inline]
+    pub(super) fn take_alone(&mut self, cost: u32, slots: u32) -> Option<u32> {
+        let in_use = self.in_use.checked_add(cost).filter(|in_use| self.is_alone() && *in_use <= slots)?;
+        self.in_use = in_use;
+        Some(slots - in_use)
+    }
+
     /// Takes slots if they are free and no request waits. Returns the free slots afterwards.
     pub(super) fn take(&mut self, cost: u32, slots: u32) -> Option<u32> {
         (self.waiting() == 0 && self.fits(cost, slots)).then(|| {

@@ -59,6 +59,7 @@ impl Slots {
 }
 
 /// Returns the number of slots of a policy that was made from [`Slots`].
+#[inline]
 pub(super) fn number_of_slots(policy: &Policy) -> u32 {
     policy.limits().first().map_or(0, Limit::capacity)
 }

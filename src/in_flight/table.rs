@@ -15,7 +15,7 @@ use super::slots::number_of_slots;
 use super::waiting::{Answer, Left, Reason, Waiting};
 use crate::key::Key;
 use crate::policy::{Policy, SharedPolicy};
-use crate::storage::{Granted, KeyTable, StorageError, StorageErrorKind, TableKey};
+use crate::storage::{Bucket, Granted, KeyTable, StorageError, StorageErrorKind, TableKey};
 use crate::waiting::{Seats, later};
 
 /// The number of keys in flight up to which a lookup compares about 16 rows. More keys are slower, but
@@ -78,6 +78,27 @@ impl SlotTable {
     pub(super) fn new(claims: Option<StartClaims>) -> Arc<Self> {
         let (rows, is_closed) = (KeyTable::new(KEYS), AtomicBool::new(false));
         Arc::new(Self { rows, tickets: AtomicU64::new(0), claims, is_closed })
+    }
+
+    /// Takes `cost` slots, at least 1, of a key that is in flight in this process alone, if they are free
+    /// and no request of the key waits. Otherwise changes nothing, and the caller calls
+    /// [`take`](Self::take).
+    #[inline]
+    pub(super) fn try_take(self: &Arc<Self>, policy: &Policy, key: &Key, cost: u32) -> Option<Taken> {
+        if self.is_shared() {
+            return None;
+        }
+        let at = self.rows.place(policy, 0, key);
+        let mut bucket = self.rows.lock(at);
+        let row = bucket.find_or_insert(Row::default);
+        let Some(remaining) = row.take_alone(cost, number_of_slots(policy)) else {
+            if row.is_unused() {
+                bucket.remove();
+            }
+            return None;
+        };
+        drop(bucket);
+        Some(Taken { slot: self.slot(at, cost), remaining })
     }
 
     /// Takes `cost` slots, at least 1, if they are free and no request of the key waits. Otherwise the
@@ -153,6 +174,7 @@ impl SlotTable {
     }
 
     /// Returns `true` if the slots are shared with other processes.
+    #[inline]
     pub(super) fn is_shared(&self) -> bool {
         self.claims.is_some()
     }
@@ -181,6 +203,17 @@ impl SlotTable {
         let mut bucket = self.rows.lock(at);
         let Some(row) = bucket.find() else { return };
         change(row);
+        if !row.is_alone() {
+            return self.pass_on(bucket, at);
+        }
+        if row.in_use() == 0 {
+            bucket.remove();
+        }
+    }
+
+    /// Gives the free slots of a row to the first requests of its queue, or back to the store.
+    fn pass_on(self: &Arc<Self>, mut bucket: Bucket<'_, Row<Taken>>, at: TableKey) {
+        let Some(row) = bucket.find() else { return };
         let (left, begins) = (row.grant(), row.begin_task());
         if row.is_unused() {
             bucket.remove();

@@ -75,7 +75,7 @@ pub(crate) struct LayerMember {
 impl LayerMember {
     /// Returns the policy for hits that a request under `policy` makes later. A live policy of the layer
     /// may change until then. A policy that was chosen for this request is kept.
-    pub(super) fn policy_of_later_hits(&self, policy: &Policy) -> SharedPolicy {
+    pub(crate) fn policy_of_later_hits(&self, policy: &Policy) -> SharedPolicy {
         self.policies.shared().cloned().unwrap_or_else(|| policy.clone().into())
     }
 }

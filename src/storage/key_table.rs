@@ -86,8 +86,8 @@ impl<T> KeyTable<T> {
     pub(crate) fn place(&self, policy: &Policy, kind: u32, key: &Key) -> TableKey {
         let [first, second] = self.secrets.each_ref().map(|secret| {
             let mut hasher = secret.build_hasher();
-            hasher.write_u128(policy.digest());
-            hasher.write_u32(kind);
+            // The digest is a hash, so another kind makes it that of no other policy.
+            hasher.write_u128(policy.digest() ^ u128::from(kind));
             hasher.write(key.as_bytes());
             hasher.finish()
         });

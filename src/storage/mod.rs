@@ -91,7 +91,7 @@ pub use self::error::{StorageError, StorageErrorKind};
 pub use self::etcd::EtcdStorage;
 pub use self::future::StorageFuture;
 pub use self::in_order::InOrder;
-pub(crate) use self::key_table::{KeyTable, TableKey};
+pub(crate) use self::key_table::{Bucket, KeyTable, TableKey};
 pub use self::leases::Leases;
 #[cfg(feature = "memcached")]
 pub use self::memcached::MemcachedStorage;
