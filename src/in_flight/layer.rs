@@ -195,7 +195,8 @@ impl<R> InFlightLayer<R> {
     /// - A process that was paused for longer claims its slots again, because its requests still run. If
     ///   others have taken them meanwhile, no request is admitted until enough of them have ended.
     /// - A request is refused although a slot is free if a process that has just given it back has not
-    ///   informed the storage yet, or if other processes changed the key before every attempt.
+    ///   informed the storage yet, or, except on Redis, if other processes changed the key before every
+    ///   attempt.
     ///
     /// A request waits for a round trip of the storage before it is called, also in a
     /// [shadow](Self::shadow) layer. A request that the layer admits although the storage failed takes no
@@ -231,10 +232,10 @@ impl<R> InFlightLayer<R> {
     /// returned layer begins to count anew.
     ///
     /// A process renews its slots every third of this time: those of 64 keys at once, the oldest first. A
-    /// key takes two round trips. Those of different keys share the connection, and on Redis also messages:
-    /// about 12 calls each. So all of them take the number of keys × 2 × the latency / 64, for example
-    /// 0.3 seconds for 10,000 keys and 1 ms. This must be less than two thirds of the time to live.
-    /// Otherwise, other processes get slots that are in use.
+    /// key takes two round trips, or one on Redis. Those of different keys share the connection, and on
+    /// Redis also messages. So all of them take the number of keys × 2 × the latency / 64, for example
+    /// 0.3 seconds for 10,000 keys and 1 ms, and half of it on Redis. This must be less than two thirds of
+    /// the time to live. Otherwise, other processes get slots that are in use.
     ///
     /// The clocks of processes may differ by less than two thirds of the time to live. Redis, memcached and
     /// PostgreSQL have a clock of their own.

@@ -16,6 +16,7 @@ mod link;
 mod operate;
 mod record;
 mod script;
+mod slots;
 mod swap;
 mod url;
 
@@ -342,7 +343,7 @@ impl Storage for RedisStorage {
     }
 
     fn slots(&self) -> Option<Arc<dyn SlotStore>> {
-        self.cas.slots()
+        Some(Arc::new(self.clone()))
     }
 }
 

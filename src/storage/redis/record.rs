@@ -151,6 +151,11 @@ pub(super) fn log_key(states: &str, tag: &str) -> String {
     format!("{states}:{tag}")
 }
 
+/// Returns the key of the ledger of slots: `PREFIX:{POLICY|KEY}slots`.
+pub(super) fn slots_key(prefix: &str, policy: &Policy, key: &Key) -> String {
+    format!("{prefix}:{{{}}}slots", names::of(policy, key))
+}
+
 /// Returns the key for compare-and-swap. The value of this key contains all states, including logs.
 pub(super) fn cas_key(states: &str) -> String {
     format!("{states}:all")
