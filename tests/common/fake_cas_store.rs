@@ -53,7 +53,22 @@ pub enum Fault {
     RecallsOutdatedTexts,
     /// Treats `_` in a key as any character.
     MatchesUnderscores,
+    /// Keeps the slots of the process that has claimed last.
+    KeepsSlotsOfOneProcess,
+    /// Forgets a process that has given all slots back.
+    ForgetsReturnedSlots,
+    /// Forgets the numbers of the claims, so late ones count.
+    ForgetsSequences,
+    /// Keeps slots a microsecond longer than their time to live.
+    KeepsSlotsLonger,
+    /// Forgets slots a microsecond before the end of their time to live.
+    ForgetsSlotsEarly,
+    /// Has one ledger for all keys.
+    SharesSlots,
 }
+
+/// The begin of the keys of ledgers.
+const LEDGER: char = '*';
 
 /// A store in this process that yields before each reply. The version of a text is the number of
 /// its write.
@@ -180,6 +195,7 @@ impl FakeCasStore {
         match self.0.fault {
             Fault::IgnoresCase => key.to_ascii_lowercase(),
             Fault::CutsKeys => key.chars().take(250).collect(),
+            Fault::SharesSlots if key.starts_with(LEDGER) => LEDGER.to_string(),
             Fault::MatchesUnderscores if key.ends_with("a%b") => key.replace("a%b", "a_b"),
             _ => key.to_owned(),
         }
@@ -250,6 +266,8 @@ impl FakeCasStore {
     fn write(&self, key: &str, text: &str, keep: Duration) {
         *self.0.keep.lock().unwrap() = keep;
         let text = if self.0.fault == Fault::Trims { text.trim() } else { text };
+        let ledger = key.starts_with(LEDGER).then(|| broken_ledger(self.0.fault, text));
+        let text = ledger.as_deref().unwrap_or(text);
         let mut texts = self.0.texts.lock().unwrap();
         let text = match self.0.fault {
             Fault::CutsTexts => &text[..text.len().min(65_535)],
@@ -270,6 +288,24 @@ impl FakeCasStore {
         let previous = std::mem::take(&mut stored.text);
         *stored = Written { text: text.to_owned(), previous, version, gone_at };
     }
+}
+
+/// Returns a ledger, `slots1 PROCESS,COUNT,SEQUENCE,ALIVE_UNTIL ...`, as a store with this fault keeps it.
+fn broken_ledger(fault: Fault, text: &str) -> String {
+    let mut words = text.split(' ');
+    let version = words.next().unwrap_or_default();
+    let moved = |instant: &str, micros| instant.parse::<u64>().unwrap().saturating_add_signed(micros).to_string();
+    let mut holdings: Vec<Vec<String>> = words.map(|word| word.split(',').map(str::to_owned).collect()).collect();
+    match fault {
+        Fault::KeepsSlotsOfOneProcess => drop(holdings.drain(..holdings.len().saturating_sub(1))),
+        Fault::ForgetsReturnedSlots => holdings.retain(|holding| holding[1] != "0"),
+        Fault::ForgetsSequences => holdings.iter_mut().for_each(|holding| "0".clone_into(&mut holding[2])),
+        Fault::KeepsSlotsLonger => holdings.iter_mut().for_each(|holding| holding[3] = moved(&holding[3], 1)),
+        Fault::ForgetsSlotsEarly => holdings.iter_mut().for_each(|holding| holding[3] = moved(&holding[3], -1)),
+        _ => {}
+    }
+    let holdings = holdings.iter().map(|holding| format!(" {}", holding.join(",")));
+    format!("{version}{}", holdings.collect::<String>())
 }
 
 impl CasStorage for FakeCasStore {

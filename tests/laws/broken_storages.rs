@@ -662,3 +662,21 @@ fn cas_storage_over_a_broken_store_breaks_its_laws() {
             .check();
     });
 }
+
+#[test]
+fn cas_storage_over_a_store_that_breaks_ledgers_breaks_the_law_of_slots() {
+    let faults = [
+        Fault::KeepsSlotsOfOneProcess,
+        Fault::ForgetsReturnedSlots,
+        Fault::ForgetsSequences,
+        Fault::KeepsSlotsLonger,
+        Fault::ForgetsSlotsEarly,
+        Fault::SharesSlots,
+    ];
+    let check = |fault| {
+        let over = |clock| Cas::new(FakeCasStore::with_fault(fault)).timeout(Duration::from_secs(20)).clock(clock);
+        // The other laws are not broken, so few scripts suffice.
+        StorageLaws::new(over).scripts(1).check();
+    };
+    assert_each_breaks(faults.map(|fault| (fault, "law 16: ")), check);
+}
