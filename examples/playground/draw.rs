@@ -1,4 +1,4 @@
-//! Draws a lane, the result of one policy, as SVG: hits as marks, delays as bars, and curves below
+//! Draws a lane, the result of one limit, as SVG: hits as marks, delays as bars, and curves below
 //! them.
 //!
 //! Marks differ by shape and by side of the line, not only by color. Text has the color of the page
@@ -13,9 +13,10 @@ use tower_ratelimit::Limit;
 
 pub(crate) use self::svg::escaped;
 use self::svg::{Anchor, Svg};
+use crate::in_flight::InFlightLane;
 use crate::promise;
 use crate::setup::Checked;
-use crate::simulate::Lane;
+use crate::simulate::{Hits, Lane};
 
 /// The space for the numbers at the left of a curve. All sizes are in pixels.
 const LEFT: f64 = 30.0;
@@ -66,13 +67,48 @@ pub(crate) struct Bands {
     pub(crate) height: f64,
 }
 
+/// Draws the result of a policy.
 pub(crate) fn bands(lane: &Lane, setup: &Checked) -> Bands {
+    framed(&lane.hits, setup, |content, axis, y| curves(content, lane, axis, y))
+}
+
+/// Draws the result of a limit on requests in flight.
+pub(crate) fn bands_in_flight(lane: &InFlightLane, setup: &Checked) -> Bands {
+    let (client, highest, slots) = (of_client(&lane.hits), lane.in_use.highest(), lane.slots);
+    let in_use = curves::Band {
+        caption: format!("in flight{client}: highest {highest}, promised at most {slots} (N)"),
+        class: "rl-trailing",
+        color: svg::ADMITTED,
+        top: highest.max(slots),
+        promise: Some(slots),
+    };
+    framed(&lane.hits, setup, |content, axis, y| curves::draw(content, &lane.in_use, &in_use, axis, y + GAP))
+}
+
+/// Draws the hits and the axis of time around the curves. `curves` draws them below `y`, and returns their
+/// lower end.
+fn framed(hits: &Hits, setup: &Checked, curves: impl FnOnce(&mut Svg, Axis, f64) -> f64) -> Bands {
     let axis = Axis { width: f64::from(setup.width), span: setup.span, period: setup.period };
     let mut content = Svg::default();
-    let mut y = hits::draw(&mut content, lane, setup.traffic.scenes(), axis, 0.0);
-    y = delays::draw(&mut content, lane, axis, y);
+    let mut y = hits::draw(&mut content, hits, setup.traffic.scenes(), axis, 0.0);
+    y = delays::draw(&mut content, hits, axis, y);
+    y = curves(&mut content, axis, y);
+    // The grid is behind the content.
+    let mut svg = Svg::default();
+    grid(&mut svg, axis, y);
+    svg.append(&content);
+    Bands { svg: svg.into_text(), height: y + 18.0 }
+}
+
+/// Names the client of the curves, if there are several.
+fn of_client(hits: &Hits) -> &'static str {
+    if hits.iter().any(|it| it.hit.client > 0) { " for client 1" } else { "" }
+}
+
+/// Draws the curves of each limit of a policy.
+fn curves(content: &mut Svg, lane: &Lane, axis: Axis, mut y: f64) -> f64 {
     let several = lane.policy.limits().len() > 1;
-    let client = if lane.hits.iter().any(|it| it.hit.client > 0) { " for client 1" } else { "" };
+    let client = of_client(&lane.hits);
     for (limit, curves) in lane.policy.limits().iter().zip(&lane.limits) {
         let prefix = if several { format!("{limit}: ") } else { String::new() };
         let remaining = curves::Band {
@@ -82,7 +118,7 @@ pub(crate) fn bands(lane: &Lane, setup: &Checked) -> Bands {
             top: limit.capacity(),
             promise: None,
         };
-        y = curves::draw(&mut content, &curves.remaining, &remaining, axis, y + GAP);
+        y = curves::draw(content, &curves.remaining, &remaining, axis, y + GAP);
         let highest = curves.trailing.highest();
         let promise = promise::of(limit);
         let Some(most) = promise.most else { continue };
@@ -98,13 +134,9 @@ pub(crate) fn bands(lane: &Lane, setup: &Checked) -> Bands {
             top: highest.max(most),
             promise: Some(most),
         };
-        y = curves::draw(&mut content, &curves.trailing, &trailing, axis, y + GAP);
+        y = curves::draw(content, &curves.trailing, &trailing, axis, y + GAP);
     }
-    // The grid is behind the content.
-    let mut svg = Svg::default();
-    grid(&mut svg, axis, y);
-    svg.append(&content);
-    Bands { svg: svg.into_text(), height: y + 18.0 }
+    y
 }
 
 /// Returns the period of a limit without a number if it is a whole unit.

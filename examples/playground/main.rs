@@ -1,4 +1,5 @@
-//! A page that shows the effect of each strategy on traffic, and lets you try a limit.
+//! A page that shows the effect of each strategy, and of a limit on requests in flight, on traffic, and lets
+//! you try a limit.
 //!
 //! `cargo run --example playground` prints `listening on http://ADDRESS`. `--listen ADDRESS`
 //! changes the address. `cargo run --example playground -- pictures FOLDER` draws the pictures of
@@ -7,6 +8,7 @@
 #![allow(clippy::format_push_string, reason = "the texts are short")]
 
 mod draw;
+mod in_flight;
 mod limits;
 mod locks;
 mod page;
@@ -114,7 +116,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn simulation_returns_one_lane_per_strategy() {
+    async fn simulation_returns_a_lane_per_strategy_and_one_for_requests_in_flight() {
         let (status, body) = send(&app(), simulation("policy=10/minute")).await;
         assert_eq!(status, StatusCode::OK, "{body}");
         let answer: serde_json::Value = serde_json::from_str(&body).unwrap();
@@ -127,6 +129,7 @@ mod tests {
             "Lockout",
             "Token bucket",
             "Leaky bucket",
+            "Requests in flight",
         ];
         assert_eq!(titles, all);
 

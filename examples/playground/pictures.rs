@@ -70,11 +70,11 @@ fn sheet(lanes: &[Lane], setup: &Checked) -> String {
 fn titled(lane: &Lane, setup: &Checked) -> Bands {
     let bands = draw::bands(lane, setup);
     let limit = &lane.policy.limits()[0];
-    let delayed = match lane.delayed() {
+    let delayed = match lane.hits.delayed() {
         0 => String::new(),
         delayed => format!(", {delayed} of them late"),
     };
-    let counts = format!("{} admitted{delayed}, {} refused", lane.admitted(), lane.refused());
+    let counts = format!("{} admitted{delayed}, {} refused", lane.hits.admitted(), lane.hits.refused());
     let svg = format!(
         "<text x=\"30\" y=\"15\" font-size=\"14\" font-weight=\"600\">{}</text>\n\
          <text x=\"{}\" y=\"15\" text-anchor=\"end\">{counts}</text>\n\

@@ -52,6 +52,7 @@ impl Default for Setup {
 
 /// A valid setup.
 pub(crate) struct Checked {
+    pub(crate) mode: Mode,
     pub(crate) policies: Vec<Policy>,
     pub(crate) traffic: Traffic,
     pub(crate) hits: u32,
@@ -108,7 +109,17 @@ impl Setup {
         };
         let clicks = clicks(&self.at)?;
         let width = self.width.clamp(280, 2_000);
-        Ok(Checked { policies, traffic: self.traffic, hits, period, span, seed: self.seed, clicks, width })
+        Ok(Checked {
+            mode: self.mode,
+            policies,
+            traffic: self.traffic,
+            hits,
+            period,
+            span,
+            seed: self.seed,
+            clicks,
+            width,
+        })
     }
 }
 

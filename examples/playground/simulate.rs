@@ -1,5 +1,6 @@
 //! Runs a policy on traffic: the real limiter on a storage with a manual clock.
 
+use std::ops::Deref;
 use std::time::Duration;
 
 use tower_ratelimit::storage::{Clock, ManualClock};
@@ -15,10 +16,14 @@ const READINGS: u64 = 600;
 /// The result of a policy on the traffic.
 pub(crate) struct Lane {
     pub(crate) policy: Policy,
-    pub(crate) hits: Vec<Decided>,
+    pub(crate) hits: Hits,
     /// The curves of each limit, in the order of the policy.
     pub(crate) limits: Vec<Curves>,
 }
+
+/// The hits of a lane, in order.
+#[derive(Default)]
+pub(crate) struct Hits(Vec<Decided>);
 
 /// A hit and its decision.
 #[derive(Clone, Copy)]
@@ -54,22 +59,28 @@ pub(crate) fn lanes(setup: &Checked) -> Vec<Lane> {
 
 fn lane(policy: &Policy, traffic: &[Hit], setup: &Checked) -> Lane {
     let mut run = Run::new(policy, setup);
+    send(traffic, setup, |hit| retry_after(&run.hit(hit)));
+    run.finish(setup.span)
+}
+
+/// Sends the hits of the traffic. `hit` makes a hit, and returns the wait of `Retry-After` in microseconds
+/// if the hit is refused.
+pub(crate) fn send(traffic: &[Hit], setup: &Checked, mut hit: impl FnMut(Hit) -> Option<u64>) {
     // The time by which the client of `Traffic::Retry` is late because of refusals.
-    let mut late = 0;
-    for hit in traffic {
+    let (mut late, mut sent) = (0_u64, 0);
+    for next in traffic {
         loop {
-            let hit = Hit { at: hit.at.saturating_add(late), ..*hit };
-            if hit.at >= setup.span || run.hits.len() > MAX_HITS as usize {
+            let next = Hit { at: next.at.saturating_add(late), ..*next };
+            if next.at >= setup.span || sent > MAX_HITS {
                 break;
             }
-            let decision = run.hit(hit);
-            match retry_after(&decision).filter(|_| setup.traffic == Traffic::Retry) {
+            sent += 1;
+            match hit(next).filter(|_| setup.traffic == Traffic::Retry) {
                 Some(wait) => late = late.saturating_add(wait),
                 None => break,
             }
         }
     }
-    run.finish(setup.span)
 }
 
 /// Returns the wait of the header field `Retry-After` in microseconds, rounded up to whole seconds.
@@ -84,7 +95,7 @@ struct Run {
     clock: ManualClock,
     start: Timestamp,
     keys: Vec<Key>,
-    hits: Vec<Decided>,
+    hits: Hits,
     remaining: Vec<Series>,
     readings: u64,
     /// The time between two readings.
@@ -102,7 +113,7 @@ impl Run {
             start: clock.now(),
             clock,
             keys,
-            hits: Vec::new(),
+            hits: Hits::default(),
             remaining: policy.limits().iter().map(|_| Series::default()).collect(),
             readings: 0,
             every: (setup.span / READINGS).max(1),
@@ -170,9 +181,21 @@ impl Decided {
     }
 }
 
-impl Lane {
-    pub(crate) fn count(&self, of: impl Fn(Verdict) -> bool) -> usize {
-        self.hits.iter().filter(|it| of(it.verdict)).count()
+impl Deref for Hits {
+    type Target = [Decided];
+
+    fn deref(&self) -> &[Decided] {
+        &self.0
+    }
+}
+
+impl Hits {
+    pub(crate) fn push(&mut self, decided: Decided) {
+        self.0.push(decided);
+    }
+
+    fn count(&self, of: impl Fn(Verdict) -> bool) -> usize {
+        self.iter().filter(|it| of(it.verdict)).count()
     }
 
     pub(crate) fn refused(&self) -> usize {
@@ -185,7 +208,7 @@ impl Lane {
 
     /// Returns the number of admitted hits, including delayed ones.
     pub(crate) fn admitted(&self) -> usize {
-        self.hits.len() - self.refused()
+        self.len() - self.refused()
     }
 }
 
@@ -215,7 +238,7 @@ mod tests {
             let setup = Setup { mode: Mode::Policy, policy: policy.to_owned(), ..Setup::default() };
             let setup = setup.checked().unwrap();
             let lane = lane(&setup.policies[0], &traffic, &setup);
-            assert_eq!(lane.admitted(), admitted + 1, "{policy}");
+            assert_eq!(lane.hits.admitted(), admitted + 1, "{policy}");
         }
     }
 
@@ -245,7 +268,7 @@ mod tests {
     fn retrying_client_is_admitted_after_its_wait() {
         let setup = Setup { traffic: Traffic::Retry, hits: Some(40), ..Setup::default() };
         for lane in run(&setup) {
-            assert!(lane.refused() > 0 || lane.delayed() > 0, "{}", lane.policy);
+            assert!(lane.hits.refused() > 0 || lane.hits.delayed() > 0, "{}", lane.policy);
             let twice = lane.hits.windows(2).find(|two| two.iter().all(|it| it.verdict == Verdict::Refused));
             assert!(twice.is_none(), "{}: refused again at {:?}", lane.policy, twice.map(|two| two[1].hit));
         }

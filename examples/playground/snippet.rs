@@ -74,6 +74,22 @@ pub fn rate_limit() -> RateLimitLayer {{
     )
 }
 
+/// Returns a function that builds a layer with this number of slots, with its imports.
+pub(crate) fn in_flight(slots: u32) -> String {
+    let slots = digits(slots.into());
+    format!(
+        "use tower_ratelimit::{{InFlightLayer, PeerIp}};
+
+/// For each client address: {slots} in flight
+pub fn in_flight_limit() -> InFlightLayer {{
+    InFlightLayer::new({slots}, PeerIp::new())
+}}
+
+// In a router: .layer(in_flight_limit())
+"
+    )
+}
+
 /// Returns the imports in the style of rustfmt, in lines of at most 100 columns.
 fn imports(uses: &BTreeSet<&str>) -> String {
     let names: Vec<&str> = uses.iter().copied().collect();
@@ -231,13 +247,10 @@ pub(crate) fn all() -> String {
     let mut cases = String::new();
     for (number, text) in SAMPLES.iter().enumerate() {
         let policy: Policy = text.parse().expect("the samples are valid");
-        modules += &format!("\nmod sample_{number} {{\n");
-        for line in of(&policy).lines() {
-            modules += &if line.is_empty() { "\n".to_owned() } else { format!("    {line}\n") };
-        }
-        modules += "}\n";
+        modules += &module(&format!("sample_{number}"), &of(&policy));
         cases += &format!("        (sample_{number}::rate_limit(), {text:?}),\n");
     }
+    modules += &module("requests_in_flight", &in_flight(1_000));
     format!(
         "//! The code that the page offers to copy for some policies. Written by
 //! `cargo run --example playground -- snippets`.
@@ -252,8 +265,22 @@ fn code_builds_the_policy_of_its_text() {{
         assert_eq!(limiter.policy(), text.parse::<tower_ratelimit::Policy>().unwrap());
     }}
 }}
+
+#[test]
+fn code_builds_a_layer_with_the_slots() {{
+    let layer = requests_in_flight::in_flight_limit();
+    assert!(format!(\"{{layer:?}}\").contains(\"in-flight 1000\"), \"{{layer:?}}\");
+}}
 "
     )
+}
+
+fn module(name: &str, code: &str) -> String {
+    let mut module = format!("\nmod {name} {{\n");
+    for line in code.lines() {
+        module += &if line.is_empty() { "\n".to_owned() } else { format!("    {line}\n") };
+    }
+    module + "}\n"
 }
 
 #[cfg(test)]

@@ -255,6 +255,17 @@ mod sample_17 {
     // In a router: .layer(rate_limit())
 }
 
+mod requests_in_flight {
+    use tower_ratelimit::{InFlightLayer, PeerIp};
+
+    /// For each client address: 1_000 in flight
+    pub fn in_flight_limit() -> InFlightLayer {
+        InFlightLayer::new(1_000, PeerIp::new())
+    }
+
+    // In a router: .layer(in_flight_limit())
+}
+
 #[test]
 fn code_builds_the_policy_of_its_text() {
     for (layer, text) in [
@@ -280,4 +291,10 @@ fn code_builds_the_policy_of_its_text() {
         let limiter = layer.limiter().expect("the policy is fixed");
         assert_eq!(limiter.policy(), text.parse::<tower_ratelimit::Policy>().unwrap());
     }
+}
+
+#[test]
+fn code_builds_a_layer_with_the_slots() {
+    let layer = requests_in_flight::in_flight_limit();
+    assert!(format!("{layer:?}").contains("in-flight 1000"), "{layer:?}");
 }

@@ -1,6 +1,7 @@
-//! The example playground in Chromium. `scripts/playground-test` runs these tests and writes the
-//! screenshots to `target/playground`.
+//! The example playground in Chromium, and streams of events. `scripts/playground-test` runs these tests
+//! and writes the screenshots to `target/playground`.
 
+mod streams;
 mod visit;
 
 use visit::Visit;
@@ -11,8 +12,8 @@ const LANES: &str = "document.querySelectorAll('#lanes svg').length";
 /// The opacity of the lanes, which are dimmed while the setup is invalid.
 const OPACITY: &str = "Number(getComputedStyle(document.getElementById('lanes')).opacity)";
 
-/// The titles of the lanes of all strategies.
-const TITLES: [&str; 7] = [
+/// The titles of the lanes of all strategies, and of requests in flight.
+const TITLES: [&str; 8] = [
     "Fixed window",
     "Sliding window counter",
     "Moving window",
@@ -20,9 +21,10 @@ const TITLES: [&str; 7] = [
     "Lockout",
     "Token bucket",
     "Leaky bucket",
+    "Requests in flight",
 ];
 
-/// Waits until the lanes of all strategies are shown.
+/// Waits until all lanes are shown.
 async fn until_all(visit: &Visit) {
     visit.until(&format!("{LANES} === {}", TITLES.len())).await;
 }
@@ -46,7 +48,7 @@ async fn valid_policy_shows_lanes_and_invalid_policy_shows_an_error() {
     visit.screenshot("error", 1280, false).await;
 
     visit.fill("#policy", "token-bucket 5/second burst 8; 20/minute").await;
-    visit.until(&format!("{LANES} === 7 && document.getElementById('policy-error').hidden")).await;
+    visit.until(&format!("{LANES} === 8 && document.getElementById('policy-error').hidden")).await;
     visit.until(&format!("{OPACITY} === 1")).await;
     visit.click("input[value=policy] + span").await;
     visit.until(&format!("{LANES} === 1")).await;
@@ -71,7 +73,7 @@ async fn each_kind_of_traffic_shows_lanes() {
         visit.screenshot(&format!("traffic-{traffic}"), 1600, false).await;
     }
     visit.fill("#hits", "10000").await;
-    visit.until("document.getElementById('status').textContent.startsWith('70000')").await;
+    visit.until("document.getElementById('status').textContent.startsWith('80000')").await;
     visit.screenshot("many-hits", 1600, false).await;
     visit.end().await;
 }
@@ -163,7 +165,7 @@ async fn two_lanes_are_in_view_together_on_a_phone() {
         .await;
     // `innerHeight` is larger if the page is wider than the screen.
     let screen = f64::from(visit::PHONE_HEIGHT);
-    assert!(heights.len() == 6 && heights.iter().all(|height| *height <= screen), "{heights:?}");
+    assert!(heights.len() == 7 && heights.iter().all(|height| *height <= screen), "{heights:?}");
     visit.end().await;
 }
 

@@ -1,4 +1,4 @@
-//! A visit of the playground: a server, a browser, and the errors of its console.
+//! A visit of a page: its server, a browser, and the errors of its console.
 
 use std::io::{BufRead, BufReader};
 use std::path::PathBuf;
@@ -15,7 +15,7 @@ use chromiumoxide::page::{Page, ScreenshotParams};
 use futures_util::StreamExt;
 
 /// The longest time until a condition holds. It is long, because test machines can be busy.
-const PATIENCE: Duration = Duration::from_secs(60);
+pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
 
 /// The height of screens that are narrower than 600 pixels.
 pub(crate) const PHONE_HEIGHT: u16 = 740;
@@ -23,22 +23,38 @@ pub(crate) const PHONE_HEIGHT: u16 = 740;
 pub(crate) struct Visit {
     browser: Browser,
     page: Page,
-    server: Child,
+    /// The playground, if the page is one of it.
+    server: Option<Child>,
     errors: Arc<Mutex<Vec<String>>>,
 }
 
 impl Visit {
-    /// Starts a server and opens its page with this query.
+    /// Starts the playground and opens its page with this query.
     pub(crate) async fn start(query: &str) -> Self {
         let (server, address) = serve();
+        Self::open(&format!("{address}/{query}"), Some(server)).await
+    }
+
+    /// Opens a page. The playground ends with the visit.
+    pub(crate) async fn open(url: &str, server: Option<Child>) -> Self {
         let browser = browse().await;
         let page = browser.new_page("about:blank").await.expect("a page opens");
         let errors = Arc::new(Mutex::new(Vec::new()));
         listen(&page, &errors).await;
         let visit = Self { browser, page, server, errors };
         visit.resize(1600).await;
-        visit.page.goto(format!("{address}/{query}")).await.expect("the page loads");
+        visit.page.goto(url).await.expect("the page loads");
         visit
+    }
+
+    /// Loads the page again.
+    pub(crate) async fn reload(&self) {
+        self.page.reload().await.expect("the page loads");
+    }
+
+    /// Kills the browser.
+    pub(crate) async fn kill(mut self) {
+        self.browser.kill().await.expect("the browser runs").expect("it can be killed");
     }
 
     /// Closes the browser, and checks that its console has no error.
@@ -137,8 +153,10 @@ impl Visit {
 
 impl Drop for Visit {
     fn drop(&mut self) {
-        let _ = self.server.kill();
-        let _ = self.server.wait();
+        if let Some(server) = &mut self.server {
+            let _ = server.kill();
+            let _ = server.wait();
+        }
     }
 }
 
@@ -210,6 +228,6 @@ async fn listen(page: &Page, errors: &Arc<Mutex<Vec<String>>>) {
 /// and the page shows refusals and invalid policies.
 fn is_expected(text: &str, url: &str) -> bool {
     let path = url.splitn(4, '/').nth(3).unwrap_or_default();
-    text.contains("status of 429") && (path.starts_with("try?") || path == "simulate")
+    text.contains("status of 429") && (path.starts_with("try?") || path == "simulate" || path == "events")
         || text.contains("status of 422") && path == "simulate"
 }

@@ -2,16 +2,15 @@
 
 use super::svg::{ADMITTED, DELAYED, Svg};
 use super::{Anchor, Axis, CAPTION, GAP, LEFT};
-use crate::simulate::{Lane, Verdict};
+use crate::simulate::{Hits, Verdict};
 
 /// The largest number of bars.
 const MOST: usize = 150;
 const HIGHEST: f64 = 56.0;
 
 /// Draws the band below `y` if a hit is delayed, and returns its lower end.
-pub(super) fn draw(svg: &mut Svg, lane: &Lane, axis: Axis, y: f64) -> f64 {
-    let delays: Vec<(u64, u64)> = lane
-        .hits
+pub(super) fn draw(svg: &mut Svg, hits: &Hits, axis: Axis, y: f64) -> f64 {
+    let delays: Vec<(u64, u64)> = hits
         .iter()
         .filter_map(|it| match it.verdict {
             Verdict::Delayed(delay) => Some((it.hit.at, it.hit.at.saturating_add(delay))),

@@ -2,7 +2,7 @@
 
 use super::svg::{ADMITTED, DELAYED, REFUSED, Svg};
 use super::{Anchor, Axis, CAPTION, LEFT};
-use crate::simulate::{Lane, Verdict};
+use crate::simulate::{Hits, Verdict};
 use crate::traffic::{CLIENTS, Scene};
 
 /// The width of a column of marks.
@@ -35,7 +35,7 @@ impl Count {
 }
 
 /// Draws the band below `y`, and returns its lower end.
-pub(super) fn draw(svg: &mut Svg, lane: &Lane, scenes: &[Scene], axis: Axis, y: f64) -> f64 {
+pub(super) fn draw(svg: &mut Svg, hits: &Hits, scenes: &[Scene], axis: Axis, y: f64) -> f64 {
     svg.text((LEFT, y + 11.0), Anchor::Start, "hits: admitted above the line, refused below");
     let mut y = y;
     if !scenes.is_empty() {
@@ -45,17 +45,17 @@ pub(super) fn draw(svg: &mut Svg, lane: &Lane, scenes: &[Scene], axis: Axis, y: 
             svg.text((axis.x(middle), y + 11.0), Anchor::Middle, scene.name);
         }
     }
-    let several = lane.hits.iter().any(|it| it.hit.client > 0);
+    let several = hits.iter().any(|it| it.hit.client > 0);
     let y = y + CAPTION;
-    if several { rows(svg, lane, axis, y) } else { stacks(svg, lane, axis, y) }
+    if several { rows(svg, hits, axis, y) } else { stacks(svg, hits, axis, y) }
 }
 
 /// Returns the counts per column of the hits of `clients`.
-fn columns(lane: &Lane, axis: Axis, client: impl Fn(u8) -> bool) -> Vec<Count> {
+fn columns(hits: &Hits, axis: Axis, client: impl Fn(u8) -> bool) -> Vec<Count> {
     #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)] // a small positive number
     let column = |x: f64| ((x - LEFT) / COLUMN) as usize;
     let mut columns = vec![Count::default(); column(axis.width) + 1];
-    for decided in lane.hits.iter().filter(|it| client(it.hit.client)) {
+    for decided in hits.iter().filter(|it| client(it.hit.client)) {
         columns[column(axis.x(decided.hit.at))].add(decided.verdict);
     }
     columns
@@ -66,8 +66,8 @@ fn center(column: usize) -> f64 {
     LEFT + COLUMN * (f64::from(u32::try_from(column).unwrap_or(0)) + 0.5)
 }
 
-fn stacks(svg: &mut Svg, lane: &Lane, axis: Axis, y: f64) -> f64 {
-    let columns = columns(lane, axis, |_| true);
+fn stacks(svg: &mut Svg, hits: &Hits, axis: Axis, y: f64) -> f64 {
+    let columns = columns(hits, axis, |_| true);
     let most = |count: fn(&Count) -> u32| f64::from(columns.iter().map(count).max().unwrap_or(0));
     // The same for all lanes of the same traffic.
     let unit = f64::min(COLUMN, axis.height(HIGHEST) / most(|it| it.admitted + it.delayed + it.refused).max(1.0));
@@ -130,11 +130,11 @@ fn bars(svg: &mut Svg, columns: &[Count], unit: f64, line: f64) {
 }
 
 /// Draws a row for each client, with at most one mark per verdict and column.
-fn rows(svg: &mut Svg, lane: &Lane, axis: Axis, y: f64) -> f64 {
+fn rows(svg: &mut Svg, hits: &Hits, axis: Axis, y: f64) -> f64 {
     for client in 0..CLIENTS {
         let line = y + ROW * f64::from(client) + 0.5 * ROW;
         svg.text((LEFT - 6.0, line + 4.0), Anchor::End, &(client + 1).to_string());
-        let columns: Vec<Count> = columns(lane, axis, |other| other == client)
+        let columns: Vec<Count> = columns(hits, axis, |other| other == client)
             .iter()
             .map(|count| Count {
                 admitted: count.admitted.min(1),

@@ -27,9 +27,11 @@ let sent = 0;
 
 addEventListener("lanes", ({ detail }) => {
   const chosen = choice.value;
-  choice.replaceChildren(...detail.map((lane) => element("option", { value: lane.policy, textContent: lane.policy })));
-  if (detail.some((lane) => lane.policy === chosen)) choice.value = chosen;
-  for (const button of buttons) button.disabled = detail.length === 0;
+  // A limit on requests in flight is no policy, and the responses of the route end at once.
+  const policies = detail.filter((lane) => lane.strategy !== "in-flight").map((lane) => lane.policy);
+  choice.replaceChildren(...policies.map((policy) => element("option", { value: policy, textContent: policy })));
+  if (policies.includes(chosen)) choice.value = chosen;
+  for (const button of buttons) button.disabled = policies.length === 0;
 });
 
 async function send(count) {
