@@ -120,6 +120,8 @@ struct Process {
 }
 
 struct Schedule {
+    /// Repeats this schedule as the value of `FIRST_SCHEDULE`, with a number of `SCHEDULES` of 1.
+    seed: u64,
     numbers: Numbers,
     slots: u32,
     /// The microseconds by which clocks differ at most.
@@ -147,6 +149,7 @@ impl Schedule {
     fn new(seed: u64) -> Self {
         let mut numbers = Numbers((seed + 1).wrapping_mul(0x9E37_79B9_7F4A_7C15));
         let mut schedule = Self {
+            seed,
             slots: 1 + u32::try_from(numbers.below(5)).unwrap(),
             skew: numbers.one_of(&[0, 8_000_000]),
             losses: numbers.one_of(&[0, 0, 2, 10]),
@@ -196,7 +199,10 @@ impl Schedule {
                 let new = self.process();
                 let ended = mem::replace(&mut self.processes[at], new);
                 // The result is an error if messages are lost.
-                drop(timeout(20 * SECOND, ended.layer.close()).await);
+                let closing = tokio::spawn(timeout(20 * SECOND, ended.layer.close()));
+                while !closing.is_finished() {
+                    self.pass(SECOND).await;
+                }
                 ended.crash();
             }
             _ => {
@@ -243,7 +249,8 @@ impl Schedule {
         }
         let slots = u64::from(self.slots);
         self.was_late &= in_use > slots || now <= self.late_until;
-        assert!(self.was_late || in_use <= slots, "law 16: {in_use} of {slots} slots are in use");
+        let is_kept = self.was_late || in_use <= slots;
+        assert!(is_kept, "law 16: {in_use} of {slots} slots are in use in schedule {}", self.seed);
         self.reached.full += u64::from(!self.was_late && in_use == slots);
         self.reached.late += u64::from(self.was_late && in_use > slots);
     }
@@ -258,10 +265,11 @@ impl Schedule {
             process.held.clear();
         }
         sleep(TIME_TO_LIVE + LATE + Duration::from_micros(self.skew)).await;
-        assert_eq!(self.processes.iter().map(|process| process.layer.in_use()).sum::<u64>(), 0);
+        let in_use: u64 = self.processes.iter().map(|process| process.layer.in_use()).sum();
+        assert_eq!(in_use, 0, "schedule {}", self.seed);
         new.request(self.slots);
         let all = new.requests.join_next().await.unwrap().unwrap();
-        assert_eq!(all.status(), 200, "all slots are free after the time to live");
+        assert_eq!(all.status(), 200, "all slots are free after the time to live in schedule {}", self.seed);
         self.reached
     }
 }
@@ -284,12 +292,17 @@ impl Process {
     }
 }
 
-/// Runs schedules with seeds from this range. `SCHEDULES` sets their number.
+/// Returns the number in an environment variable.
+fn number(variable: &str, default: u64) -> u64 {
+    std::env::var(variable).map_or(default, |number| number.parse().expect("the variable is a number"))
+}
+
+/// `SCHEDULES` sets the number of schedules, and `FIRST_SCHEDULE` the seed of the first one.
 #[test]
 fn random_schedules_of_processes_never_use_more_slots_than_there_are() {
-    let count: u64 = std::env::var("SCHEDULES").map_or(200, |count| count.parse().expect("SCHEDULES is a number"));
+    let (first, count) = (number("FIRST_SCHEDULE", 0), number("SCHEDULES", 200));
     let mut reached = Reached::default();
-    for seed in 0..count {
+    for seed in first..first + count {
         // A runtime for each schedule ends its tasks.
         let runtime = Builder::new_current_thread().enable_time().start_paused(true).build().unwrap();
         let Reached { admitted, full, late } = runtime.block_on(async {
@@ -304,6 +317,7 @@ fn random_schedules_of_processes_never_use_more_slots_than_there_are() {
         reached.late += late;
     }
     let Reached { admitted, full, late } = reached;
-    assert!(admitted > count * 5 && full > count && late > count / 20, "{admitted}, {full}, {late}");
+    let reaches_all = admitted > count * 5 && full > count && late > count / 20;
+    assert!(reaches_all || count < 200, "{admitted}, {full}, {late}");
     println!("{count} schedules: {admitted} requests, all slots in use {full} times, more after a pause {late} times");
 }
