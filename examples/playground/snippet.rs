@@ -76,13 +76,13 @@ pub fn rate_limit() -> RateLimitLayer {{
 
 /// Returns a function that builds a layer with this number of slots, with its imports.
 pub(crate) fn in_flight(slots: u32) -> String {
-    let slots = digits(slots.into());
+    let code = digits(slots.into());
     format!(
         "use tower_ratelimit::{{InFlightLayer, PeerIp}};
 
 /// For each client address: {slots} in flight
 pub fn in_flight_limit() -> InFlightLayer {{
-    InFlightLayer::new({slots}, PeerIp::new())
+    InFlightLayer::new({code}, PeerIp::new())
 }}
 
 // In a router: .layer(in_flight_limit())

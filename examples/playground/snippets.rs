@@ -258,7 +258,7 @@ mod sample_17 {
 mod requests_in_flight {
     use tower_ratelimit::{InFlightLayer, PeerIp};
 
-    /// For each client address: 1_000 in flight
+    /// For each client address: 1000 in flight
     pub fn in_flight_limit() -> InFlightLayer {
         InFlightLayer::new(1_000, PeerIp::new())
     }
