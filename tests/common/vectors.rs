@@ -52,27 +52,27 @@ pub fn assert_all_agree(url: &str) {
     assert_eq!(steps, STEPS, "every step was replayed");
 }
 
-/// The kind of storage on which the vectors are replayed. Each scenario has its own storage.
+/// The kind of storage on which the vectors are replayed.
 #[derive(Debug)]
 pub struct ReplayTarget {
     kind: Kind,
     runtime: Runtime,
 }
 
-/// The storage, and the URL of its servers.
+/// The storage. On a server, all scenarios share its connections, and each has its own clock.
 #[derive(Debug)]
 enum Kind {
     Memory,
     #[cfg(feature = "servers")]
-    Redis(String),
+    Redis(RedisStorage),
     #[cfg(feature = "servers")]
-    Memcached(String),
+    Memcached(MemcachedStorage),
     #[cfg(feature = "servers")]
-    Etcd(String),
+    Etcd(EtcdStorage),
     #[cfg(feature = "servers")]
-    Postgres(String),
+    Postgres(PostgresStorage),
     #[cfg(feature = "servers")]
-    Sqlite(String),
+    Sqlite(SqliteStorage),
 }
 
 /// The timeout of each call to a server.
@@ -86,20 +86,23 @@ impl ReplayTarget {
     ///
     /// Returns an error if the URL is invalid, or if its storage was not compiled in.
     pub fn at(url: &str) -> Result<Self, Error> {
+        // Programs that replay on one server at the same time use different keys.
         #[cfg(feature = "servers")]
-        let with_options = || with_option(&with_timeout(url, TIMEOUT), "long-logs", "allow");
+        let shared = || with_option(&with_timeout(url, TIMEOUT), "prefix", format!("replay-{}", std::process::id()));
+        #[cfg(feature = "servers")]
+        let with_long_logs = || with_option(&shared(), "long-logs", "allow");
         let kind = match url {
             "memory://" => Kind::Memory,
             #[cfg(feature = "servers")]
-            _ if url.starts_with("etcd") => Kind::Etcd(with_options()),
+            _ if url.starts_with("etcd") => Kind::Etcd(EtcdStorage::new(&with_long_logs())?),
             #[cfg(feature = "servers")]
-            _ if url.starts_with("memcached") => Kind::Memcached(with_options()),
+            _ if url.starts_with("memcached") => Kind::Memcached(MemcachedStorage::new(&with_long_logs())?),
             #[cfg(feature = "servers")]
-            _ if url.starts_with("postgres") => Kind::Postgres(with_option(&with_options(), "connections", 1)),
+            _ if url.starts_with("postgres") => Kind::Postgres(PostgresStorage::new(&with_long_logs())?),
             #[cfg(feature = "servers")]
-            _ if url.starts_with("sqlite") => Kind::Sqlite(with_timeout(url, TIMEOUT)),
+            _ if url.starts_with("sqlite") => Kind::Sqlite(SqliteStorage::new(&shared())?),
             #[cfg(feature = "servers")]
-            _ => Kind::Redis(with_timeout(url, TIMEOUT)),
+            _ => Kind::Redis(RedisStorage::new(&shared())?),
             #[cfg(not(feature = "servers"))]
             _ => return Err(format!("cannot replay on {url:?}: add --features servers, or use memory://").into()),
         };
@@ -112,27 +115,23 @@ impl ReplayTarget {
     ///
     /// Returns an error if the document is invalid or the storage fails.
     pub fn replay(&self, document: &str) -> Result<(usize, Vec<String>), Error> {
-        replay(document, &self.runtime, |scenario, clock| self.storage(scenario, clock))
+        replay(document, &self.runtime, |clock| self.storage(clock))
     }
 
-    /// Creates an empty storage with this clock. On a server, each scenario has its own key prefix.
-    fn storage(&self, scenario: &str, clock: ManualClock) -> Result<AnyStorage, Error> {
-        #[cfg(feature = "servers")]
-        let with_prefix = |url: &str| with_option(url, "prefix", prefix(scenario));
-        #[cfg(not(feature = "servers"))]
-        let _ = scenario;
+    /// Creates a storage with this clock. It is empty, or a server that scenarios share.
+    fn storage(&self, clock: ManualClock) -> Result<AnyStorage, Error> {
         Ok(match &self.kind {
             Kind::Memory => MemoryStorage::builder().clock(clock).build()?.into(),
             #[cfg(feature = "servers")]
-            Kind::Redis(url) => AnyStorage::new(RedisStorage::new(&with_prefix(url))?.clock(clock)),
+            Kind::Redis(storage) => AnyStorage::new(storage.clone().clock(clock)),
             #[cfg(feature = "servers")]
-            Kind::Memcached(url) => AnyStorage::new(MemcachedStorage::new(&with_prefix(url))?.clock(clock)),
+            Kind::Memcached(storage) => AnyStorage::new(storage.clone().clock(clock)),
             #[cfg(feature = "servers")]
-            Kind::Etcd(url) => AnyStorage::new(EtcdStorage::new(&with_prefix(url))?.clock(clock)),
+            Kind::Etcd(storage) => AnyStorage::new(storage.clone().clock(clock)),
             #[cfg(feature = "servers")]
-            Kind::Postgres(url) => AnyStorage::new(PostgresStorage::new(&with_prefix(url))?.clock(clock)),
+            Kind::Postgres(storage) => AnyStorage::new(storage.clone().clock(clock)),
             #[cfg(feature = "servers")]
-            Kind::Sqlite(url) => AnyStorage::new(SqliteStorage::new(&with_prefix(url))?.clock(clock)),
+            Kind::Sqlite(storage) => AnyStorage::new(storage.clone().clock(clock)),
         })
     }
 }
@@ -259,13 +258,6 @@ struct QuotaSpec {
     period_us: u64,
 }
 
-/// The key prefix of a scenario of this process.
-#[cfg(feature = "servers")]
-fn prefix(scenario: &str) -> String {
-    let digest = scenario.bytes().fold(0_u32, |sum, byte| sum.wrapping_mul(31).wrapping_add(byte.into()));
-    format!("replay-{}-{digest:x}", std::process::id())
-}
-
 /// The number of scenarios that are replayed at the same time. Most of the time is spent waiting
 /// for a server.
 const CONCURRENT: usize = 32;
@@ -278,7 +270,8 @@ pub const IN_TIME: Duration = Duration::from_millis(400);
 /// The maximum number of times that a slow scenario is replayed again.
 const ATTEMPTS: u32 = 5;
 
-/// Replays one document, each scenario on the storage that `make` returns for it.
+/// Replays one document, each scenario on the storage that `make` returns for its clock. The policy has
+/// the name of the scenario, so scenarios can share a server.
 ///
 /// Returns the number of steps and a line for each mismatch.
 ///
@@ -288,16 +281,16 @@ const ATTEMPTS: u32 = 5;
 pub fn replay<St: Storage>(
     text: &str,
     runtime: &Runtime,
-    make: impl Fn(&str, ManualClock) -> Result<St, Error>,
+    make: impl Fn(ManualClock) -> Result<St, Error>,
 ) -> Result<(usize, Vec<String>), Error> {
     let document: Document = serde_json::from_str(text)?;
-    let attempt = |scenario: &'_ Scenario, attempt: u32| {
+    let attempt = async |scenario: &Scenario, number| {
         let clock = ManualClock::new(Timestamp::from_micros(document.meta.t0_unix_us));
-        (make(&format!("{} {attempt}", scenario.name), clock.clone()), clock)
+        scenario.replay(number, make(clock.clone())?, &clock).await
     };
-    let replays = document.scenarios.iter().map(|scenario| {
-        let (storage, clock) = attempt(scenario, 0);
-        async move { Ok::<_, Error>((scenario, Instant::now(), scenario.replay(storage?, &clock).await?)) }
+    let replays = document.scenarios.iter().map(async |scenario| {
+        let started = Instant::now();
+        Ok::<_, Error>((scenario, started, attempt(scenario, 0).await?))
     });
     let replays = stream::iter(replays).buffered(CONCURRENT);
     let mut replayed = Vec::new();
@@ -311,16 +304,15 @@ pub fn replay<St: Storage>(
             if lines.is_empty() || took < IN_TIME {
                 break;
             }
-            let (storage, clock) = attempt(scenario, number);
             let started = Instant::now();
-            lines = runtime.block_on(async { scenario.replay(storage?, &clock).await })?;
+            lines = runtime.block_on(attempt(scenario, number))?;
             took = started.elapsed();
         }
         mismatches.append(&mut lines);
     }
     let zones = document.boundaries.chunk_by(|one, other| one.calendar.zone == other.calendar.zone).map(|boundaries| {
         let clock = ManualClock::default();
-        let storage = make(&format!("boundaries {}", boundaries[0].calendar.zone), clock.clone());
+        let storage = make(clock.clone());
         async move { replay_boundaries(boundaries, storage?, &clock).await }
     });
     let wrong: Vec<Vec<String>> = runtime.block_on(stream::iter(zones).buffered(CONCURRENT).try_collect())?;
@@ -358,7 +350,7 @@ async fn replay_boundaries(
         let limit = Limit::try_new(calendar.window()?, calendar.quota(1)?)?;
         let window = limit.strategy().window(limit.quota(), at).ok_or("the strategy has no windows")?;
         let policy = Policy::from(limit);
-        let key = Key::from(format!("boundary {number}"));
+        let key = Key::from(format!("boundary {number} in {}", calendar.zone));
         let hit = RateLimiter::with_storage(policy.clone(), storage.clone()).hit(&key).await?;
         let got = [window.start.as_micros(), window.end.as_micros(), at_us + micros(hit.reset_after())];
         if got != [*begin_us, *end_us, *end_us] {
@@ -408,10 +400,12 @@ const WEEKDAYS: [Weekday; 7] = [
 
 impl Scenario {
     /// Returns a line for each mismatch.
-    async fn replay(&self, storage: impl Storage, clock: &ManualClock) -> Result<Vec<String>, Error> {
+    async fn replay(&self, attempt: u32, storage: impl Storage, clock: &ManualClock) -> Result<Vec<String>, Error> {
         // On a busy machine, connecting takes several attempts.
         storage.ready(EVENTUALLY).await?;
-        let limiter = RateLimiter::with_storage(self.policy()?, storage);
+        let policy = self.policy()?;
+        let unique = format!("{} {attempt} {policy}", self.name);
+        let limiter = RateLimiter::with_storage(policy.with_name(unique), storage);
         let (name, mut now, mut mismatches) = (&self.name, 0, Vec::new());
         let mut decisions = HashMap::new();
         for (number, step) in self.steps.iter().enumerate() {

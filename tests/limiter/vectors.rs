@@ -17,7 +17,7 @@ fn memory_agrees_with_every_vector() {
 fn compare_and_swap_storage_agrees_with_every_vector() {
     let (mut steps, runtime) = (0, Runtime::new().unwrap());
     for document in documents() {
-        let make = |_: &str, clock| Ok(Cas::new(FakeCasStore::default()).timeout(Duration::from_secs(20)).clock(clock));
+        let make = |clock| Ok(Cas::new(FakeCasStore::default()).timeout(Duration::from_secs(20)).clock(clock));
         let (replayed, mismatches) = replay(&document, &runtime, make).unwrap();
         assert_eq!(mismatches, Vec::<String>::new());
         steps += replayed;
