@@ -108,7 +108,7 @@ impl Members {
     /// that is tried first.
     pub(super) fn overload(&self, busy_keys: usize) -> Option<StorageError> {
         if busy_keys >= MOST {
-            return Some(StorageError::overloaded("etcd", busy_keys));
+            return Some(StorageError::overloaded(&self.names(), busy_keys));
         }
         self.0.members[self.0.current.load(Ordering::Relaxed) % self.0.members.len()].connection.overload()
     }
@@ -202,5 +202,19 @@ impl EtcdMember {
 impl fmt::Debug for EtcdMember {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_tuple("EtcdMember").field(&self.connection).finish()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::storage::EtcdStorage;
+
+    #[test]
+    fn overload_names_the_members() {
+        let storage = EtcdStorage::new("etcd://one,two").unwrap();
+        let error = storage.0.store().members.overload(MOST).unwrap();
+        let expected = "overloaded: 1024 calls to one:2379,two:2379 are in flight, this call was not sent";
+        assert_eq!((error.to_string().as_str(), error.may_have_counted()), (expected, false));
     }
 }

@@ -124,7 +124,7 @@ impl ServerStore for Client {
     /// Returns an error if too many keys are busy, or if all servers are overloaded.
     fn overload(&self, busy_keys: usize) -> Option<StorageError> {
         let mut error =
-            (busy_keys >= net::MOST * self.nodes.len()).then(|| StorageError::overloaded("memcached", busy_keys));
+            (busy_keys >= net::MOST * self.nodes.len()).then(|| StorageError::overloaded(&self.name(), busy_keys));
         if error.is_some() {
             return error;
         }

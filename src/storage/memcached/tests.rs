@@ -10,6 +10,8 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::task::AbortHandle;
 
 use super::client::{Client, Version};
+use crate::storage::cas::ServerStore;
+use crate::storage::net::MOST;
 use crate::storage::{CasStorage, Loaded, MemcachedStorage, StorageError, Swapped};
 use crate::time::Timestamp;
 
@@ -243,4 +245,12 @@ async fn long_expiries_are_instants_of_the_servers_clock() {
         assert!(matches!(client.swap("k", &version, "y", DAY, soon()).await, Ok(Swapped::Stored)));
         assert_eq!(server.0.lock().unwrap().expiry, 86_401);
     }
+}
+
+#[test]
+fn overload_names_the_servers() {
+    let storage = MemcachedStorage::new("memcached://one,two").unwrap();
+    let error = storage.0.store().overload(2 * MOST).unwrap();
+    let expected = "overloaded: 2048 calls to one:11211,two:11211 are in flight, this call was not sent";
+    assert_eq!((error.to_string().as_str(), error.may_have_counted()), (expected, false));
 }
