@@ -191,7 +191,8 @@ impl FromStr for Quota {
             if scanner.is_at_end() {
                 return Ok(quota);
             }
-            Err(scanner.expected("the end of the quota, because only a `Policy` has several limits"))
+            Err(scanner
+                .expected("the end of the quota, because only a `Policy` has several limits, a queue or kept units"))
         })
     }
 }

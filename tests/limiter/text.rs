@@ -71,6 +71,8 @@ fn example_in_an_error_has_the_form_of_the_text() {
         ("leaky-bucket 10/second queue", "\"leaky-bucket 10/second queue 20\""),
         ("lockout 5/10m for 15m x2", "\"lockout 5/10m for 15m x2 up to 1d\""),
         ("\"a\": 10/fortnight", "'\"free\": 10/second; \"daily\" 1000/day'"),
+        ("calendar 10/fortnight", "\"calendar 1000/day\""),
+        ("100/minute keep", "\"100/minute keep 20\""),
     ] {
         let error = text.parse::<Policy>().expect_err(text).to_string();
         assert!(error.ends_with(&format!(", for example {example}")), "{text:?}: {error}");
@@ -199,8 +201,11 @@ fn error_for_a_policy_where_a_quota_is_parsed_shows_the_quota() {
         assert!(error.contains("a quota begins with its amount, a `Policy` also reads"), "{error}");
         assert_eq!(suggestion(&error).as_deref(), meant, "{error}");
     }
-    let error = "10/second; 20/minute".parse::<Quota>().unwrap_err().to_string();
-    assert!(error.contains("\"; 20/minute\"") && error.contains("only a `Policy` has several limits"), "{error}");
+    for rest in ["; 20/minute", "queue 5", "keep 5"] {
+        let error = format!("10/second {rest}").parse::<Quota>().unwrap_err().to_string();
+        let why = "because only a `Policy` has several limits, a queue or kept units";
+        assert!(error.contains(&format!("{rest:?}")) && error.contains(why), "{error}");
+    }
 }
 
 /// Guards against this defect: `"free" 10/minute` names the limit, where `"free": 10/minute` would
@@ -224,15 +229,18 @@ const UNITS: [&str; 22] = [
     "ms", "s", "sec", "second", "seconds", "m", "min", "minute", "minutes", "h", "hr", "hour", "hours", "d", "day",
     "days", "w", "week", "weeks", "month", "months", "year",
 ];
-const STRATEGIES: [&str; 8] = [
-    "fixed-window",
-    "fixed-window-aligned",
-    "elastic-window",
-    "moving-window",
-    "sliding-window-counter",
-    "sliding-window-counter-aligned",
-    "token-bucket",
-    "leaky-bucket",
+/// The strategies, each with a quota and options that it supports.
+const STRATEGIES: [(&str, &str); 10] = [
+    ("fixed-window", "10/second"),
+    ("fixed-window-aligned", "10/second"),
+    ("elastic-window", "10/second"),
+    ("moving-window", "10/second"),
+    ("sliding-window-counter", "10/second"),
+    ("sliding-window-counter-aligned", "10/second"),
+    ("token-bucket", "10/second"),
+    ("leaky-bucket", "10/second"),
+    ("lockout", "5/10m for 15m"),
+    ("calendar", "100/day"),
 ];
 
 /// Returns the words after one edit of `word`. Inserts and replaces with each of `letters`.
@@ -288,15 +296,16 @@ fn suggested_units_parse_and_never_loosen_the_limit() {
 /// as any other.
 #[test]
 fn suggested_strategies_parse() {
-    for name in STRATEGIES {
+    for (name, rest) in STRATEGIES {
         let mut count = 0;
         for word in twice_edited(name, "x") {
-            let Err(error) = format!("{word} 10/second").parse::<Policy>() else { continue };
+            let Err(error) = format!("{word} {rest}").parse::<Policy>() else { continue };
             if let Some(meant) = suggestion(&error.to_string()) {
                 assert!(meant.parse::<Policy>().is_ok(), "{word}: {meant}");
                 count += 1;
             }
         }
-        assert!(count > 500, "{count} words near {name} have a suggestion");
+        let least = if rest == "10/second" { 500 } else { 100 };
+        assert!(count > least, "{count} words near {name} have a suggestion");
     }
 }
