@@ -4,14 +4,16 @@ use std::convert::Infallible;
 use std::future::ready;
 
 use axum::Router;
-use axum::body::{Body, to_bytes};
-use axum::routing::get as on_get;
+use axum::body::{Body, Bytes, to_bytes};
+use axum::extract::State;
+use axum::routing::{get as on_get, post};
 use common::{Inner, ask, failing, get, memory_with_manual_clock, numbers, policy, slow, status, with};
-use http::{Method, Request, Response};
+use http::{Method, Request, Response, StatusCode};
+use serde_json::{Value, json};
 use tower::{Layer, service_fn};
 use tower_http::cors::{Any, CorsLayer};
 use tower_ratelimit::extract::{Head, NoDecision};
-use tower_ratelimit::{Decision, Global, Header, Key, OnError, RateLimitLayer, Storage};
+use tower_ratelimit::{Decision, Global, Header, Key, OnError, RateLimitLayer, RateLimiter, Storage};
 
 fn layer(text: &str) -> RateLimitLayer {
     RateLimitLayer::new(policy(text), Global::new()).storage(memory_with_manual_clock().0, OnError::Refuse)
@@ -156,4 +158,36 @@ async fn limiter_of_a_layer_peeks_and_clears_its_counts() {
     }
     limiter.clear(&alice).await.unwrap();
     assert_eq!(status(&service, with("x-client", "alice")).await, 200);
+}
+
+/// A layer reads no bodies, so the handler limits by the account in it, beside the layer.
+#[tokio::test]
+async fn handler_limits_by_a_field_of_a_json_body() {
+    let place_order = |State(accounts): State<RateLimiter>, body: Bytes| async move {
+        let order: Value = serde_json::from_slice(&body).unwrap();
+        let decision = accounts.hit(&Key::from(order["account"].as_str().unwrap())).await.unwrap();
+        if decision.is_admitted() { StatusCode::CREATED } else { StatusCode::TOO_MANY_REQUESTS }
+    };
+    let accounts = RateLimiter::with_storage(policy("fixed-window 2/minute"), memory_with_manual_clock().0);
+    let app =
+        Router::new().route("/", post(place_order)).layer(layer("fixed-window 5/minute")).with_state(accounts.clone());
+    let order = async |account: &str| {
+        let body = Body::from(json!({ "account": account }).to_string());
+        let response = ask(&app, Request::post("/").body(body).unwrap()).await;
+        (response.status().as_u16(), response.headers()["x-ratelimit-remaining"].to_str().unwrap().to_owned())
+    };
+    for (account, expected) in [
+        ("alice", (201, "4")),
+        ("alice", (201, "3")),
+        // Refused by the handler.
+        ("alice", (429, "2")),
+        ("bob", (201, "1")),
+        ("carol", (201, "0")),
+        // Refused by the layer.
+        ("bob", (429, "0")),
+    ] {
+        let (status, remaining) = order(account).await;
+        assert_eq!((status, &*remaining), expected, "{account}");
+    }
+    assert_eq!(accounts.peek(&Key::from("bob")).await.unwrap().remaining(), 1, "the layer's refusal spends nothing");
 }

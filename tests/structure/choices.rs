@@ -4,6 +4,7 @@
 use std::collections::BTreeSet;
 use std::fs;
 use std::net::SocketAddr;
+use std::num::NonZeroU32;
 use std::path::Path;
 
 use axum::Router;
@@ -14,7 +15,7 @@ use tower_ratelimit::extract::{Extension, MatchedPath, Method, Path as PathExtra
 use tower_ratelimit::storage::{Breaker, Cas, CasStorage, ManualClock, TokioClock};
 use tower_ratelimit::{
     BoxError, ClientIp, EmptyRejection, Global, GrpcRejection, Header, Headers, Key, KeyExtractor, MemoryStorage,
-    OnError, PeerIp, Policy, ProblemRejection, Quota, RateLimitLayer, Storage, TextRejection,
+    OnError, PeerIp, Policy, ProblemRejection, Quota, RateLimitLayer, RateLimiter, Storage, TextRejection,
 };
 #[cfg(feature = "servers")]
 use tower_ratelimit::{EtcdStorage, MemcachedStorage, PostgresStorage, RedisStorage, SqliteStorage};
@@ -85,12 +86,14 @@ fn docs_and_examples_create_extractors_and_rejections_by_new() {
 }
 
 /// The tables of the guides by whose rows a reader chooses. Each has a column `code` or `as text`.
-const CHOICES: [(&str, &str); 7] = [
+const CHOICES: [(&str, &str); 9] = [
     ("choosing_a_strategy.md", "| you want |"),
     ("headers_and_refusals.md", "| family |"),
     ("headers_and_refusals.md", "| rejection |"),
     ("keys_and_proxies.md", "| clients are known by |"),
     ("outages.md", "| storage |"),
+    ("plans_and_tenants.md", "| budget |"),
+    ("quotas_by_day_and_month.md", "| as text |"),
     ("several_processes.md", "| storage | code |"),
     ("testing_your_app.md", "| in a test, you want to |"),
 ];
@@ -133,6 +136,10 @@ struct User {
     id: u64,
 }
 
+struct Order {
+    account: u64,
+}
+
 fn response(status: StatusCode) -> Response<String> {
     Response::builder().status(status).body(String::new()).unwrap()
 }
@@ -147,6 +154,17 @@ async fn compiled(a: PeerIp, b: Global, store: impl CasStorage, app: Router) -> 
     let _ = Extension::new(|user: &User| Key::from(user.id));
     let _ = key_by(|head| Key::from(head.uri().authority().map_or("none", |host| host.as_str())));
     let _ = (a.and(b), a.or(b));
+    let _ = async |limiter: RateLimiter, order: Order| -> Result<_, BoxError> {
+        Ok(limiter.hit(&Key::from(order.account)).await?)
+    };
+
+    let services = NonZeroU32::MIN;
+    let _ = |per_user: Policy, per_tenant: Policy, user: Global, tenant: Global| {
+        RateLimitLayer::new(per_user, user).and(per_tenant, tenant)
+    };
+    let _ = |all: Policy| -> Result<_, BoxError> { Ok(all.divide(services)?.with_name("search")) };
+    let _ = |all: Policy| all.with_name("shared");
+    let _ = "100/minute keep 20".parse::<Policy>()?;
 
     let layer = || RateLimitLayer::new(Quota::per_minute(1), Global::new());
     let _ = layer().rejection(TextRejection::new());

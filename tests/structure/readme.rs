@@ -148,6 +148,12 @@ fn every_feature_is_public_and_documented() {
     let features = manifest.split("[features]\n").nth(1).unwrap().split("\n[").next().unwrap();
     let names: Vec<&str> = features.lines().filter_map(|line| Some(line.split_once(" = [")?.0)).collect();
     assert!(names.contains(&"redis-rustls") && names.len() > 15, "{names:?}");
+    for (file, text) in files_of("src") {
+        for named in text.split("feature = \"").skip(1).map(|rest| rest.split('"').next().unwrap()) {
+            let is_public = names.contains(&named) && !named.starts_with('_');
+            assert!(is_public, "{}: docs.rs would show the label {named}", file.display());
+        }
+    }
     let docs = read("src/lib.rs");
     for name in names.into_iter().filter(|name| *name != "default") {
         assert!(docs.contains(&format!("`{name}`")), "the table of features in src/lib.rs has no {name}");
