@@ -132,8 +132,8 @@ struct Schedule {
     processes: Vec<Process>,
     /// `true` while more slots may be in use, because a process has not renewed its own in time.
     was_late: bool,
-    /// The instant until which requests may be admitted by claims from before a late process was back.
-    late_until: Instant,
+    /// The instant by which the last late process has claimed its slots again.
+    back_by: Instant,
     reached: Reached,
 }
 
@@ -158,7 +158,7 @@ impl Schedule {
             clock: Arc::default(),
             processes: Vec::new(),
             was_late: false,
-            late_until: Instant::now(),
+            back_by: Instant::now(),
             reached: Reached::default(),
         };
         for _ in 0..2 + schedule.numbers.below(3) {
@@ -244,11 +244,17 @@ impl Schedule {
             }
             in_use += layer.in_use();
             if layer.in_use() > 0 && now - *link.stored.lock().unwrap() + margin > TIME_TO_LIVE {
-                (self.was_late, self.late_until) = (true, now + LATE);
+                (self.was_late, self.back_by) = (true, now + LATE);
             }
         }
+        // A process that has not reached the store since then admits requests by its claim from before, until
+        // that claim ends.
+        let is_from_before = |process: &Process| {
+            let stored = *process.link.stored.lock().unwrap();
+            stored <= self.back_by && now - stored <= TIME_TO_LIVE
+        };
         let slots = u64::from(self.slots);
-        self.was_late &= in_use > slots || now <= self.late_until;
+        self.was_late &= in_use > slots || now <= self.back_by || self.processes.iter().any(is_from_before);
         let is_kept = self.was_late || in_use <= slots;
         assert!(is_kept, "law 16: {in_use} of {slots} slots are in use in schedule {}", self.seed);
         self.reached.full += u64::from(!self.was_late && in_use == slots);
