@@ -153,13 +153,11 @@ impl LayerConfig {
     /// members, also checks that it decides on them together.
     pub(crate) fn bind(mut self, storage: &AnyStorage) -> Result<Self, ConfigError> {
         let is_member = !self.others.is_empty();
-        if is_member && storage.needs_outer_key() {
-            self.check_outer_key()?;
-        }
         let current = |member: &LayerMember| member.policies.shared().map(|policy| policy.read().into_owned());
         let current: Vec<Policy> = self.members().filter_map(current).collect();
         if is_member {
             storage.validate_members(&current)?;
+            self.check_outer_key(storage)?;
             check_distinct(&current)?;
         }
         for member in once(&mut self.first).chain(&mut self.others) {
@@ -173,19 +171,25 @@ impl LayerConfig {
         !self.others.is_empty() || self.outer_key.is_some()
     }
 
-    /// Returns an error unless all keys of a request are within one key.
-    fn check_outer_key(&self) -> Result<(), ConfigError> {
+    /// Returns an error if the storage decides only on keys within one key, and some of them are not.
+    fn check_outer_key(&self, storage: &AnyStorage) -> Result<(), ConfigError> {
         const INSTEAD: &str = "wrap the storage as `InOrder::new(storage)`, which decides on one key after the other";
-        if self.outer_key.is_none() {
+        let needs = |member: &&LayerMember| {
+            let policy = member.policies.shared().map(SharedPolicy::read);
+            storage.needs_outer_key(policy.as_ref().and_then(|policy| policy.name()))
+        };
+        let together: Vec<_> = self.members().filter(needs).collect();
+        if together.len() > 1 && self.outer_key.is_none() {
             return Err(ConfigError::new(format!(
                 "a Redis Cluster keeps the keys of a request on several servers: before `and` and `storage`, call \
                  `within` with the key that the others belong to, for example that of the tenant, or {INSTEAD}"
             )));
         }
-        if self.members().any(|member| member.key.is_global()) {
+        if together.len() > 1 && together.iter().any(|member| member.key.is_global()) {
             return Err(ConfigError::new(format!(
                 "the key of all clients is not within another one, and a Redis Cluster keeps it on another server than \
-                 the other keys of a request: remove its policy, or {INSTEAD}"
+                 the other keys of a request: lease its policy alone, as in \
+                 `Leases::new(storage, 100).only(\"all\")`, or {INSTEAD}"
             )));
         }
         Ok(())

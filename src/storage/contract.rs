@@ -386,10 +386,11 @@ pub trait Storage: Any + fmt::Debug + Send + Sync {
 
     /// Returns `true` if this storage decides on several keys [together](Self::decide_all) only if all of them
     /// are [within](Key::within) the same key. A Redis Cluster keeps such keys on one server. Defaults to
-    /// `false`.
+    /// `false`. `policy` is the name of the policy of one of the keys, if it is known.
     ///
     /// A layer with several keys then needs an [outer key](crate::RateLimitLayer::within).
-    fn needs_outer_key(&self) -> bool {
+    fn needs_outer_key(&self, policy: Option<&str>) -> bool {
+        let _ = policy;
         false
     }
 
@@ -509,8 +510,8 @@ macro_rules! forward_storage {
         }
     };
     (@needs_outer_key $self:ident => $other:expr) => {
-        fn needs_outer_key(&$self) -> bool {
-            $other.needs_outer_key()
+        fn needs_outer_key(&$self, policy: Option<&str>) -> bool {
+            $other.needs_outer_key(policy)
         }
     };
     (@slots $self:ident => $other:expr) => {

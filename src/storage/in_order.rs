@@ -98,7 +98,7 @@ async fn decide(storage: AnyStorage, members: Vec<OwnedRequest>) -> Result<Vec<D
 }
 
 /// Logs that earlier hits of a refused request were not refunded.
-fn log_kept_units(error: &StorageError) {
+pub(super) fn log_kept_units(error: &StorageError) {
     #[cfg(feature = "tracing")]
     tracing::warn!(error = crate::error::chain(error), "refund of a refused request failed, its units stay spent");
     let _ = error;

@@ -56,9 +56,11 @@ fn requests<'a>(policies: &'a [Policy; 3], keys: &'a [Key; 3], costs: [u32; 3]) 
 
 /// Returns the keys of a user, its tenant, and all clients. If the storage needs it, they are within one key.
 fn keys_of(storage: &AnyStorage, user: u64) -> [Key; 3] {
-    let keys = [Key::from(user), Key::from(user % 2), Key::global()];
-    let outer = Key::from("outer");
-    if storage.needs_outer_key() { keys.map(|key| key.within(&outer)) } else { keys }
+    let (outer, keys) = (Key::from("outer"), [Key::from(user), Key::from(user % 2), Key::global()]);
+    [0, 1, 2].map(|at| {
+        let key: &Key = &keys[at];
+        if storage.needs_outer_key(Some(NAMES[at])) { key.within(&outer) } else { key.clone() }
+    })
 }
 
 fn is_supported(storage: &AnyStorage, policies: &[Policy]) -> bool {

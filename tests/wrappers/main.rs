@@ -5,6 +5,7 @@ mod breaker;
 mod check_and_clear_all;
 mod leases;
 mod leases_lost_replies;
+mod leases_members;
 mod leases_shutdown;
 mod refusal_cache;
 mod settle;

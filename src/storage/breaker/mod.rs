@@ -365,9 +365,9 @@ impl Storage for Breaker {
         fallback.storage.validate_members(&divided?)
     }
 
-    fn needs_outer_key(&self) -> bool {
-        let fallback = self.0.fallback.as_ref();
-        self.0.primary.needs_outer_key() || fallback.is_some_and(|fallback| fallback.storage.needs_outer_key())
+    fn needs_outer_key(&self, policy: Option<&str>) -> bool {
+        let needs = |storage: &AnyStorage| storage.needs_outer_key(policy);
+        needs(&self.0.primary) || self.0.fallback.as_ref().is_some_and(|fallback| needs(&fallback.storage))
     }
 
     #[inline]

@@ -229,7 +229,7 @@ impl<S: CasStorage> Worker<S> {
         swaps: &[KeySwap<'_, S::Version>],
         now: Timestamp,
     ) -> Result<SwappedAll<S::Version>, StorageError> {
-        let bytes = swaps.iter().filter_map(|swap| swap.change).map(|(text, _)| text.len()).max().unwrap_or_default();
+        let bytes = swaps.iter().filter_map(|swap| swap.change).map(|(text, _)| text.len()).sum::<usize>();
         if let Some(longest) = self.shared.store.longest().filter(|longest| bytes > *longest) {
             return Err(too_long(bytes, longest));
         }
@@ -308,7 +308,7 @@ pub(super) fn backoff(attempt: u32) -> Duration {
 
 fn too_long(bytes: usize, longest: usize) -> StorageError {
     let message = format!(
-        "the state of the key has grown to {bytes} bytes, and the store keeps at most {longest}; use a different \
+        "the states have grown to {bytes} bytes, and the store keeps at most {longest} in one step; use a different \
          name for each policy, implement Strategy::log_entries for strategies with a log, and use no moving window \
          for costs that are settled"
     );

@@ -13,6 +13,7 @@ use super::wire::{
 };
 use crate::storage::cas::{KeySwap, ServerStore, SeveralFuture, SeveralKeys, SwappedAll};
 use crate::storage::{CasStorage, Loaded, StorageError, Swapped, names};
+use crate::sync::join_all;
 
 /// The longest value, in bytes. By default, etcd accepts calls of at most 1,572,864 bytes,
 /// including the key (`--max-request-bytes`).
@@ -84,21 +85,19 @@ impl EtcdStore {
         let (when, otherwise): (Vec<_>, Vec<_>) = when.zip(swaps.iter().map(|swap| read(swap.key))).unzip();
         let mut is_first = true;
         loop {
-            let (mut then, mut leases) = (Vec::with_capacity(swaps.len()), Vec::new());
-            for KeySwap { key, change, .. } in swaps {
-                let key = Vec::from(key.as_bytes());
-                then.push(match *change {
-                    None => continue,
-                    Some(("", _)) => OpKind::Delete(DeleteRangeRequest { key, end: Vec::new() }).into(),
-                    Some((text, keep)) => {
-                        let lease = self.leases.get(keep, &self.members, deadline).await;
-                        let lease = lease.map_err(StorageError::uncounted)?;
-                        let put = PutRequest { key, value: text.into(), lease: lease.id() };
-                        leases.push(lease);
-                        OpKind::Put(put).into()
-                    }
-                });
-            }
+            let keeps = swaps.iter().filter_map(|swap| swap.change).filter(|(text, _)| !text.is_empty());
+            let granted = keeps.map(|(_, keep)| Box::pin(self.leases.get(keep, &self.members, deadline)));
+            let granted = join_all(granted.collect()).await.into_iter().collect::<Result<Vec<_>, _>>();
+            let leases = granted.map_err(StorageError::uncounted)?;
+            let mut ids = leases.iter().map(KeyLease::id);
+            let write = |swap: &KeySwap<'_, i64>| {
+                let key = Vec::from(swap.key.as_bytes());
+                Some(match swap.change? {
+                    ("", _) => OpKind::Delete(DeleteRangeRequest { key, end: Vec::new() }).into(),
+                    (text, _) => OpKind::Put(PutRequest { key, value: text.into(), lease: ids.next()? }).into(),
+                })
+            };
+            let then = swaps.iter().filter_map(write).collect();
             let txn = TxnRequest { when: when.clone(), then, otherwise: otherwise.clone() };
             match self.members.call(&txn, deadline).await {
                 Ok(response) if response.succeeded => return Ok(SwappedAll::Stored),

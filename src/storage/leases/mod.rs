@@ -1,6 +1,7 @@
 //! Leases: units that a process takes in one round trip and spends locally for a short time.
 
 mod lease;
+mod members;
 mod route;
 mod table;
 mod worker;
@@ -132,7 +133,8 @@ impl Leases {
     #[track_caller]
     pub fn new(storage: impl Storage, slice: u32) -> Self {
         assert!(slice > 0, "invalid slice 0: a slice must be at least 1, for example 100");
-        let settings = LeaseSettings { slice, max_keys: MAX_KEYS, ttl: None, clock: Arc::new(SystemClock::new()) };
+        let clock = Arc::new(SystemClock::new());
+        let settings = LeaseSettings { slice, max_keys: MAX_KEYS, ttl: None, only: None, clock };
         Self(Arc::new(LeaseTable::new(AnyStorage::new(storage), settings)))
     }
 
@@ -171,6 +173,43 @@ impl Leases {
     pub fn max_keys(self, max_keys: usize) -> Self {
         assert_max_keys(max_keys, "10_000", "to lease nothing, remove the leases");
         self.with(|settings| settings.max_keys = max_keys)
+    }
+
+    /// Leases only the units of the policy with this name. The storage decides on other policies. Defaults
+    /// to all policies.
+    ///
+    /// Use it for the limit of all clients among [several keys](crate::RateLimitLayer::and), whose key is
+    /// hit by every request. Such a request takes the units of this policy first, from a lease in most
+    /// cases. Then the storage decides on the other keys together. If it refuses, the units return to the
+    /// lease. They are refunded to the storage if they came from there, or if the lease has ended.
+    ///
+    /// ```
+    /// use tower_ratelimit::extract::Header;
+    /// use tower_ratelimit::storage::Leases;
+    /// use tower_ratelimit::{Global, MemoryStorage, OnError, Policy, Quota, RateLimitLayer};
+    ///
+    /// let per_user = Policy::from(Quota::per_minute(100)).with_name("user");
+    /// let for_all = Policy::from(Quota::per_minute(1_000_000)).with_name("all");
+    /// // In production, wrap a storage on a server, such as Redis.
+    /// let storage = Leases::new(MemoryStorage::new(), 1_000).only("all");
+    /// let layer = RateLimitLayer::new(per_user, Header::new("x-user"))
+    ///     .and(for_all, Global::new())
+    ///     .storage(storage, OnError::Admit);
+    /// ```
+    ///
+    /// Without this method, leases do not decide on several keys.
+    ///
+    /// | with several keys | |
+    /// |---|---|
+    /// | limits | the leased policy has the [bounds](Self#bounds) of leases; the others are exact |
+    /// | units of a refused request | taken from the lease for about one round trip. Meanwhile they can be the reason that another request is refused |
+    /// | a request that is dropped | the units of the leased policy stay spent |
+    /// | a decision of the storage that fails | the units return, and the request gets the error |
+    ///
+    /// The returned storage has no leases, and is independent of clones of this one.
+    #[must_use]
+    pub fn only(self, policy_name: impl Into<Arc<str>>) -> Self {
+        self.with(|settings| settings.only = Some(policy_name.into()))
     }
 
     /// Sets the clock that measures the time until a lease ends, for example in tests. Defaults to
@@ -233,10 +272,13 @@ impl Leases {
     }
 }
 
-/// Returns `true` if a lease can decide on the request. It does not show whether the units that a limit
-/// keeps remain in the storage.
-fn can_lease(request: &StorageRequest<'_>) -> bool {
-    request.cost > 0 && request.policy.limits().iter().all(|limit| is_leasable(limit) && limit.kept() == 0)
+impl LeaseSettings {
+    /// Returns `true` if a lease can decide on the request. It does not show whether the units that a limit
+    /// keeps remain in the storage.
+    fn can_lease(&self, request: &StorageRequest<'_>) -> bool {
+        let is_possible = |limit: &Limit| is_leasable(limit) && limit.kept() == 0;
+        request.cost > 0 && self.selects(request.policy) && request.policy.limits().iter().all(is_possible)
+    }
 }
 
 /// Returns `true` if units of the limit can be spent without its state.
@@ -246,7 +288,7 @@ fn is_leasable(limit: &Limit) -> bool {
 
 impl Storage for Leases {
     fn decide(&self, request: StorageRequest<'_>) -> StorageFuture<Decision> {
-        if !can_lease(&request) {
+        if !self.0.settings.can_lease(&request) {
             return self.0.inner.decide(request);
         }
         let (shared, StorageRequest { policy, key, cost, .. }) = (Arc::clone(&self.0), request);
@@ -274,9 +316,16 @@ impl Storage for Leases {
         }
     }
 
+    fn decide_all(&self, members: &[StorageRequest<'_>]) -> StorageFuture<Vec<Decision>> {
+        if let Err(error) = StorageRequest::check_members(members) {
+            return StorageFuture::ready(Err(error));
+        }
+        members::decide_all(self, members)
+    }
+
     #[inline]
     fn try_admit(&self, request: StorageRequest<'_>, shown: Option<&mut Summary>) -> bool {
-        if !can_lease(&request) {
+        if !self.0.settings.can_lease(&request) {
             return self.0.inner.try_admit(request, shown);
         }
         let Some(decision) = self.0.take(&request) else { return false };
@@ -334,13 +383,28 @@ impl Storage for Leases {
     }
 
     fn validate(&self, policy: &Policy) -> Result<(), ConfigError> {
-        match policy.limits().iter().find(|limit| !is_leasable(limit)) {
+        match policy.limits().iter().find(|limit| self.0.settings.selects(policy) && !is_leasable(limit)) {
             Some(limit) => Err(ConfigError::new(format!(
                 "cannot lease units of \"{limit}\", because each hit or refusal changes its state: use a fixed, moving \
                  or sliding window or a token bucket, or remove the leases"
             ))),
             None => self.0.inner.validate(policy),
         }
+    }
+
+    /// Checks that the inner storage decides together on the policies that are not leased.
+    fn validate_members(&self, policies: &[Policy]) -> Result<(), ConfigError> {
+        if self.0.settings.only.is_none() {
+            return Err(members::leases_one_key());
+        }
+        let others: Vec<_> = policies.iter().filter(|policy| !self.0.settings.selects(policy)).cloned().collect();
+        if others.is_empty() { Ok(()) } else { self.0.inner.validate_members(&others) }
+    }
+
+    /// Returns `false` for the leased policy, whose units are taken by themselves.
+    fn needs_outer_key(&self, policy: Option<&str>) -> bool {
+        let only = self.0.settings.only.as_deref();
+        (only.is_none() || only != policy) && self.0.inner.needs_outer_key(policy)
     }
 }
 

@@ -47,7 +47,16 @@ pub(super) struct LeaseSettings {
     pub(super) max_keys: usize,
     /// The time of a lease in microseconds, or `None` for the default.
     pub(super) ttl: Option<u64>,
+    /// The name of the only policy that is leased, or `None` if all are.
+    pub(super) only: Option<Arc<str>>,
     pub(super) clock: Arc<dyn Clock>,
+}
+
+impl LeaseSettings {
+    /// Returns `true` if units of this policy are leased.
+    pub(super) fn selects(&self, policy: &Policy) -> bool {
+        self.only.as_ref().is_none_or(|name| policy.name() == Some(name))
+    }
 }
 
 /// Identifies a worker by its runtime and its key.

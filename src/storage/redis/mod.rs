@@ -338,7 +338,7 @@ impl Storage for RedisStorage {
     }
 
     /// Returns `true` for a cluster.
-    fn needs_outer_key(&self) -> bool {
+    fn needs_outer_key(&self, _: Option<&str>) -> bool {
         self.link.single().is_none()
     }
 
@@ -376,7 +376,7 @@ impl RedisStorage {
     fn prepare_all(&self, members: &[StorageRequest<'_>]) -> Result<Call, StorageError> {
         let checked = members.iter().try_for_each(|member| validate_member(member.policy));
         checked.map_err(StorageError::unsupported_policy)?;
-        if self.needs_outer_key() {
+        if self.link.single().is_none() {
             check_outer_key(members)?;
         }
         let call = self.scripts.decide_all(&self.prefix, members, self.time());

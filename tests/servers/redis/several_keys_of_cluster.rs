@@ -9,7 +9,7 @@ use futures_util::future::join_all;
 use http::Request;
 use tower::Layer;
 use tower_ratelimit::storage::{
-    AnyStorage, Breaker, InOrder, RedisStorage, RefusalCache, StorageErrorKind, StorageRequest,
+    AnyStorage, Breaker, InOrder, Leases, RedisStorage, RefusalCache, StorageErrorKind, StorageRequest,
 };
 use tower_ratelimit::testing::members_decide_like_the_model;
 use tower_ratelimit::{
@@ -255,4 +255,35 @@ async fn hits_within_the_tenants_of_other_nodes_survive_a_dead_node() {
     cluster.nodes[1].restart();
     cluster.wait_until_complete();
     storage.ready(LONG).await.unwrap();
+}
+
+/// The user and the tenant are exact within the tenant, and the units of all clients are leased from another
+/// node.
+#[tokio::test]
+async fn leased_policy_of_all_clients_needs_no_outer_key() {
+    let cluster = Cluster::start();
+    let (plain, all) = (storage(&cluster.url()), named("fixed-window 100000/day", "all"));
+    let leases = Leases::new(plain.clone(), 50).only("all");
+    let policies = two(["fixed-window 2/day", "fixed-window 5/day"]);
+    let [user, tenant] = policies.clone();
+    let service = RateLimitLayer::new(user, Header::new("x-user"))
+        .within(Header::new("x-tenant"))
+        .and(tenant, Header::new("x-tenant"))
+        .and(all.clone(), Global::new())
+        .storage(leases.clone(), OnError::Refuse)
+        .layer(Inner::default());
+    let mut admitted = 0;
+    for number in 0..20 * 4 * 4 {
+        let (tenant, user) = (number % 20, number / 20 % 4);
+        let request = Request::get("/").header("x-user", format!("u{user}")).header("x-tenant", format!("t{tenant}"));
+        admitted += u32::from(status(&service, request.body(()).unwrap()).await == 200);
+    }
+    assert_eq!(admitted, 20 * 5);
+    leases.close().await.unwrap();
+    assert_eq!(spent(&plain, &[all], &[Key::global()]).await, [admitted]);
+    for tenant in 0..20 {
+        let tenant = Key::from(format!("t{tenant}"));
+        assert_eq!(spent(&plain, &policies[1..], &[tenant.within(&tenant)]).await, [5]);
+    }
+    assert!(leases.misses() < 20, "{leases:?}");
 }

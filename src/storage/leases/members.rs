@@ -1,0 +1,83 @@
+//! Several keys, of which one policy is leased: its units are taken first, and then the storage decides on
+//! the other keys together.
+
+use super::Leases;
+use super::lease::with_unspent;
+use crate::decision::Decision;
+use crate::error::ConfigError;
+use crate::policy::Op;
+use crate::storage::contract::OwnedRequest;
+use crate::storage::in_order::log_kept_units;
+use crate::storage::{Storage, StorageError, StorageFuture, StorageRequest};
+
+/// Decides on the members of a request.
+pub(super) fn decide_all(leases: &Leases, members: &[StorageRequest<'_>]) -> StorageFuture<Vec<Decision>> {
+    let is_leased = |member: &StorageRequest<'_>| leases.0.settings.selects(member.policy);
+    let position = members.iter().position(is_leased);
+    let count = members.iter().filter(|member| is_leased(member)).count();
+    match (position, members) {
+        (None, _) => leases.0.inner.decide_all(members),
+        (Some(_), &[only]) => leases.decide(only).map(|decided| Ok(vec![decided?])),
+        (Some(position), _) if count == 1 => {
+            let mut others: Vec<_> = members.iter().map(StorageRequest::owned).collect();
+            let leased = others.remove(position);
+            StorageFuture::new(decide_leased_first(leases.clone(), leased, others, position))
+        }
+        _ => StorageFuture::ready(Err(StorageError::unsupported_policy(leases_one_key()))),
+    }
+}
+
+/// Returns the error of several keys whose policies would all be leased.
+pub(super) fn leases_one_key() -> ConfigError {
+    ConfigError::new(
+        "leases decide on several keys only if they lease one of the policies: name the policy of the key that all \
+         requests share, as in `Leases::new(storage, 100).only(\"all\")`",
+    )
+}
+
+/// Takes the units of the leased member, and returns them if another member refuses.
+async fn decide_leased_first(
+    leases: Leases,
+    leased: OwnedRequest,
+    others: Vec<OwnedRequest>,
+    position: usize,
+) -> Result<Vec<Decision>, StorageError> {
+    let taken = leases.decide(leased.borrow()).await?;
+    let is_refused = leased.op == Op::Hit && taken.is_refused();
+    // If the leased member refuses, the others spend nothing and report what remains.
+    let mut requests: Vec<_> = others.iter().map(OwnedRequest::borrow).collect();
+    for request in requests.iter_mut().filter(|_| is_refused) {
+        request.op = Op::Peek;
+    }
+    let decided = leases.0.inner.decide_all(&requests).await;
+    let mut decisions = match decided {
+        Ok(decisions) => decisions,
+        // No failure turns the refusal into an error, because an error can admit the request.
+        Err(_) if is_refused => {
+            others.iter().map(|other| Decision::of_limits(taken.at(), other.cost, [].into_iter())).collect()
+        }
+        Err(error) => {
+            let returned = give_back(&leases, &leased, &taken).await;
+            return Err(if returned.is_ok() { error } else { error.with_may_have_counted(true) });
+        }
+    };
+    let is_hit_refused = |(other, decision): (&OwnedRequest, &Decision)| other.op == Op::Hit && decision.is_refused();
+    let is_kept = is_refused || !others.iter().zip(&decisions).any(is_hit_refused);
+    if !is_kept && let Err(error) = give_back(&leases, &leased, &taken).await {
+        log_kept_units(&error);
+    }
+    decisions.insert(position, if is_kept { taken } else { unspent(taken) });
+    Ok(decisions)
+}
+
+/// Returns the units of a hit to the lease, or to the storage if they did not come from the lease.
+async fn give_back(leases: &Leases, leased: &OwnedRequest, taken: &Decision) -> Result<(), StorageError> {
+    leases.settle(&leased.policy, &leased.key, taken, 0).await
+}
+
+/// Returns the decision on a hit whose units were given back.
+fn unspent(mut hit: Decision) -> Decision {
+    let cost = if hit.has_spent() { hit.cost() } else { 0 };
+    hit.statuses_mut().iter_mut().for_each(|status| *status = with_unspent(status, cost));
+    hit
+}
