@@ -11,7 +11,7 @@ use crate::time::{Timestamp, micros};
 /// The result of a hit, a peek or a charge: admitted, admitted after a [delay](Self::delay), or
 /// refused.
 ///
-/// | operation | verdict | [status of each limit](Self::limits) |
+/// | operation | verdict | [status of each limit](Self::statuses) |
 /// |---|---|---|
 /// | [hit](crate::RateLimiter::hit) | admitted if all limits admit it | after the hit |
 /// | [peek](crate::RateLimiter::peek) | the verdict that a hit would get | without the hit |

@@ -195,7 +195,7 @@ impl<R> RateLimitLayer<R> {
         Ok(Self { shared: Shared::new(LayerState::new(config, storage), rejection) })
     }
 
-    /// Decides on keys [within](Key::within) an outer key, for example that of the tenant. Call it before
+    /// Decides on keys [within](crate::Key::within) an outer key, for example that of the tenant. Call it before
     /// [`and`](Self::and) and [`storage`](Self::storage). A Redis Cluster needs it, because it decides
     /// together only on keys within one key, which it keeps on one server. Defaults to no outer key.
     ///
@@ -219,7 +219,7 @@ impl<R> RateLimitLayer<R> {
     /// - If the extractor returns an error, the request is rejected. If it returns `None`, the keys stay as
     ///   they are. A request with several of them then fails on a cluster, and
     ///   [`OnError`](crate::OnError) applies.
-    /// - A [`RateLimiter`](crate::RateLimiter) gets the key from [`Key::within`].
+    /// - A [`RateLimiter`](crate::RateLimiter) gets the key from [`Key::within`](crate::Key::within).
     ///
     /// # Panics
     ///
