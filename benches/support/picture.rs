@@ -1,4 +1,4 @@
-//! Draws panels of curves as SVG. The vertical axis starts at zero.
+//! Draws panels of curves as SVG, three in a row. The vertical axis starts at zero.
 
 use std::fmt::{self, Write};
 
@@ -25,6 +25,7 @@ pub(crate) struct Curve {
 /// Colors that color-blind readers can distinguish (by Okabe and Ito).
 const INKS: [&str; 5] = ["#0072B2", "#009E73", "#D55E00", "#CC79A7", "#555555"];
 
+const IN_A_ROW: usize = 3;
 const WIDTH: f64 = 420.0;
 const HEIGHT: f64 = 400.0;
 const LEFT: f64 = 48.0;
@@ -35,20 +36,26 @@ const BOTTOM: f64 = 350.0;
 /// Returns the picture as SVG.
 pub(crate) fn draw(panels: &[Panel]) -> String {
     let mut svg = String::new();
-    let all = WIDTH * f64::from(u32::try_from(panels.len()).unwrap_or(1));
+    let (across, down) = (panels.len().min(IN_A_ROW), panels.len().div_ceil(IN_A_ROW));
+    let [across, down] = [across, down].map(|panels| f64::from(u32::try_from(panels).unwrap_or(1)));
+    let (all, height) = (WIDTH * across, HEIGHT * down);
     write(
         &mut svg,
         format_args!(
-            "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"{all}\" height=\"{HEIGHT}\" font-family=\"sans-serif\">"
+            "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"{all}\" height=\"{height}\" font-family=\"sans-serif\">"
         ),
     );
     write(&mut svg, format_args!("<rect width=\"100%\" height=\"100%\" fill=\"white\"/>"));
-    let mut left = 0.0;
-    for panel in panels {
-        write(&mut svg, format_args!("<g transform=\"translate({left} 0)\">"));
-        draw_panel(&mut svg, panel);
-        write(&mut svg, format_args!("</g>"));
-        left += WIDTH;
+    let mut top = 0.0;
+    for row in panels.chunks(IN_A_ROW) {
+        let mut left = 0.0;
+        for panel in row {
+            write(&mut svg, format_args!("<g transform=\"translate({left} {top})\">"));
+            draw_panel(&mut svg, panel);
+            write(&mut svg, format_args!("</g>"));
+            left += WIDTH;
+        }
+        top += HEIGHT;
     }
     write(&mut svg, format_args!("</svg>"));
     svg

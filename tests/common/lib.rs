@@ -16,6 +16,7 @@ mod errors;
 pub mod example_process;
 pub mod fake_cas_store;
 mod fake_storage;
+pub mod fleets;
 pub mod harness;
 mod laws;
 pub mod pages;

@@ -533,29 +533,6 @@ fn runtimes_do_not_block_each_other() {
     });
 }
 
-/// In a full table, the key that was not used for the longest time makes room, unless it has units.
-#[tokio::test]
-async fn leases_are_not_evicted() {
-    let (leases, storage, clock) = leased(10);
-    let (leases, policy) = (leases.max_keys(2), policy("fixed-window 1000/day"));
-    for key in ["a", "a", "b", "b", "c", "c", "c"] {
-        assert!(hit(&leases, &policy, key, 1).await.is_admitted());
-        clock.advance(Duration::from_millis(1));
-    }
-    assert_eq!((leases.len(), storage.take_decisions()), (2, 2 + 2 + 3));
-    for key in ["a", "b"] {
-        for _ in 0..10 {
-            assert!(hit(&leases, &policy, key, 1).await.is_admitted());
-        }
-    }
-    assert_eq!(storage.take_decisions(), 0);
-    // All units of both leases are spent.
-    for key in ["c", "c", "d", "d"] {
-        assert!(hit(&leases, &policy, key, 1).await.is_admitted());
-    }
-    assert_eq!(leases.len(), 2);
-}
-
 #[tokio::test]
 async fn policies_whose_states_change_with_each_hit_are_rejected() {
     let leases = || Leases::new(MemoryStorage::new(), 10);

@@ -4,6 +4,7 @@ mod any;
 mod breaker;
 mod check_and_clear_all;
 mod leases;
+mod leases_eviction;
 mod leases_lost_replies;
 mod leases_members;
 mod leases_shutdown;
