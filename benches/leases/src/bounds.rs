@@ -18,7 +18,9 @@ const POLICIES: usize = 9;
 
 pub(crate) fn draw(file: &str) {
     let panels: Vec<_> = FLEETS[..POLICIES].iter().map(|text| panel(text)).collect();
-    panels.iter().for_each(|panel| println!("{panel}"));
+    for panel in &panels {
+        println!("{panel}");
+    }
     fs::write(file, picture::draw(&panels)).expect("the picture can be written");
 }
 
@@ -51,15 +53,15 @@ fn panel(text: &str) -> Panel {
             })
             .collect(),
     };
-    let promised = |span| promises.iter().map(|promise| promise.units(span)).min().unwrap_or(0);
+    let bound = |span| promises.iter().map(|promise| promise.units(span)).min().unwrap_or(0);
     Panel {
         title: text.to_owned(),
         x: "d in seconds",
         scale: Scale::Linear,
         curves: vec![
             curve("most units spent in any d", &|at, _| most[at]),
-            curve("promised for d + L", &|_, span| promised(span + lease)),
-            curve("promised for d", &|_, span| promised(span)),
+            curve("promised for d + L", &|_, span| bound(span + lease)),
+            curve("promised for d", &|_, span| bound(span)),
         ],
     }
 }
