@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use tokio::runtime::Handle;
 use tokio::sync::Notify;
-use tokio::time::sleep;
+use tokio::time::timeout;
 
 use super::row::{Ask, Next};
 use super::slots::number_of_slots;
@@ -57,7 +57,7 @@ impl Claims {
 
     /// Returns the task that makes the claims of a row.
     pub(super) fn task(self: &Arc<Self>, table: &Arc<SlotTable>, row: TableKey) -> RowTask {
-        RowTask { claims: Arc::clone(self), table: Arc::clone(table), row, is_done: false }
+        RowTask { claims: Arc::clone(self), table: Arc::clone(table), row, entered: table.entered(row), is_done: false }
     }
 
     pub(super) fn time_to_live(&self) -> Duration {
@@ -77,16 +77,22 @@ pub(super) struct RowTask {
     claims: Arc<Claims>,
     table: Arc<SlotTable>,
     row: TableKey,
+    /// Notified when a request enters the queue of the row.
+    entered: Arc<Notify>,
     is_done: bool,
 }
 
 impl RowTask {
     pub(super) async fn run(mut self) {
+        let notify = Arc::clone(&self.entered);
         loop {
+            // A request that enters after the claim makes the next one, because it may hold a permit of the
+            // inner service until it has an answer.
+            let entered = notify.notified();
             match self.step().await {
                 (Next::Done, _) => return,
                 (Next::Again, _) => {}
-                (Next::Poll, _) => sleep(POLL).await,
+                (Next::Poll, _) => _ = timeout(POLL, entered).await,
             }
         }
     }

@@ -117,7 +117,11 @@ impl<S, B, R> RequestForSlots<S, B, R> {
                 }
             }
         }
-        ready!(service.poll_ready(cx))?;
+        if let Err(error) = ready!(service.poll_ready(cx)) {
+            // The request has a clone of its permit.
+            self.call = None;
+            return Poll::Ready(Err(error));
+        }
         let (mut service, request) = self.call.take().expect("checked above");
         let plan = mem::replace(&mut self.plan, ResponsePlan::NOTHING);
         Poll::Ready(Ok(Progress::Calling { inner: service.call(request), plan }))

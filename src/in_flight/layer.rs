@@ -124,7 +124,8 @@ impl<R> InFlightLayer<R> {
     /// - With a [storage](Self::storage), a request first waits for its answer. It takes a place, and
     ///   `max_wait` begins, when the storage has no slots for it. The order of arrival holds within a
     ///   process, which asks again every 100 ms. So small requests of other processes can overtake a large
-    ///   one.
+    ///   one. If the storage fails meanwhile, [`OnError`](crate::OnError) decides on all requests of the key
+    ///   that wait in this process.
     ///
     /// Waiting requests follow [`LiveSlots`](crate::LiveSlots) when a request of their key arrives or ends.
     /// A request that needs more slots than there are then is refused.

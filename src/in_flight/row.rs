@@ -2,9 +2,10 @@
 
 use std::collections::BTreeMap;
 use std::mem;
+use std::sync::Arc;
 use std::time::Duration;
 
-use tokio::sync::oneshot;
+use tokio::sync::{Notify, oneshot};
 use tokio::time::Instant;
 
 use super::slots::number_of_slots;
@@ -48,6 +49,8 @@ struct Held {
     free: u32,
     /// `true` while a task makes claims for this row.
     is_busy: bool,
+    /// Notified when a request enters the queue while a task makes claims.
+    entered: Arc<Notify>,
     /// The instant from which the store counts no slots of this process, unless a claim has renewed them.
     forgotten_at: Instant,
 }
@@ -232,6 +235,7 @@ impl<T> Row<T> {
             alive_until: Instant::now(),
             free: slots,
             is_busy: false,
+            entered: Arc::default(),
             forgotten_at: Instant::now(),
         });
         if number_of_slots(&held.policy) != slots {
@@ -260,6 +264,11 @@ impl<T> Row<T> {
         let begins = !held.is_busy && (waiting > 0 || held.counted > in_use);
         held.is_busy |= begins;
         begins
+    }
+
+    /// Returns what is notified when a request enters the queue of a shared row while a task makes claims.
+    pub(super) fn entered(&self) -> Option<&Arc<Notify>> {
+        self.held().map(|held| &held.entered)
     }
 
     /// Returns `true` if a task makes claims.

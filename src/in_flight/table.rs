@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
-use tokio::sync::oneshot;
+use tokio::sync::{Notify, oneshot};
 use tokio::time::{Instant, timeout_at};
 
 use super::metrics;
@@ -132,6 +132,9 @@ impl SlotTable {
             None => self.enter(row, at, (key, cost, slots), seats, shared),
         };
         let begins = row.begin_task();
+        if let (Take::Waits(_), Some(entered)) = (&take, row.entered()) {
+            entered.notify_waiters();
+        }
         if row.is_unused() {
             bucket.remove();
         }
@@ -241,6 +244,11 @@ impl SlotTable {
     /// Returns the claim to make for a row, or `None` if the row is gone.
     pub(super) fn ask(&self, at: TableKey, time_to_live: Duration) -> Option<Ask> {
         self.rows.lock(at).find()?.ask(time_to_live)
+    }
+
+    /// Returns what is notified when a request enters the queue of a row while a task makes claims.
+    pub(super) fn entered(&self, at: TableKey) -> Arc<Notify> {
+        self.rows.lock(at).find().and_then(|row| row.entered().cloned()).unwrap_or_default()
     }
 
     /// Applies the result of a claim: requests get their slots or are refused. Returns the next step.

@@ -323,6 +323,42 @@ async fn requests_wait_for_the_inner_service_without_slots() {
     }
 }
 
+/// It may hold a permit of the inner service until then.
+#[tokio::test(start_paused = true)]
+async fn request_behind_one_that_waits_is_answered_by_the_next_claim() {
+    let store = FakeCasStore::default();
+    store.answer_after(1);
+    let (one, two) = (process(&store, 1), process(&store, 1).wait(SECOND * 60, 1));
+    let _held = ask(&streams(&one), of("a")).await;
+    let waits = send_all(&two, [of("a")]);
+    settle().await;
+    for _ in 0..10 {
+        let begin = Instant::now();
+        assert_eq!(status(&streams(&two), of("a")).await, 429);
+        assert_eq!(begin.elapsed(), Duration::from_millis(2), "a load and a swap");
+        sleep(Duration::from_millis(7)).await;
+    }
+    assert!(!waits[0].is_finished());
+}
+
+#[tokio::test(start_paused = true)]
+async fn failed_claim_ends_the_wait_of_all_requests_of_the_key() {
+    let store = FakeCasStore::default();
+    for (on_error, expected) in [(OnError::Admit, 200), (OnError::Refuse, 503)] {
+        let other = process(&store, 1);
+        let held = ask(&streams(&other), of("a")).await;
+        let layer = layer(1).storage(cas(&store), on_error).wait(SECOND * 60, 100);
+        let waits = send_all(&layer, [of("a"), of("a"), of("a")]);
+        settle().await;
+        assert!(waits.iter().all(|task| !task.is_finished()));
+        store.hang(true);
+        assert_eq!(statuses(&answers(waits).await), [expected; 3], "{on_error}");
+        store.hang(false);
+        drop(held);
+        settle().await;
+    }
+}
+
 #[tokio::test(start_paused = true)]
 async fn request_that_waits_for_a_slot_of_another_process_holds_no_permit_of_the_inner_service() {
     let store = FakeCasStore::default();

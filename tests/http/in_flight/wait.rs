@@ -1,11 +1,13 @@
 //! Requests that wait for a slot. Tokio's time is paused.
 
 use std::convert::Infallible;
-use std::future::ready;
+use std::future::{Ready, ready};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
+use std::task::{Context, Poll};
 use std::time::Duration;
 
-use common::{ask, retry_after};
+use common::{ask, poll, retry_after};
 use http::{Request, Response};
 use tokio::task::{JoinHandle, yield_now};
 use tokio::time::{Instant, sleep};
@@ -170,6 +172,36 @@ async fn waiting_request_holds_no_permit_of_the_inner_service() {
     assert_eq!(other.await.unwrap().status(), 200, "the inner permit is free");
     drop(held);
     assert_eq!(waits.await.unwrap().status(), 200);
+}
+
+/// A service that is ready until it fails.
+#[derive(Clone, Default)]
+struct FailsLater(Arc<AtomicBool>);
+
+impl Service<Request<()>> for FailsLater {
+    type Response = Response<Script>;
+    type Error = &'static str;
+    type Future = Ready<Result<Self::Response, Self::Error>>;
+
+    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Self::Error>> {
+        Poll::Ready(if self.0.load(Ordering::Relaxed) { Err("failed") } else { Ok(()) })
+    }
+
+    fn call(&mut self, _: Request<()>) -> Self::Future {
+        ready(Ok(Response::new(Script::new(&[Step::Hang]))))
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn slot_is_given_back_when_the_inner_service_fails_after_the_wait() {
+    let (layer, inner) = (layer(1).wait(Duration::from_secs(60), 10), FailsLater::default());
+    let held = layer.layer(inner.clone()).oneshot(of("a")).await.unwrap();
+    let mut waits = layer.layer(inner.clone()).oneshot(of("a"));
+    assert!(poll(&mut waits).is_pending());
+    inner.0.store(true, Ordering::Relaxed);
+    drop(held);
+    assert_eq!(poll(&mut waits).map(Result::unwrap_err), Poll::Ready("failed"));
+    assert_eq!(layer.in_use(), 0, "before the future is dropped");
 }
 
 #[tokio::test(start_paused = true)]
