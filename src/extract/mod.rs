@@ -163,7 +163,7 @@ pub trait KeyExtractor: Send + Sync + 'static {
 
     /// Returns `true` if the key is always that of all clients, as for [`Global`]. Defaults to `false`.
     ///
-    /// Such a key is not [within](crate::RateLimitLayer::within) another one.
+    /// Such a key is not [within](crate::RateLimitLayer::within) another one. The key of a closure always is.
     fn is_global(&self) -> bool {
         false
     }

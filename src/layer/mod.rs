@@ -216,9 +216,8 @@ impl<R> RateLimitLayer<R> {
     ///   one Redis and on a cluster.
     /// - The key of [`Global`](crate::Global) is not within another one. A cluster rejects its policy when
     ///   the layer is built.
-    /// - If the extractor returns an error, the request is rejected. If it returns `None`, the keys stay as
-    ///   they are. A request with several of them then fails on a cluster, and
-    ///   [`OnError`](crate::OnError) applies.
+    /// - If the extractor returns an error, the request is rejected. If it returns `None`, the keys are
+    ///   within the key of all clients.
     /// - A [`RateLimiter`](crate::RateLimiter) gets the key from [`Key::within`](crate::Key::within).
     ///
     /// # Panics

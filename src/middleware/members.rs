@@ -112,15 +112,16 @@ fn collect<'a, Q: RequestHead + ?Sized>(
     Ok(applying)
 }
 
-/// Replaces the keys, except for that of all clients, by keys within the outer key of the request.
+/// Replaces the keys, except for those of extractors for all clients, by keys within the outer key of the
+/// request. An extractor that returns the key of all clients for some requests only has its key replaced.
 fn place(config: &LayerConfig, applying: &mut [Applying<'_>], head: &Head<'_>) -> Result<(), Undecided> {
     let (Some(extractor), [first, ..]) = (&config.outer_key, &*applying) else { return Ok(()) };
     let outer = match extractor.extract(head) {
-        Ok(Some(outer)) => outer,
-        Ok(None) => return Ok(()),
+        // A Redis Cluster decides on no keys without an outer one.
+        Ok(outer) => outer.unwrap_or_else(Key::global),
         Err(missing) => return Err(Undecided::Key(missing, first.policy.clone())),
     };
-    for member in applying.iter_mut().filter(|member| !member.key.is_global()) {
+    for member in applying.iter_mut().filter(|member| !member.member.key.is_global()) {
         member.key = member.key.within(&outer);
     }
     Ok(())

@@ -31,12 +31,12 @@ const STRATEGY_WORDS: [&str; 4] = ["bucket", "window", "counter", "rolling"];
 /// The examples in errors, each with the word that selects it.
 const EXAMPLES: [(&str, &str); 8] = [
     ("lockout", "lockout 5/10m for 15m x2 up to 1d"),
-    // The only form that needs no feature.
-    ("calendar", "calendar 1000/day"),
     ("queue", "leaky-bucket 10/second queue 20"),
     ("keep", "100/minute keep 20"),
     ("burst", "token-bucket 10/second burst 20"),
     ("shadow", "10/second; shadow 5/second"),
+    // A form that needs no feature.
+    ("calendar", "calendar 1000/day"),
     ("\"", "\"free\": 10/second; \"daily\" 1000/day"),
     (";", "10/second; 1000/day"),
 ];

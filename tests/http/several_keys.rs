@@ -12,7 +12,7 @@ use common::{
 };
 use http::{HeaderValue, Request, Response};
 use tower::{Layer, Service, service_fn};
-use tower_ratelimit::extract::{Head, KeyError};
+use tower_ratelimit::extract::{Head, KeyError, KeyExtractor};
 use tower_ratelimit::storage::{AnyStorage, InOrder, RefusalCache, StorageRequest, TokioClock};
 use tower_ratelimit::{
     Decision, EventKind, Global, Header, Headers, Key, LivePolicy, MemoryStorage, OnError, Op, Policy, PolicyLookup,
@@ -519,7 +519,7 @@ async fn refusal_after_a_refusing_hit_is_forwarded_by_no_failure() {
     assert_eq!(status(&service, from("u", "t")).await, 429);
 }
 
-/// A layer whose keys are within the tenant. A request without a tenant has no outer key, and one with the
+/// A layer whose keys are within the tenant, or within all clients for a request without one. One with the
 /// tenant "none" gets an error.
 fn layer_within([user, tenant, all]: [&str; 3], storage: impl Storage) -> RateLimitLayer {
     let tenant_key = |head: &Head<'_>| match head.headers.get("x-tenant").map(HeaderValue::as_bytes) {
@@ -548,7 +548,7 @@ async fn users_within_different_tenants_have_counts_of_their_own() {
     assert_eq!(status(&service, from("u", "none")).await, 401);
 
     let (u, t) = (Key::from("u"), Key::from("t"));
-    let keys = [u.within(&t), t.within(&t), Key::global(), u, t];
+    let keys = [u.within(&t), t.within(&t), Key::global(), u.within(&Key::global()), t];
     let names = ["user", "tenant", "all", "user", "tenant"];
     let mut left = Vec::new();
     for (at, key) in keys.iter().enumerate() {
@@ -558,6 +558,18 @@ async fn users_within_different_tenants_have_counts_of_their_own() {
     assert_eq!(left[..4], [0, 8, 1, 0]);
     let usage = layer.usage(&from("u", "t")).await.unwrap().unwrap();
     assert_eq!(usage.members().map(|(_, decision)| decision.remaining()).collect::<Vec<_>>(), [0, 8, 1]);
+}
+
+/// A Redis Cluster could not decide on such a key together with others.
+#[tokio::test]
+async fn key_of_an_extractor_that_falls_back_to_all_clients_is_within_the_tenant() {
+    let key = Header::new("x-user").or(Global::new());
+    let layer = RateLimitLayer::new(named("fixed-window 1/minute", "user"), key).within(Header::new("x-tenant"));
+    let service = layer.layer(Inner::default());
+    let of = |tenant| Request::get("/").header("x-tenant", tenant).body(()).unwrap();
+    for (tenant, expected) in [("t", 200), ("t", 429), ("other", 200)] {
+        assert_eq!(status(&service, of(tenant)).await, expected, "{tenant}");
+    }
 }
 
 #[tokio::test]

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use common::{FakeStorage, Inner, memory_with_manual_clock, policy, status};
+use common::{FakeStorage, Inner, memory_with_manual_clock, policy, poll, status};
 use http::Request;
 use tokio::task::JoinSet;
 use tower::Layer;
@@ -123,6 +123,25 @@ async fn failure_of_the_storage_returns_the_unit() {
     fails.store(true, Ordering::Relaxed);
     let refused = hit(&leases, &policies, 1).await;
     assert!(refused[1].is_refused() && refused[0].statuses().is_empty(), "{refused:?}");
+}
+
+/// A client that its own limit refuses could use up the lease by leaving early.
+#[tokio::test]
+async fn request_that_is_dropped_returns_the_unit_to_the_lease() {
+    let (memory, clock) = memory_with_manual_clock();
+    let storage = FakeStorage::around(memory);
+    let leases = Leases::new(storage.clone(), 100).only("all").clock(clock);
+    let policies = two(["fixed-window 3/minute", "fixed-window 1000/minute"]);
+    for _ in 0..2 {
+        hit(&leases, &policies, 1).await;
+    }
+    storage.close();
+    for _ in 0..50 {
+        let mut dropped = leases.decide_all(&hits(&policies, &keys(2)));
+        assert!(poll(&mut dropped).is_pending());
+    }
+    storage.open();
+    assert_eq!(hit(&leases, &policies, 3).await[1].remaining(), 1_000 - 3);
 }
 
 #[tokio::test]

@@ -2,9 +2,11 @@
 
 use std::fmt;
 use std::sync::Arc;
+use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use tokio::runtime::Handle;
+use tokio::time::{Instant, timeout_at};
 
 use super::several::SeveralKeys;
 use super::shared::{CasShared, TimeSource, store_deadline};
@@ -18,7 +20,7 @@ use crate::policy::Policy;
 use crate::storage::Clock;
 use crate::storage::calls::measured;
 use crate::storage::contract::{OwnedRequest, forward_storage};
-use crate::storage::net::overloaded;
+use crate::storage::net::{CONNECT_WITHIN, overloaded};
 use crate::storage::url::CasOptions;
 use crate::storage::{Claim, Granted, SlotStore, Storage, StorageError, StorageFuture, StorageRequest, names};
 
@@ -79,8 +81,15 @@ pub(in crate::storage) trait ServerStore: CasStorage<Error = StorageError> {
 #[derive(Clone)]
 pub(in crate::storage) struct ServerCas<S: CasStorage> {
     cas: Cas<S>,
-    /// `true` when a call has waited for the first connection.
-    has_begun: Arc<AtomicBool>,
+    first: Arc<FirstConnection>,
+}
+
+/// The wait for the first connection, which ends for all calls at the same time, also if their callers
+/// leave early.
+#[derive(Debug, Default)]
+struct FirstConnection {
+    begun: OnceLock<Instant>,
+    has_ended: AtomicBool,
 }
 
 impl<S: ServerStore> ServerCas<S> {
@@ -100,7 +109,7 @@ impl<S: ServerStore> ServerCas<S> {
     }
 
     fn over(cas: Cas<S>) -> Self {
-        Self { cas, has_begun: Arc::default() }
+        Self { cas, first: Arc::default() }
     }
 
     pub(in crate::storage) fn store(&self) -> &S {
@@ -109,12 +118,17 @@ impl<S: ServerStore> ServerCas<S> {
 
     /// Returns `true` if a call has to wait for the first connection.
     fn is_new(&self) -> bool {
-        !self.has_begun.load(Ordering::Relaxed) && Handle::try_current().is_ok()
+        let is_over = |begun: &Instant| begun.elapsed() >= CONNECT_WITHIN;
+        !self.first.has_ended.load(Ordering::Relaxed)
+            && Handle::try_current().is_ok()
+            && !self.first.begun.get().is_some_and(is_over)
     }
 
     async fn first_connection(&self) {
-        self.store().first_connection().await;
-        self.has_begun.store(true, Ordering::Relaxed);
+        let begun = *self.first.begun.get_or_init(Instant::now);
+        // The call that follows returns the error.
+        let _ = timeout_at(begun + CONNECT_WITHIN, self.store().first_connection()).await;
+        self.first.has_ended.store(true, Ordering::Relaxed);
     }
 
     /// Replaces the store, and keeps the settings.

@@ -91,7 +91,8 @@ impl Members {
         }
     }
 
-    /// Waits until a member is connected, or the first attempts to connect to all of them have ended.
+    /// Waits until a member is connected, for at most the time of one attempt. Members that are not
+    /// connected in their share of it are not preferred afterwards, except for the last one.
     pub(super) async fn first_connection(&self) {
         let (members, deadline) = (&self.0.members, Instant::now() + CONNECT_WITHIN);
         let first = self.0.current.load(Ordering::Relaxed);
@@ -100,7 +101,9 @@ impl Members {
             if members[at].open(failover_at(deadline, step == members.len())).await.is_ok() {
                 return;
             }
-            self.prefer_after(at);
+            if step < members.len() {
+                self.prefer_after(at);
+            }
         }
     }
 

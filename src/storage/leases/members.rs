@@ -1,6 +1,8 @@
 //! Several keys, of which one policy is leased: its units are taken first, and then the storage decides on
 //! the other keys together.
 
+use tokio::runtime::Handle;
+
 use super::Leases;
 use super::lease::with_unspent;
 use crate::decision::Decision;
@@ -8,6 +10,7 @@ use crate::error::ConfigError;
 use crate::policy::Op;
 use crate::storage::contract::OwnedRequest;
 use crate::storage::in_order::log_kept_units;
+use crate::storage::runtime::runtime_with_time;
 use crate::storage::{Storage, StorageError, StorageFuture, StorageRequest};
 
 /// Decides on the members of a request.
@@ -43,36 +46,65 @@ async fn decide_leased_first(
     position: usize,
 ) -> Result<Vec<Decision>, StorageError> {
     let taken = leases.decide(leased.borrow()).await?;
-    let is_refused = leased.op == Op::Hit && taken.is_refused();
+    let (is_hit, is_refused) = (leased.op == Op::Hit, leased.op == Op::Hit && taken.is_refused());
+    let mut taken =
+        Taken { leases: &leases, leased: &leased, hit: taken, is_decided: false, runtime: runtime_with_time() };
     // If the leased member refuses, the others spend nothing and report what remains.
     let mut requests: Vec<_> = others.iter().map(OwnedRequest::borrow).collect();
     for request in requests.iter_mut().filter(|_| is_refused) {
         request.op = Op::Peek;
     }
     let decided = leases.0.inner.decide_all(&requests).await;
+    taken.is_decided = true;
     let mut decisions = match decided {
         Ok(decisions) => decisions,
         // No failure turns the refusal into an error, because an error can admit the request.
         Err(_) if is_refused => {
-            others.iter().map(|other| Decision::of_limits(taken.at(), other.cost, [].into_iter())).collect()
+            others.iter().map(|other| Decision::of_limits(taken.hit.at(), other.cost, [].into_iter())).collect()
         }
         Err(error) => {
-            let returned = give_back(&leases, &leased, &taken).await;
+            let returned = taken.give_back().await;
             return Err(if returned.is_ok() { error } else { error.with_may_have_counted(true) });
         }
     };
     let is_hit_refused = |(other, decision): (&OwnedRequest, &Decision)| other.op == Op::Hit && decision.is_refused();
-    let is_kept = is_refused || !others.iter().zip(&decisions).any(is_hit_refused);
-    if !is_kept && let Err(error) = give_back(&leases, &leased, &taken).await {
+    let is_kept = is_refused || !is_hit || !others.iter().zip(&decisions).any(is_hit_refused);
+    if !is_kept && let Err(error) = taken.give_back().await {
         log_kept_units(&error);
     }
-    decisions.insert(position, if is_kept { taken } else { unspent(taken) });
+    decisions.insert(position, if is_kept { taken.hit.clone() } else { unspent(taken.hit.clone()) });
     Ok(decisions)
 }
 
-/// Returns the units of a hit to the lease, or to the storage if they did not come from the lease.
-async fn give_back(leases: &Leases, leased: &OwnedRequest, taken: &Decision) -> Result<(), StorageError> {
-    leases.settle(&leased.policy, &leased.key, taken, 0).await
+/// The decision on the leased member. If it is dropped before the others are decided, because the caller
+/// has left, its units return. So a caller whom another member would refuse cannot use up the lease.
+struct Taken<'a> {
+    leases: &'a Leases,
+    leased: &'a OwnedRequest,
+    hit: Decision,
+    is_decided: bool,
+    runtime: Option<Handle>,
+}
+
+impl Taken<'_> {
+    /// Returns the units to the lease, or to the storage if they did not come from the lease.
+    fn give_back(&self) -> StorageFuture<()> {
+        self.leases.settle(&self.leased.policy, &self.leased.key, &self.hit, 0)
+    }
+}
+
+impl Drop for Taken<'_> {
+    fn drop(&mut self) {
+        if self.is_decided || self.leased.op != Op::Hit {
+            return;
+        }
+        let given_back = self.give_back();
+        if given_back.as_ready().is_none()
+            && let Some(runtime) = &self.runtime
+        {
+            runtime.spawn(given_back);
+        }
+    }
 }
 
 /// Returns the decision on a hit whose units were given back.

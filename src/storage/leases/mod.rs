@@ -203,7 +203,8 @@ impl Leases {
     /// |---|---|
     /// | limits | the leased policy has the [bounds](Self#bounds) of leases; the others are exact |
     /// | units of a refused request | taken from the lease for about one round trip. Meanwhile they can be the reason that another request is refused |
-    /// | a request that is dropped | the units of the leased policy stay spent |
+    /// | a request that is dropped | the units of the leased policy return; those of the others may stay spent |
+    /// | round trips | one for the other policies; one more if the lease is used up, also if the leased policy refuses |
     /// | a decision of the storage that fails | the units return, and the request gets the error |
     ///
     /// The returned storage has no leases, and is independent of clones of this one.

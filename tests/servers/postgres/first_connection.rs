@@ -8,7 +8,7 @@ use common::time::{EVENTUALLY, Stopwatch};
 use common::{message, policy};
 use deadpool_postgres::tokio_postgres::{NoTls, connect};
 use tokio::task::spawn_blocking;
-use tokio::time::sleep;
+use tokio::time::{sleep, timeout};
 use tower_ratelimit::storage::{PostgresStorage, StorageErrorKind};
 use tower_ratelimit::{Key, RateLimiter};
 
@@ -66,6 +66,21 @@ async fn hits_wait_for_the_first_attempt_to_connect_and_for_no_later_one() {
         watch.assert_below(2 * QUICK, "a later hit fails");
         sleep(QUICK).await;
     }
+}
+
+#[tokio::test]
+async fn hits_of_callers_that_leave_do_not_make_later_ones_wait() {
+    let server = spawn_blocking(|| Postgres::start(&[])).await.unwrap();
+    let (proxy, limiter) = limiter_through_proxy(&server);
+    proxy.set(Mode::SwallowReplies);
+    let begun = Stopwatch::start();
+    timeout(SECOND / 2, limiter.hit(&Key::global())).await.unwrap_err();
+    while begun.wall() < SECOND {
+        sleep(QUICK).await;
+    }
+    let watch = Stopwatch::start();
+    limiter.hit(&Key::global()).await.unwrap_err();
+    watch.assert_below(2 * QUICK, "a hit after the first second fails");
 }
 
 /// Records the logs of the crate `tokio-postgres` from INFO on.
