@@ -85,12 +85,12 @@ impl Key {
         joined
     }
 
-    /// Returns this key within an outer one: the user `alice` of the tenant `acme`, or the tenant itself. It
-    /// differs from both keys, and from `alice` within other tenants.
+    /// Returns this key within an outer one: the user `alice` of the tenant `acme`, or the tenant
+    /// itself. It differs from both keys, and from `alice` within other tenants.
     ///
-    /// All keys within the same outer key are in one slot of a Redis Cluster, so a script can decide on
-    /// several of them [together](crate::RateLimitLayer::within). Other storages make no difference between
-    /// such a key and a [joined](Self::join) one.
+    /// All keys within the same outer key are in one slot of a Redis Cluster, so a script can
+    /// decide on several of them [together](crate::RateLimitLayer::within). Other storages make no
+    /// difference between such a key and a [joined](Self::join) one.
     ///
     /// ```
     /// use tower_ratelimit::Key;
@@ -106,7 +106,8 @@ impl Key {
         key
     }
 
-    /// Returns the outer key and the key within it, if this key was created by [`within`](Self::within).
+    /// Returns the outer key and the key within it, if this key was created by
+    /// [`within`](Self::within).
     #[cfg(feature = "redis")]
     pub(crate) fn split_within(&self) -> Option<[Self; 2]> {
         let parts = self.as_bytes().strip_prefix(&[Kind::Within as u8])?;
@@ -299,7 +300,8 @@ fn display(key: &[u8], f: &mut fmt::Formatter<'_>) -> fmt::Result {
     }
 }
 
-/// Splits the first part from the others. Each part follows its length. Returns `None` after the last one.
+/// Splits the first part from the others. Each part follows its length. Returns `None` after the
+/// last one.
 fn split_part(parts: &[u8]) -> Option<(&[u8], &[u8])> {
     let (&length, rest) = parts.split_first()?;
     let (length, rest) = match rest.split_first_chunk::<8>() {

@@ -85,8 +85,8 @@ pub(crate) fn bands_in_flight(lane: &InFlightLane, setup: &Checked) -> Bands {
     framed(&lane.hits, setup, |content, axis, y| curves::draw(content, &lane.in_use, &in_use, axis, y + GAP))
 }
 
-/// Draws the hits and the axis of time around the curves. `curves` draws them below `y`, and returns their
-/// lower end.
+/// Draws the hits and the axis of time around the curves. `curves` draws them below `y`, and
+/// returns their lower end.
 fn framed(hits: &Hits, setup: &Checked, curves: impl FnOnce(&mut Svg, Axis, f64) -> f64) -> Bands {
     let axis = Axis { width: f64::from(setup.width), span: setup.span, period: setup.period };
     let mut content = Svg::default();

@@ -1,5 +1,5 @@
-//! A page that shows the effect of each strategy, and of a limit on requests in flight, on traffic, and lets
-//! you try a limit.
+//! A page that shows the effect of each strategy, and of a limit on requests in flight, on traffic,
+//! and lets you try a limit.
 //!
 //! `cargo run --example playground` prints `listening on http://ADDRESS`. `--listen ADDRESS`
 //! changes the address. `cargo run --example playground -- pictures FOLDER` draws the pictures of

@@ -63,8 +63,8 @@ fn lane(policy: &Policy, traffic: &[Hit], setup: &Checked) -> Lane {
     run.finish(setup.span)
 }
 
-/// Sends the hits of the traffic. `hit` makes a hit, and returns the wait of `Retry-After` in microseconds
-/// if the hit is refused.
+/// Sends the hits of the traffic. `hit` makes a hit, and returns the wait of `Retry-After` in
+/// microseconds if the hit is refused.
 pub(crate) fn send(traffic: &[Hit], setup: &Checked, mut hit: impl FnMut(Hit) -> Option<u64>) {
     // The time by which the client of `Traffic::Retry` is late because of refusals.
     let (mut late, mut sent) = (0_u64, 0);

@@ -161,9 +161,11 @@ pub trait KeyExtractor: Send + Sync + 'static {
         false
     }
 
-    /// Returns `true` if the key is always that of all clients, as for [`Global`]. Defaults to `false`.
+    /// Returns `true` if the key is always that of all clients, as for [`Global`]. Defaults to
+    /// `false`.
     ///
-    /// Such a key is not [within](crate::RateLimitLayer::within) another one. The key of a closure always is.
+    /// Such a key is not [within](crate::RateLimitLayer::within) another one. The key of a closure
+    /// always is.
     fn is_global(&self) -> bool {
         false
     }

@@ -86,8 +86,8 @@ impl RowTask {
     pub(super) async fn run(mut self) {
         let notify = Arc::clone(&self.entered);
         loop {
-            // A request that enters after the claim makes the next one, because it may hold a permit of the
-            // inner service until it has an answer.
+            // A request that enters after the claim makes the next one, because it may hold a
+            // permit of the inner service until it has an answer.
             let entered = notify.notified();
             match self.step().await {
                 (Next::Done, _) => return,

@@ -121,11 +121,11 @@ impl<R> InFlightLayer<R> {
     ///   a clone of the inner service is ready, and calls the clone.
     /// - A client that disconnects leaves the queue.
     /// - In a [shadow](Self::shadow) layer, no request waits.
-    /// - With a [storage](Self::storage), a request first waits for its answer. It takes a place, and
-    ///   `max_wait` begins, when the storage has no slots for it. The order of arrival holds within a
-    ///   process, which asks again every 100 ms. So small requests of other processes can overtake a large
-    ///   one. If the storage fails meanwhile, [`OnError`](crate::OnError) decides on all requests of the key
-    ///   that wait in this process.
+    /// - With a [storage](Self::storage), a request first waits for its answer. It takes a place,
+    ///   and `max_wait` begins, when the storage has no slots for it. The order of arrival holds
+    ///   within a process, which asks again every 100 ms. So small requests of other processes can
+    ///   overtake a large one. If the storage fails meanwhile, [`OnError`](crate::OnError) decides
+    ///   on all requests of the key that wait in this process.
     ///
     /// Waiting requests follow [`LiveSlots`](crate::LiveSlots) when a request of their key arrives or ends.
     /// A request that needs more slots than there are then is refused.
@@ -195,9 +195,9 @@ impl<R> InFlightLayer<R> {
     ///   that has ended without [`close`](Self::close).
     /// - A process that was paused for longer claims its slots again, because its requests still run. If
     ///   others have taken them meanwhile, no request is admitted until enough of them have ended.
-    /// - A request is refused although a slot is free if a process that has just given it back has not
-    ///   informed the storage yet, or, except on Redis, if other processes changed the key before every
-    ///   attempt.
+    /// - A request is refused although a slot is free if a process that has just given it back has
+    ///   not informed the storage yet, or, except on Redis, if other processes changed the key
+    ///   before every attempt.
     ///
     /// A request waits for a round trip of the storage before it is called, also in a
     /// [shadow](Self::shadow) layer. A request that the layer admits although the storage failed takes no
@@ -232,11 +232,12 @@ impl<R> InFlightLayer<R> {
     /// Has an effect only with a [storage](Self::storage). Call it before the layer is used, because the
     /// returned layer begins to count anew.
     ///
-    /// A process renews its slots every third of this time: those of 64 keys at once, the oldest first. A
-    /// key takes two round trips, or one on Redis. Those of different keys share the connection, and on
-    /// Redis also messages. So all of them take the number of keys × 2 × the latency / 64, for example
-    /// 0.3 seconds for 10,000 keys and 1 ms, and half of it on Redis. This must be less than two thirds of
-    /// the time to live. Otherwise, other processes get slots that are in use.
+    /// A process renews its slots every third of this time: those of 64 keys at once, the oldest
+    /// first. A key takes two round trips, or one on Redis. Those of different keys share the
+    /// connection, and on Redis also messages. So all of them take the number of keys × 2 × the
+    /// latency / 64, for example 0.3 seconds for 10,000 keys and 1 ms, and half of it on Redis.
+    /// This must be less than two thirds of the time to live. Otherwise, other processes get slots
+    /// that are in use.
     ///
     /// The clocks of processes may differ by less than two thirds of the time to live. Redis, memcached and
     /// PostgreSQL have a clock of their own.

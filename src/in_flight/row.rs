@@ -137,8 +137,8 @@ impl<T> Row<T> {
         self.more.is_none()
     }
 
-    /// Takes slots of a row that is [alone](Self::is_alone), if they are free. Returns the free slots
-    /// afterwards.
+    /// Takes slots of a row that is [alone](Self::is_alone), if they are free. Returns the free
+    /// slots afterwards.
     #[inline]
     pub(super) fn take_alone(&mut self, cost: u32, slots: u32) -> Option<u32> {
         let in_use = self.in_use.checked_add(cost).filter(|in_use| self.is_alone() && *in_use <= slots)?;
@@ -266,7 +266,7 @@ impl<T> Row<T> {
         begins
     }
 
-    /// Returns what is notified when a request enters the queue of a shared row while a task makes claims.
+    /// Returns the [`entered`](Held::entered) of a shared row.
     pub(super) fn entered(&self) -> Option<&Arc<Notify>> {
         self.held().map(|held| &held.entered)
     }

@@ -80,8 +80,8 @@ impl SlotTable {
         Arc::new(Self { rows, tickets: AtomicU64::new(0), claims, is_closed })
     }
 
-    /// Takes `cost` slots, at least 1, of a key that is in flight in this process alone, if they are free
-    /// and no request of the key waits. Otherwise changes nothing, and the caller calls
+    /// Takes `cost` slots, at least 1, of a key that is in flight in this process alone, if they
+    /// are free and no request of the key waits. Otherwise changes nothing, and the caller calls
     /// [`take`](Self::take).
     #[inline]
     pub(super) fn try_take(self: &Arc<Self>, policy: &Policy, key: &Key, cost: u32) -> Option<Taken> {
@@ -246,7 +246,7 @@ impl SlotTable {
         self.rows.lock(at).find()?.ask(time_to_live)
     }
 
-    /// Returns what is notified when a request enters the queue of a row while a task makes claims.
+    /// Returns the notification of requests that enter the queue of a shared row.
     pub(super) fn entered(&self, at: TableKey) -> Arc<Notify> {
         self.rows.lock(at).find().and_then(|row| row.entered().cloned()).unwrap_or_default()
     }

@@ -154,17 +154,18 @@ impl<R> RateLimitLayer<R> {
     /// | [shadow limits](crate::Policy#shadow-limits) | are checked if all policies admit the request |
     /// | [`limiter`](Self::limiter) | has the first policy |
     ///
-    /// A [`MemoryStorage`] and [some others](crate::guide::plans_and_tenants#storages) decide on all keys
-    /// together. A Redis Cluster does if the keys are [within](Self::within) one key. Wrap another
-    /// storage in [`InOrder`](crate::storage::InOrder), which decides one after the other and refunds. The
-    /// guide on [plans and tenants](crate::guide::plans_and_tenants) has more examples.
+    /// A [`MemoryStorage`] and [some others](crate::guide::plans_and_tenants#storages) decide on
+    /// all keys together. A Redis Cluster does if the keys are [within](Self::within) one key. Wrap
+    /// another storage in [`InOrder`](crate::storage::InOrder), which decides one after the other
+    /// and refunds. The guide on [plans and tenants](crate::guide::plans_and_tenants) has more
+    /// examples.
     ///
     /// # Panics
     ///
     /// Panics in these cases. [`try_and`](Self::try_and) returns an error for the first two.
     ///
-    /// - The storage does not support the policy, or does not decide on several keys together. A Redis
-    ///   Cluster decides only on keys [within](Self::within) one key.
+    /// - The storage does not support the policy, or does not decide on several keys together. A
+    ///   Redis Cluster decides only on keys [within](Self::within) one key.
     /// - Two policies have the same [identity](crate::Policy#identity). Give each its own name.
     /// - The layer has more than eight policies, or one of the options [`wait`](Self::wait) and
     ///   [`shadow`](Self::shadow), which do not support several keys.
@@ -195,9 +196,10 @@ impl<R> RateLimitLayer<R> {
         Ok(Self { shared: Shared::new(LayerState::new(config, storage), rejection) })
     }
 
-    /// Decides on keys [within](crate::Key::within) an outer key, for example that of the tenant. Call it before
-    /// [`and`](Self::and) and [`storage`](Self::storage). A Redis Cluster needs it, because it decides
-    /// together only on keys within one key, which it keeps on one server. Defaults to no outer key.
+    /// Decides on keys [within](crate::Key::within) an outer key, for example that of the tenant.
+    /// Call it before [`and`](Self::and) and [`storage`](Self::storage). A Redis Cluster needs it,
+    /// because it decides together only on keys within one key, which it keeps on one server.
+    /// Defaults to no outer key.
     ///
     /// ```
     /// use tower_ratelimit::extract::Header;
@@ -211,18 +213,20 @@ impl<R> RateLimitLayer<R> {
     ///     .and(per_tenant, Header::new("x-tenant"));
     /// ```
     ///
-    /// - The counts of a user within a tenant are separate from those within another tenant, and from
-    ///   those without this option. This holds for all storages, and their keys have the same names on
-    ///   one Redis and on a cluster.
-    /// - The key of [`Global`](crate::Global) is not within another one. A cluster rejects its policy when
-    ///   the layer is built.
-    /// - If the extractor returns an error, the request is rejected. If it returns `None`, the keys are
-    ///   within the key of all clients.
-    /// - A [`RateLimiter`](crate::RateLimiter) gets the key from [`Key::within`](crate::Key::within).
+    /// - The counts of a user within a tenant are separate from those within another tenant, and
+    ///   from those without this option. This holds for all storages, and their keys have the same
+    ///   names on one Redis and on a cluster.
+    /// - The key of [`Global`](crate::Global) is not within another one. A cluster rejects its
+    ///   policy when the layer is built.
+    /// - If the extractor returns an error, the request is rejected. If it returns `None`, the keys
+    ///   are within the key of all clients.
+    /// - A [`RateLimiter`](crate::RateLimiter) gets the key from
+    ///   [`Key::within`](crate::Key::within).
     ///
     /// # Panics
     ///
-    /// Panics if the layer has one of the options [`wait`](Self::wait) and [`shadow`](Self::shadow).
+    /// Panics if the layer has one of the options [`wait`](Self::wait) and
+    /// [`shadow`](Self::shadow).
     #[track_caller]
     pub fn within(self, outer_key: impl KeyExtractor) -> Self {
         self.with_config(|config| {

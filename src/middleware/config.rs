@@ -171,7 +171,8 @@ impl LayerConfig {
         !self.others.is_empty() || self.outer_key.is_some()
     }
 
-    /// Returns an error if the storage decides only on keys within one key, and some of them are not.
+    /// Returns an error if the storage decides only on keys within one key, and some of them are
+    /// not.
     fn check_outer_key(&self, storage: &AnyStorage) -> Result<(), ConfigError> {
         const INSTEAD: &str = "wrap the storage as `InOrder::new(storage)`, which decides on one key after the other";
         let needs = |member: &&LayerMember| {

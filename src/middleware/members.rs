@@ -112,8 +112,9 @@ fn collect<'a, Q: RequestHead + ?Sized>(
     Ok(applying)
 }
 
-/// Replaces the keys, except for those of extractors for all clients, by keys within the outer key of the
-/// request. An extractor that returns the key of all clients for some requests only has its key replaced.
+/// Replaces the keys, except for those of extractors for all clients, by keys within the outer key
+/// of the request. An extractor that returns the key of all clients for some requests only has its
+/// key replaced.
 fn place(config: &LayerConfig, applying: &mut [Applying<'_>], head: &Head<'_>) -> Result<(), Undecided> {
     let (Some(extractor), [first, ..]) = (&config.outer_key, &*applying) else { return Ok(()) };
     let outer = match extractor.extract(head) {

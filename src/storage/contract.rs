@@ -384,9 +384,10 @@ pub trait Storage: Any + fmt::Debug + Send + Sync {
         Err(decides_one_key())
     }
 
-    /// Returns `true` if this storage decides on several keys [together](Self::decide_all) only if all of them
-    /// are [within](Key::within) the same key. A Redis Cluster keeps such keys on one server. Defaults to
-    /// `false`. `policy` is the name of the policy of one of the keys, if it is known.
+    /// Returns `true` if this storage decides on several keys [together](Self::decide_all) only if
+    /// all of them are [within](Key::within) the same key. A Redis Cluster keeps such keys on one
+    /// server. Defaults to `false`. `policy` is the name of the policy of one of the keys, if it is
+    /// known.
     ///
     /// A layer with several keys then needs an [outer key](crate::RateLimitLayer::within).
     fn needs_outer_key(&self, policy: Option<&str>) -> bool {

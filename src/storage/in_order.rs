@@ -10,8 +10,8 @@ use crate::policy::{Op, Policy};
 /// Decides on several keys one after the other, on a storage that cannot decide on them together.
 ///
 /// A layer with [several keys](crate::RateLimitLayer::and) needs this wrapper on a storage without
-/// [`decide_all`](Storage::decide_all): the
-/// [guide](crate::guide::plans_and_tenants#storages) lists the others. Put it around the other wrappers.
+/// [`decide_all`](Storage::decide_all): the [guide](crate::guide::plans_and_tenants#storages) lists
+/// the others. Put it around a breaker or a cache of refusals.
 ///
 /// ```
 /// use tower_ratelimit::extract::Header;

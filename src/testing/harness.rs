@@ -16,8 +16,8 @@ use crate::storage::{AnyStorage, Claim, Granted, ManualClock, SlotStore, Storage
 /// request is in flight.
 const MAX_ATTEMPTS: u32 = 100;
 
-/// The longest time until a storage on a server is connected. On a busy machine, the first attempts can
-/// take longer than the storage allows.
+/// The longest time until a storage on a server is connected. On a busy machine, the first attempts
+/// can take longer than the storage allows.
 const CONNECTED_WITHIN: Duration = Duration::from_secs(30);
 
 /// Creates an empty storage that uses the given clock.

@@ -54,7 +54,8 @@ fn requests<'a>(policies: &'a [Policy; 3], keys: &'a [Key; 3], costs: [u32; 3]) 
     [0, 1, 2].map(|at| StorageRequest::new(&policies[at], &keys[at], Op::Hit, costs[at]))
 }
 
-/// Returns the keys of a user, its tenant, and all clients. If the storage needs it, they are within one key.
+/// Returns the keys of a user, its tenant, and all clients. If the storage needs it, they are
+/// within one key.
 fn keys_of(storage: &AnyStorage, user: u64) -> [Key; 3] {
     let (outer, keys) = (Key::from("outer"), [Key::from(user), Key::from(user % 2), Key::global()]);
     [0, 1, 2].map(|at| {

@@ -1,5 +1,5 @@
-//! The example playground in Chromium, and streams of events. `scripts/playground-test` runs these tests
-//! and writes the screenshots to `target/playground`.
+//! The example playground in Chromium, and streams of events. `scripts/playground-test` runs these
+//! tests and writes the screenshots to `target/playground`.
 
 mod streams;
 mod visit;

@@ -1,5 +1,5 @@
-//! The `EventSource` of a browser on a limit of requests in flight. It connects again by itself, unless it
-//! was refused. Whatever ends its streams, no slot stays in use.
+//! The `EventSource` of a browser on a limit of requests in flight. It connects again by itself,
+//! unless it was refused. Whatever ends its streams, no slot stays in use.
 
 use std::convert::Infallible;
 use std::net::SocketAddr;
@@ -102,8 +102,8 @@ async fn event_source_holds_its_slot_until_it_is_closed() {
     visit.value::<u32>("open('/events')").await;
     visit.until("states() === '2,1,2,1'").await;
     assert_eq!(streams.limit.in_use(), 2);
-    // Loading the page again ends its streams. Those of a page that was left can go on for a minute, because
-    // the browser keeps it for a way back.
+    // Loading the page again ends its streams. Those of a page that was left can go on for a
+    // minute, because the browser keeps it for a way back.
     visit.reload().await;
     streams.until_in_use(0).await;
     assert_eq!(streams.most.load(Ordering::SeqCst), 2);

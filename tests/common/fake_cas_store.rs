@@ -290,7 +290,8 @@ impl FakeCasStore {
     }
 }
 
-/// Returns a ledger, `slots1 PROCESS,COUNT,SEQUENCE,ALIVE_UNTIL ...`, as a store with this fault keeps it.
+/// Returns a ledger, `slots1 PROCESS,COUNT,SEQUENCE,ALIVE_UNTIL ...`, as a store with this fault
+/// keeps it.
 fn broken_ledger(fault: Fault, text: &str) -> String {
     let mut words = text.split(' ');
     let version = words.next().unwrap_or_default();

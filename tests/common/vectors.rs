@@ -270,8 +270,8 @@ pub const IN_TIME: Duration = Duration::from_millis(400);
 /// The maximum number of times that a slow scenario is replayed again.
 const ATTEMPTS: u32 = 5;
 
-/// Replays one document, each scenario on the storage that `make` returns for its clock. The policy has
-/// the name of the scenario, so scenarios can share a server.
+/// Replays one document, each scenario on the storage that `make` returns for its clock. The policy
+/// has the name of the scenario, so scenarios can share a server.
 ///
 /// Returns the number of steps and a line for each mismatch.
 ///

@@ -519,8 +519,8 @@ async fn refusal_after_a_refusing_hit_is_forwarded_by_no_failure() {
     assert_eq!(status(&service, from("u", "t")).await, 429);
 }
 
-/// A layer whose keys are within the tenant, or within all clients for a request without one. One with the
-/// tenant "none" gets an error.
+/// A layer whose keys are within the tenant, or within all clients for a request without one. One
+/// with the tenant "none" gets an error.
 fn layer_within([user, tenant, all]: [&str; 3], storage: impl Storage) -> RateLimitLayer {
     let tenant_key = |head: &Head<'_>| match head.headers.get("x-tenant").map(HeaderValue::as_bytes) {
         Some(b"none") => Err(KeyError::unauthorized("no tenant")),

@@ -4,11 +4,12 @@ use common::fleets::{FLEETS, Fleet, Promise, Spending};
 use common::policy;
 use common::random::Numbers;
 
-/// The number of fleets by default. Some of them spend more than the strategy promises without leases.
+/// The number of fleets by default. Some of them spend more than the strategy promises without
+/// leases.
 const ENOUGH: u64 = 240;
 
-/// Checks each span that begins and ends with a spent unit, and each window. Returns `true` if the fleet
-/// has spent more than the strategy promises for a span alone.
+/// Checks each span that begins and ends with a spent unit, and each window. Returns `true` if the
+/// fleet has spent more than the strategy promises for a span alone.
 fn assert_promised(fleet: &Fleet, seed: u64, spending: &Spending) -> bool {
     let mut exceeds = false;
     for limit in fleet.policy.limits() {

@@ -247,8 +247,8 @@ impl Schedule {
                 (self.was_late, self.back_by) = (true, now + LATE);
             }
         }
-        // A process that has not reached the store since then admits requests by its claim from before, until
-        // that claim ends.
+        // A process that has not reached the store since then admits requests by its claim from
+        // before, until that claim ends.
         let is_from_before = |process: &Process| {
             let stored = *process.link.stored.lock().unwrap();
             stored <= self.back_by && now - stored <= TIME_TO_LIVE

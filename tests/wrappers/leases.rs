@@ -162,7 +162,8 @@ async fn lease_ends_when_the_clock_goes_back() {
 #[tokio::test(start_paused = true)]
 async fn unspent_units_are_refunded_when_the_lease_ends() {
     for text in LEASABLE {
-        // A clock that starts at the same time in each run, because a window must not end meanwhile.
+        // A clock that starts at the same time in each run, because a window must not end
+        // meanwhile.
         let ((leases, storage, clock), policy) = (leased(10), policy(text));
         let is_bucket = text.starts_with("token");
         for _ in 0..2 {

@@ -71,7 +71,8 @@ async fn refusal_by_the_leased_policy_spends_nothing_of_the_user() {
     assert_eq!(spent(&memory, &policies[0], &Key::from(1)).await, 200);
 }
 
-/// Two processes on one storage: every key has spent exactly the admitted hits after the leases are closed.
+/// Two processes on one storage: every key has spent exactly the admitted hits after the leases are
+/// closed.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn concurrent_hits_of_two_processes_are_exact() {
     let memory = MemoryStorage::new();

@@ -1,5 +1,5 @@
-//! Simulates fleets of processes with leases, and draws the most units that they spend in any span of
-//! time, beside those that the strategy promises. The result is always the same.
+//! Simulates fleets of processes with leases, and draws the most units that they spend in any span
+//! of time, beside those that the strategy promises. The result is always the same.
 
 use std::fs;
 
@@ -66,8 +66,8 @@ fn panel(text: &str) -> Panel {
     }
 }
 
-/// Returns the microseconds between two spans. The curves end after two of the periods of which a lease
-/// is a twentieth.
+/// Returns the microseconds between two spans. The curves end after two of the periods of which a
+/// lease is a twentieth.
 fn width(lease: u64) -> u64 {
     40 * lease / SPANS as u64
 }

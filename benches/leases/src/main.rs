@@ -1,4 +1,4 @@
-//! What leases spend and save with each strategy. See `scripts/leases`.
+//! Measures how much leases spend and save with each strategy. See `scripts/leases`.
 
 mod bounds;
 #[allow(dead_code, unreachable_pub, clippy::pedantic, reason = "the tests use all of it")]

@@ -45,8 +45,8 @@ impl Limiter {
     }
 }
 
-/// Runs until the time of the load is over. Prints the number of admitted hits, or their times under
-/// the load of [`HALF`].
+/// Runs until the time of the load is over. Prints the number of admitted hits, or their times
+/// under the load of [`HALF`].
 #[tokio::main(flavor = "current_thread")]
 pub(crate) async fn run(url: &str, limiter: &str, load: &str) {
     let limit: u32 = load.parse().expect("the limit is a number");

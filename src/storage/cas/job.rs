@@ -47,9 +47,9 @@ pub(super) enum JobWork {
 
 impl JobWork {
     /// Returns the key whose worker executes the job. Decisions on several keys share a worker,
-    /// whose key is empty, because most of them have a key in common. And a batch costs as many round trips as
-    /// one decision: with a worker for each of 100 tenants, etcd and PostgreSQL made a quarter of the
-    /// decisions.
+    /// whose key is empty, because most of them have a key in common. And a batch costs as many
+    /// round trips as one decision: with a worker for each of 100 tenants, etcd and PostgreSQL made
+    /// a quarter of the decisions.
     pub(super) fn queue(&self) -> Arc<str> {
         match self {
             Self::One { key, .. } => Arc::clone(key),

@@ -52,8 +52,9 @@ pub(in crate::storage) trait ServerStore: CasStorage<Error = StorageError> {
     /// calls in progress.
     fn overload(&self, busy_keys: usize) -> Option<StorageError>;
 
-    /// Waits for the first connection, or for the errors of the first attempts. It has a timeout of its
-    /// own, because a login can take longer than a decision. The default implementation does not wait.
+    /// Waits for the first connection, or for the errors of the first attempts. It has a timeout of
+    /// its own, because a login can take longer than a decision. The default implementation does
+    /// not wait.
     fn first_connection(&self) -> impl Future<Output = ()> + Send {
         std::future::ready(())
     }
@@ -84,8 +85,8 @@ pub(in crate::storage) struct ServerCas<S: CasStorage> {
     first: Arc<FirstConnection>,
 }
 
-/// The wait for the first connection, which ends for all calls at the same time, also if their callers
-/// leave early.
+/// The wait for the first connection, which ends for all calls at the same time, also if their
+/// callers leave early.
 #[derive(Debug, Default)]
 struct FirstConnection {
     begun: OnceLock<Instant>,

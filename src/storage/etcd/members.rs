@@ -130,8 +130,8 @@ impl Members {
     }
 }
 
-/// Returns the end of the time for one member. The last one gets all of the remaining time, and each
-/// earlier one half of it.
+/// Returns the end of the time for one member. The last one gets all of the remaining time, and
+/// each earlier one half of it.
 fn failover_at(deadline: Instant, is_last: bool) -> Instant {
     let now = Instant::now();
     now + deadline.saturating_duration_since(now) / if is_last { 1 } else { 2 }

@@ -1,5 +1,5 @@
-//! Several keys, of which one policy is leased: its units are taken first, and then the storage decides on
-//! the other keys together.
+//! Several keys, of which one policy is leased: its units are taken first, and then the storage
+//! decides on the other keys together.
 
 use tokio::runtime::Handle;
 
@@ -76,8 +76,9 @@ async fn decide_leased_first(
     Ok(decisions)
 }
 
-/// The decision on the leased member. If it is dropped before the others are decided, because the caller
-/// has left, its units return. So a caller whom another member would refuse cannot use up the lease.
+/// The decision on the leased member. If it is dropped before the others are decided, because the
+/// caller has left, its units return. So a caller whom another member would refuse cannot use up
+/// the lease.
 struct Taken<'a> {
     leases: &'a Leases,
     leased: &'a OwnedRequest,

@@ -175,13 +175,14 @@ impl Leases {
         self.with(|settings| settings.max_keys = max_keys)
     }
 
-    /// Leases only the units of the policy with this name. The storage decides on other policies. Defaults
-    /// to all policies.
+    /// Leases only the units of the policy with this name. The storage decides on other policies.
+    /// Defaults to all policies.
     ///
-    /// Use it for the limit of all clients among [several keys](crate::RateLimitLayer::and), whose key is
-    /// hit by every request. Such a request takes the units of this policy first, from a lease in most
-    /// cases. Then the storage decides on the other keys together. If it refuses, the units return to the
-    /// lease. They are refunded to the storage if they came from there, or if the lease has ended.
+    /// Use it for the limit of all clients among [several keys](crate::RateLimitLayer::and), whose
+    /// key is hit by every request. Such a request takes the units of this policy first, from a
+    /// lease in most cases. Then the storage decides on the other keys together. If it refuses, the
+    /// units return to the lease. They are refunded to the storage if they came from there, or if
+    /// the lease has ended.
     ///
     /// ```
     /// use tower_ratelimit::extract::Header;
@@ -201,11 +202,12 @@ impl Leases {
     ///
     /// | with several keys | |
     /// |---|---|
-    /// | limits | the leased policy has the [bounds](Self#bounds) of leases; the others are exact |
+    /// | limits | the leased policy has the [bounds](Self#bounds) of leases, and a token bucket can admit more if late refunds overlap; the others are exact |
     /// | units of a refused request | taken from the lease for about one round trip. Meanwhile they can be the reason that another request is refused |
     /// | a request that is dropped | the units of the leased policy return; those of the others may stay spent |
     /// | round trips | one for the other policies; one more if the lease is used up, also if the leased policy refuses |
-    /// | a decision of the storage that fails | the units return, and the request gets the error |
+    /// | a refusal by the leased policy | the others spend nothing, and an elastic window or a lockout by refusals does not count it |
+    /// | a decision of the storage that fails | the units return, and the request gets the error; a refusal stays a refusal |
     ///
     /// The returned storage has no leases, and is independent of clones of this one.
     #[must_use]
@@ -274,8 +276,8 @@ impl Leases {
 }
 
 impl LeaseSettings {
-    /// Returns `true` if a lease can decide on the request. It does not show whether the units that a limit
-    /// keeps remain in the storage.
+    /// Returns `true` if a lease can decide on the request. It does not show whether the units that
+    /// a limit keeps remain in the storage.
     fn can_lease(&self, request: &StorageRequest<'_>) -> bool {
         let is_possible = |limit: &Limit| is_leasable(limit) && limit.kept() == 0;
         request.cost > 0 && self.selects(request.policy) && request.policy.limits().iter().all(is_possible)

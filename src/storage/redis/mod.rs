@@ -331,8 +331,8 @@ impl Storage for RedisStorage {
     ///
     /// # Errors
     ///
-    /// Returns an error if a strategy has no [script](crate::strategy::Strategy::script). Wrap the storage
-    /// as [`InOrder`](crate::storage::InOrder) then.
+    /// Returns an error if a strategy has no [script](crate::strategy::Strategy::script). Wrap the
+    /// storage as [`InOrder`](crate::storage::InOrder) then.
     fn validate_members(&self, policies: &[Policy]) -> Result<(), ConfigError> {
         policies.iter().try_for_each(validate_member)
     }

@@ -132,11 +132,12 @@ pub(super) fn lines(policy: &Policy, digests: &[u32], stored: &[u8]) -> Vec<Stri
 /// format changes it, so that programs with different formats use different keys.
 const VERSION: &str = "v1";
 
-/// Returns the key of the states: `PREFIX:{POLICY|KEY}v1`, or `PREFIX:{OUTER}{POLICY|KEY}v1` for a key
-/// [within](Key::within) an outer one.
+/// Returns the key of the states: `PREFIX:{POLICY|KEY}v1`, or `PREFIX:{OUTER}{POLICY|KEY}v1` for a
+/// key [within](Key::within) an outer one.
 ///
-/// The first text in braces selects the slot of a cluster. So all keys of a policy and a key are in one
-/// slot, and all keys within the same outer key. A text with a policy contains `|`, which a key encodes.
+/// The first text in braces selects the slot of a cluster. So all keys of a policy and a key are in
+/// one slot, and all keys within the same outer key. A text with a policy contains `|`, which a key
+/// encodes.
 pub(super) fn states_key(prefix: &str, policy: &Policy, key: &Key) -> String {
     match key.split_within() {
         None => format!("{prefix}:{{{}}}{VERSION}", names::of(policy, key)),

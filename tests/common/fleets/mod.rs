@@ -35,8 +35,8 @@ const ROUND: u64 = 60;
 /// The step of a round at which leases are about to end.
 const LATE: u64 = 20;
 
-/// The times at which the processes hit. With a rhythm, each period has a round of [`ROUND`] steps. The
-/// late processes take a slice at its begin, and spend it from the step [`LATE`] on.
+/// The times at which the processes hit. With a rhythm, each period has a round of [`ROUND`] steps.
+/// The late processes take a slice at its begin, and spend it from the step [`LATE`] on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Rhythm {
     None,
@@ -64,8 +64,8 @@ pub struct Fleet {
     pub losses: u64,
     /// The number of keys. With two, each process has room for one.
     pub keys: u64,
-    /// `true` if processes stop, crash and close their leases, links fail, callers leave, and hits are
-    /// charged and settled.
+    /// `true` if processes stop, crash and close their leases, links fail, callers leave, and hits
+    /// are charged and settled.
     pub is_troubled: bool,
 }
 
@@ -99,7 +99,8 @@ impl Fleet {
         self.ttl.unwrap_or_else(|| default_lease(&self.policy))
     }
 
-    /// Runs the fleet. It begins up to ten seconds before midnight, so that the windows of a day end, too.
+    /// Runs the fleet. It begins up to ten seconds before midnight, so that the windows of a day
+    /// end, too.
     pub fn run(&self, numbers: &mut Numbers) -> Spending {
         let clock = ManualClock::default();
         clock.set(clock.now().minus(numbers.below(10_000_000)));
@@ -144,8 +145,8 @@ impl Fleet {
     }
 }
 
-/// Returns the default time of a lease in microseconds: a twentieth of the shortest period, and at most
-/// a second.
+/// Returns the default time of a lease in microseconds: a twentieth of the shortest period, and at
+/// most a second.
 fn default_lease(policy: &Policy) -> u64 {
     policy.limits().iter().map(|limit| limit.quota().period_micros() / 20).min().unwrap().min(1_000_000)
 }

@@ -16,8 +16,8 @@ use super::spending::{Spending, Spent};
 use super::{Fleet, LATE, ROUND, Rhythm, key};
 use crate::random::Numbers;
 
-/// A process of the fleet. Its clock differs from that of the storage. It has one runtime or two, which
-/// run only in its steps.
+/// A process of the fleet. Its clock differs from that of the storage. It has one runtime or two,
+/// which run only in its steps.
 pub(super) struct Process {
     leases: Leases,
     clock: ManualClock,
@@ -47,8 +47,8 @@ struct WaitingHit {
     decided: StorageFuture<Decision>,
 }
 
-/// A charge that is in flight. Its process has no other one, so that the units that the storage charges
-/// belong to it.
+/// A charge that is in flight. Its process has no other one, so that the units that the storage
+/// charges belong to it.
 struct PendingCharge {
     key: usize,
     since: Timestamp,
@@ -241,8 +241,8 @@ impl Process {
     }
 }
 
-/// Returns `true` if a bucket may have refilled units of a hit that are refunded. It gives them back
-/// once more if another hit was refunded meanwhile, also without leases.
+/// Returns `true` if a bucket may have refilled units of a hit that are refunded. It gives them
+/// back once more if another hit was refunded meanwhile, also without leases.
 fn refills(policy: &Policy) -> bool {
     policy.limits().iter().any(|limit| limit.strategy().name() == "token-bucket")
 }

@@ -51,7 +51,8 @@ pub(super) struct Spent {
     pub(super) units: u64,
 }
 
-/// The windows in which the storage has admitted hits: the key, the position of the limit, and the end.
+/// The windows in which the storage has admitted hits: the key, the position of the limit, and the
+/// end.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Windows(Arc<Mutex<HashSet<(Key, usize, Timestamp)>>>);
 
@@ -88,8 +89,8 @@ impl Spending {
         self.calls += leases.misses();
     }
 
-    /// Calls `visit` with the length of each span that begins and ends with a spent unit, in microseconds,
-    /// and with the units that were spent on one key in it.
+    /// Calls `visit` with the length of each span that begins and ends with a spent unit, in
+    /// microseconds, and with the units that were spent on one key in it.
     pub fn visit_spans(&self, mut visit: impl FnMut(u64, u64)) {
         let mut keys = BTreeMap::<usize, BTreeMap<Timestamp, u64>>::new();
         for spent in &self.spent {
@@ -107,8 +108,8 @@ impl Spending {
         }
     }
 
-    /// Calls `visit` for each fixed, aligned or calendar window, with its limit and the units that were
-    /// spent in it.
+    /// Calls `visit` for each fixed, aligned or calendar window, with its limit and the units that
+    /// were spent in it.
     pub fn visit_windows(&self, policy: &Policy, mut visit: impl FnMut(&Limit, u64)) {
         for (key, position, end) in &*self.windows.0.lock().unwrap() {
             let limit = &policy.limits()[*position];

@@ -111,8 +111,8 @@ async fn credentials_provider_is_called_for_each_connection() {
     user.recover().await;
 }
 
-/// Guards against this defect: the first hits of a process failed, because a login takes etcd longer
-/// than the timeout.
+/// Guards against this defect: the first hits of a process failed, because a login takes etcd
+/// longer than the timeout.
 #[tokio::test]
 async fn first_hits_wait_for_the_login() {
     let etcd = Etcd::start(1);
@@ -136,7 +136,8 @@ async fn first_hits_wait_for_the_login() {
             let is_delayed = watch.wall() >= LOGIN;
             match (hit, peek, checked) {
                 (Ok(hit), Ok(_), Ok(())) if is_delayed => break assert!(hit.is_admitted()),
-                // On a busy machine, the reply may come after the delay ends, or a hit may time out later.
+                // On a busy machine, the reply may come after the delay ends, or a hit may time out
+                // later.
                 results => assert!(watch.excuses(QUICK) && begun.wall() < EVENTUALLY, "{hosts}: {results:?}"),
             }
         }

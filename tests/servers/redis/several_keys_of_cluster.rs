@@ -257,8 +257,8 @@ async fn hits_within_the_tenants_of_other_nodes_survive_a_dead_node() {
     storage.ready(LONG).await.unwrap();
 }
 
-/// The user and the tenant are exact within the tenant, and the units of all clients are leased from another
-/// node.
+/// The user and the tenant are exact within the tenant, and the units of all clients are leased
+/// from another node.
 #[tokio::test]
 async fn leased_policy_of_all_clients_needs_no_outer_key() {
     let cluster = Cluster::start();
