@@ -1,8 +1,8 @@
 //! Eight processes with separate connections hit one key. Together they are admitted exactly up to
 //! the limit, on every shared storage. When they settle hits with random costs, the final count is
 //! exactly the sum of the costs. A lockout stays locked when the server is restarted. With leases,
-//! they are never admitted more often, also if some of them are killed, and a process that closes its
-//! leases loses no unit. Several keys have spent exactly the units of the admitted hits, and refused
+//! they are never admitted more often, also if some of them are killed or suspended, and a process
+//! that closes its leases loses no unit. Several keys have spent exactly the units of the admitted hits, and refused
 //! hits have spent nothing of any key.
 //!
 //! The test runs without the test harness, because each of the eight processes runs this program.
@@ -10,6 +10,8 @@
 use std::env;
 use std::io::{self, BufRead, BufReader, Read, Write};
 use std::process::{Child, ChildStdout, Command, Stdio};
+use std::thread;
+use std::time::Duration;
 
 use common::foreign;
 use common::random::Numbers;
@@ -45,8 +47,10 @@ const LOCKOUT: &str = "lockout";
 const LEASED: &str = "leased ";
 /// The number of units of a slice.
 const SLICE: u32 = 16;
-/// The number of processes that are killed while they hold leases.
-const KILLED: usize = 2;
+/// The number of processes that are killed or suspended while they hold leases.
+const INTERRUPTED: usize = 2;
+/// The time for which they are suspended at least. Their leases end after a second.
+const SUSPENDED: Duration = Duration::from_secs(2);
 
 /// The value of [`POLICY`] for hits of users, which spend from their tenant and from all users, too.
 const MEMBERS: &str = "members";
@@ -57,6 +61,15 @@ const REFUSED: u32 = 10_000;
 
 /// The value of [`POLICY`] for a custom strategy, which Redis runs by compare-and-swap.
 const FOREIGN: &str = "foreign";
+
+/// What happens to some processes with leases after their first hits.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Fault {
+    None,
+    Killed,
+    /// Suspended (SIGSTOP), and resumed when the others have ended.
+    Suspended,
+}
 
 fn main() {
     if let (Ok(url), Ok(policy)) = (env::var(URL), env::var(POLICY)) {
@@ -114,8 +127,8 @@ fn main() {
     }
     for (place, url) in [("one server", server.url()), ("PostgreSQL", postgres.url())] {
         for strategy in ["fixed-window", "moving-window"] {
-            for killed in [0, KILLED] {
-                lease(place, &format!("{url}{}prefix=leased-{killed}", separator(&url)), strategy, killed);
+            for fault in [Fault::None, Fault::Killed, Fault::Suspended] {
+                lease(place, &format!("{url}{}prefix=leased-{fault:?}", separator(&url)), strategy, fault);
             }
         }
     }
@@ -136,45 +149,47 @@ fn main() {
     }
 }
 
-/// Hits in eight processes with leases. Some of them are killed after their first hits.
-fn lease(place: &str, url: &str, strategy: &str, killed: usize) {
+/// Hits in eight processes with leases.
+fn lease(place: &str, url: &str, strategy: &str, fault: Fault) {
     let policy = format!("{LEASED}{strategy}");
-    let mut many: Vec<Process> = (0..PROCESSES).map(|_| Process::start(url, &policy)).collect();
-    begin(&mut many);
-    let survivors = many.split_off(killed);
-    let mut at_least = 0;
-    for mut process in many {
-        at_least += process.reads_admitted().take(3).count();
-        process.child.kill().unwrap();
-        at_least += process.reads_admitted().count();
+    let mut others: Vec<Process> = (0..PROCESSES).map(|_| Process::start(url, &policy)).collect();
+    begin(&mut others);
+    let interrupted = if fault == Fault::None { Vec::new() } else { others.split_off(PROCESSES - INTERRUPTED) };
+    let (mut spent, mut suspended) = (0, Vec::new());
+    for mut process in interrupted {
+        spent += process.reads_admitted().take(3).count();
+        if fault == Fault::Killed {
+            process.child.kill().unwrap();
+            spent += process.reads_admitted().count();
+        } else {
+            process.signal("STOP");
+            suspended.push(process);
+        }
     }
-    let admitted: Vec<u32> = survivors
-        .into_iter()
-        .map(|mut process| {
-            let admitted = u32::try_from(process.reads_admitted().count()).unwrap();
-            assert!(process.child.wait().unwrap().success());
-            admitted
-        })
-        .collect();
-    let spent = admitted.iter().sum::<u32>() + u32::try_from(at_least).unwrap();
-    let counted = LIMIT - remaining(url, &policy);
-    println!("leased {strategy} on {place}: {admitted:?} and {at_least} of {killed} killed ones, {counted} counted");
+    let admitted: Vec<usize> = others.into_iter().map(Process::admitted).collect();
+    if fault == Fault::Suspended {
+        thread::sleep(SUSPENDED);
+    }
+    suspended.iter().for_each(|process| process.signal("CONT"));
+    spent += admitted.iter().sum::<usize>() + suspended.into_iter().map(Process::admitted).sum::<usize>();
+    let (spent, counted) = (u32::try_from(spent).unwrap(), LIMIT - remaining(url, &policy));
+    println!("leased {strategy} on {place}, {fault:?}: {admitted:?}, {spent} spent, {counted} counted");
     assert!(spent <= counted, "{spent} spent, {counted} counted");
     // A killed process loses its lease, and the hits that it has not printed.
-    let lost = (SLICE + u32::try_from(TASKS).unwrap()) * u32::try_from(killed).unwrap();
+    let lost = (SLICE + u32::try_from(TASKS).unwrap()) * u32::try_from(INTERRUPTED).unwrap();
+    let lost = if fault == Fault::Killed { lost } else { 0 };
     assert!(counted <= spent + lost, "{spent} spent, {counted} counted");
 }
 
 #[tokio::main(flavor = "current_thread")]
 async fn remaining(url: &str, policy: &str) -> u32 {
-    limiter(url, policy).peek(&Key::global()).await.unwrap().remaining()
+    connected(url, policy).await.peek(&Key::global()).await.unwrap().remaining()
 }
 
 /// Returns the units that are counted for all keys of the settled hits.
 #[tokio::main(flavor = "current_thread")]
 async fn units_counted(url: &str) -> u32 {
-    let limiter = limiter(url, SETTLE);
-    let mut counted = 0;
+    let (limiter, mut counted) = (connected(url, SETTLE).await, 0);
     for key in 0..KEYS {
         counted += PLENTY - limiter.peek(&key.into()).await.unwrap().remaining();
     }
@@ -202,7 +217,8 @@ async fn is_admitted(storage: &AnyStorage, policies: &[Policy; 3], user: u64) ->
 /// Asserts that users, tenants and all have spent `expected` units each, also after refused hits.
 #[tokio::main(flavor = "current_thread")]
 async fn assert_members_have_spent(url: &str, expected: u32) {
-    let (storage, policies) = (storage(url), members());
+    let (limiter, policies) = (connected(url, MEMBERS).await, members());
+    let storage = limiter.storage();
     let spent = async || {
         let mut spent = [0; 3];
         for (at, keys) in [(0, USERS), (1, 2), (2, 1)] {
@@ -216,7 +232,7 @@ async fn assert_members_have_spent(url: &str, expected: u32) {
     };
     assert_eq!(spent().await, [expected; 3]);
     for number in 0..REFUSED {
-        assert!(!is_admitted(&storage, &policies, u64::from(number) % USERS).await);
+        assert!(!is_admitted(storage, &policies, u64::from(number) % USERS).await);
     }
     assert_eq!(spent().await, [expected; 3], "after {REFUSED} refused hits");
 }
@@ -234,6 +250,18 @@ impl Process {
         let mut child = command.spawn().unwrap();
         let stdout = BufReader::new(child.stdout.take().unwrap());
         Self { child, stdout }
+    }
+
+    /// Waits until the process has ended. Returns the number of its admitted hits that were not read.
+    fn admitted(mut self) -> usize {
+        let admitted = self.reads_admitted().count();
+        assert!(self.child.wait().unwrap().success());
+        admitted
+    }
+
+    fn signal(&self, name: &str) {
+        let id = self.child.id().to_string();
+        assert!(Command::new("kill").args([&format!("-{name}"), &id]).status().unwrap().success());
     }
 
     /// Reads a line for each admitted hit, until the process ends.
@@ -266,6 +294,14 @@ fn together(mut many: Vec<Process>) -> Vec<u32> {
     ended.collect()
 }
 
+/// Returns a limiter whose storage is connected. On a busy machine, connecting takes several attempts, and
+/// a server that was restarted may still load its data.
+async fn connected(url: &str, policy: &str) -> RateLimiter {
+    let limiter = limiter(url, policy);
+    limiter.storage().ready(EVENTUALLY).await.unwrap();
+    limiter
+}
+
 fn limiter(url: &str, policy: &str) -> RateLimiter {
     let policy = match policy {
         FOREIGN => foreign(LIMIT),
@@ -290,9 +326,7 @@ fn separator(url: &str) -> char {
 /// in several tasks on one connection.
 #[tokio::main(flavor = "current_thread")]
 async fn one_of_many(url: &str, policy: &str) {
-    let limiter = limiter(url, policy);
-    // A server that was restarted may still load its data.
-    limiter.storage().ready(EVENTUALLY).await.unwrap();
+    let limiter = connected(url, policy).await;
     println!("connected");
     let mut line = String::new();
     io::stdin().read_line(&mut line).unwrap();
