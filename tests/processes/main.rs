@@ -170,7 +170,9 @@ fn lease(place: &str, url: &str, strategy: &str, fault: Fault) {
     if fault == Fault::Suspended {
         thread::sleep(SUSPENDED);
     }
-    suspended.iter().for_each(|process| process.signal("CONT"));
+    for process in &suspended {
+        process.signal("CONT");
+    }
     spent += admitted.iter().sum::<usize>() + suspended.into_iter().map(Process::admitted).sum::<usize>();
     let (spent, counted) = (u32::try_from(spent).unwrap(), LIMIT - remaining(url, &policy));
     println!("leased {strategy} on {place}, {fault:?}: {admitted:?}, {spent} spent, {counted} counted");
