@@ -23,10 +23,11 @@
 //! | task | guide |
 //! |---|---|
 //! | Choose a strategy | [Choosing a strategy](guide::choosing_a_strategy) |
+//! | Sell requests per day or month, in the time zone of each tenant | [Quotas by day and month](guide::quotas_by_day_and_month) |
 //! | Find the client, also behind a proxy | [Keys and proxies](guide::keys_and_proxies), [proxies by name](guide::proxies_by_name) |
 //! | Set the cost of a request, before or after its response, or meter messages and chunks | [Costs](guide::costs) |
 //! | Limit users, tenants and all clients together, leave room for people | [Plans, tenants and all clients](guide::plans_and_tenants) |
-//! | Lock out who guesses passwords | [Protecting a login](guide::protecting_a_login) |
+//! | Lock out clients that guess passwords | [Protecting a login](guide::protecting_a_login) |
 //! | Refuse requests, let them wait, choose header fields | [Headers and refusals](guide::headers_and_refusals) |
 //! | Keep to the limits of other servers, as their client | [Limits of other servers](guide::limits_of_other_servers) |
 //! | Limit how many requests are in flight at once: streams, uploads, web sockets | [Requests in flight](guide::requests_in_flight) |

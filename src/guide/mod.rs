@@ -8,7 +8,7 @@
 //! | Set up nginx, Cloudflare, a cloud's load balancer or another proxy | [Proxies by name](proxies_by_name) |
 //! | Set the cost of a request, before or after its response, or meter messages and chunks | [Costs](costs) |
 //! | Limit users, tenants and all clients together, leave room for people | [Plans, tenants and all clients](plans_and_tenants) |
-//! | Lock out who guesses passwords | [Protecting a login](protecting_a_login) |
+//! | Lock out clients that guess passwords | [Protecting a login](protecting_a_login) |
 //! | Refuse requests, let them wait, choose header fields | [Headers and refusals](headers_and_refusals) |
 //! | Keep to the limits of other servers, as their client | [Limits of other servers](limits_of_other_servers) |
 //! | Limit how many requests are in flight at once: streams, uploads, web sockets | [Requests in flight](requests_in_flight) |

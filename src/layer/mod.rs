@@ -217,7 +217,8 @@ impl<R> RateLimitLayer<R> {
     ///   from those without this option. This holds for all storages, and their keys have the same
     ///   names on one Redis and on a cluster.
     /// - The key of [`Global`](crate::Global) is not within another one. A cluster rejects its
-    ///   policy when the layer is built.
+    ///   policy when the layer is built, unless it is [leased](crate::storage::Leases::only), or the
+    ///   storage is an [`InOrder`](crate::storage::InOrder).
     /// - If the extractor returns an error, the request is rejected. If it returns `None`, the keys
     ///   are within the key of all clients.
     /// - A [`RateLimiter`](crate::RateLimiter) gets the key from

@@ -21,8 +21,8 @@
 //! |---|---|
 //! | [`Breaker`] | a circuit breaker, with an optional fallback |
 //! | [`RefusalCache`] | refusals without a round trip |
-//! | [`Leases`] | hits without a round trip |
 //! | [`InOrder`] | [several keys](crate::RateLimitLayer::and) on a storage that decides on one key at a time |
+//! | [`Leases`] | hits without a round trip |
 //!
 //! The page of each storage lists its options, its keys and its faults. The guide on [several
 //! processes](crate::guide::several_processes) helps to choose one, and the guide on
