@@ -62,7 +62,7 @@ const REFUSED: u32 = 10_000;
 /// The value of [`POLICY`] for a custom strategy, which Redis runs by compare-and-swap.
 const FOREIGN: &str = "foreign";
 
-/// What happens to some processes with leases after their first hits.
+/// An interruption of some processes with leases, after their first hits.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Fault {
     None,
