@@ -62,8 +62,52 @@ impl Cluster {
         ENDS.iter().position(|end| slot < *end).unwrap()
     }
 
+    /// Returns the slot of a key.
+    pub fn slot(&self, key: &str) -> u16 {
+        self.nodes[0].ask(&["CLUSTER", "KEYSLOT", key]).to_string().parse().unwrap()
+    }
+
+    /// Begins to move the slot of a key from its initial node to the next one.
+    pub fn begin_move(&self, key: &str) -> SlotMove<'_> {
+        let slot = self.slot(key);
+        let from = Self::home(slot);
+        let moving = SlotMove { cluster: self, slot, from, to: (from + 1) % self.nodes.len() };
+        moving.set(moving.to, "IMPORTING", moving.from);
+        moving.set(moving.from, "MIGRATING", moving.to);
+        moving
+    }
+
     pub fn id(&self, node: usize) -> String {
         self.nodes[node].ask(&["CLUSTER", "MYID"]).to_string()
+    }
+}
+
+/// A slot that moves from one node to another.
+#[derive(Debug)]
+pub struct SlotMove<'a> {
+    cluster: &'a Cluster,
+    slot: u16,
+    from: usize,
+    /// The number of the new node.
+    pub to: usize,
+}
+
+impl SlotMove<'_> {
+    /// Moves a key to the new node.
+    pub fn migrate(&self, key: &str) {
+        let port = self.cluster.nodes[self.to].port().to_string();
+        ok(&self.cluster.nodes[self.from], &["MIGRATE", "127.0.0.1", &port, key, "0", "1000"]);
+    }
+
+    /// Ends the move, after which both nodes know that the slot is on the new one.
+    pub fn end(self) {
+        self.set(self.to, "NODE", self.to);
+        self.set(self.from, "NODE", self.to);
+    }
+
+    fn set(&self, node: usize, state: &str, other: usize) {
+        let (slot, id) = (self.slot.to_string(), self.cluster.id(other));
+        ok(&self.cluster.nodes[node], &["CLUSTER", "SETSLOT", &slot, state, &id]);
     }
 }
 

@@ -28,7 +28,7 @@ use std::time::{Duration, Instant};
 use tower_ratelimit::storage::PostgresStorage;
 
 pub use self::etcd::{Etcd, Member};
-pub use self::fleet::{Cluster, Sentinels, wait_until_replicated};
+pub use self::fleet::{Cluster, Sentinels, SlotMove, wait_until_replicated};
 pub use self::memcached::Memcached;
 pub use self::pgbouncer::PgBouncer;
 pub use self::ports::free_port;

@@ -63,8 +63,8 @@ fn homes(cluster: &Cluster, policy: &str) -> [String; 3] {
     let mut homes = [const { None }; 3];
     for number in 0.. {
         let key = format!("k{number}");
-        let slot = cluster.nodes[0].ask(&["CLUSTER", "KEYSLOT", &format!("rl:{{{policy}|t:{key}}}")]).to_string();
-        homes[Cluster::home(slot.parse().unwrap())].get_or_insert(key);
+        let slot = cluster.slot(&format!("rl:{{{policy}|t:{key}}}"));
+        homes[Cluster::home(slot)].get_or_insert(key);
         if homes.iter().all(Option::is_some) {
             break;
         }
@@ -218,27 +218,16 @@ async fn hits_follow_a_slot_that_moves_to_another_node() {
     assert_eq!(hit(&limiter).await, 8);
 
     let key = "rl:{p|t:k}v1";
-    let slot = cluster.nodes[0].ask(&["CLUSTER", "KEYSLOT", key]).to_string();
-    let from = Cluster::home(slot.parse().unwrap());
-    let to = (from + 1) % 3;
-    let (from_id, to_id) = (cluster.id(from), cluster.id(to));
-    let set_slot = |node: usize, what: &[&str]| {
-        let command = [&["CLUSTER", "SETSLOT", &slot], what].concat();
-        assert_eq!(cluster.nodes[node].ask(&command).to_string(), "OK");
-    };
-    set_slot(to, &["IMPORTING", &from_id]);
-    set_slot(from, &["MIGRATING", &to_id]);
+    let moving = cluster.begin_move(key);
     // Neither node has this key, so the old one redirects with `ASK`.
     assert_eq!(hit(&other).await, 8);
-    assert_eq!(cluster.nodes[to].ask(&["DBSIZE"]).to_string(), "1", "the new node counts");
+    assert_eq!(cluster.nodes[moving.to].ask(&["DBSIZE"]).to_string(), "1", "the new node counts");
     // The new node has neither key of this script. They could still be on the old node, so it
     // replies with `TRYAGAIN`.
     let error = with_log.hit(&Key::from("k")).await.unwrap_err();
     assert!(format!("{error:#}").contains("TRYAGAIN") && !error.may_have_counted(), "{error}");
-    let port = cluster.nodes[to].port().to_string();
-    assert_eq!(cluster.nodes[from].ask(&["MIGRATE", "127.0.0.1", &port, key, "0", "1000"]).to_string(), "OK");
+    moving.migrate(key);
     assert_eq!(hit(&limiter).await, 7);
-    set_slot(to, &["NODE", &to_id]);
-    set_slot(from, &["NODE", &to_id]);
+    moving.end();
     assert_eq!([hit(&limiter).await, hit(&other).await, hit(&with_log).await], [6, 7, 8]);
 }

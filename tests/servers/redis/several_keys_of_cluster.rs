@@ -116,7 +116,7 @@ async fn refused_hits_on_a_cluster_leave_every_count_as_it_was() {
 async fn layer_within_the_tenant_decides_on_a_cluster_and_on_one_server() {
     let (cluster, server) = (Cluster::start(), Server::start(&[]));
     let named_key = "rl:{t:acme}{user|t:alice}v1";
-    let slot = cluster.nodes[0].ask(&["CLUSTER", "KEYSLOT", named_key]).to_string().parse().unwrap();
+    let slot = cluster.slot(named_key);
     for (url, node) in [(cluster.url(), &cluster.nodes[Cluster::home(slot)]), (server.url(), &server)] {
         let [user, tenant] = two(["fixed-window 2/day", "fixed-window 3/day"]);
         let service = RateLimitLayer::new(user, Header::new("x-user"))
@@ -205,27 +205,15 @@ async fn hits_within_a_tenant_follow_its_slot_to_another_node() {
     assert!(are_admitted(&hit(&alice).await.unwrap()));
 
     let names = ["rl:{t:acme}{user|t:alice}v1", "rl:{t:acme}{tenant|t:acme}v1"];
-    let slot = cluster.nodes[0].ask(&["CLUSTER", "KEYSLOT", names[0]]).to_string();
-    let from = Cluster::home(slot.parse().unwrap());
-    let to = (from + 1) % 3;
-    let (from_id, to_id) = (cluster.id(from), cluster.id(to));
-    let set_slot = |node: usize, what: &[&str]| {
-        let command = [&["CLUSTER", "SETSLOT", &slot], what].concat();
-        assert_eq!(cluster.nodes[node].ask(&command).to_string(), "OK");
-    };
-    set_slot(to, &["IMPORTING", &from_id]);
-    set_slot(from, &["MIGRATING", &to_id]);
+    let moving = cluster.begin_move(names[0]);
     assert!(are_admitted(&hit(&alice).await.unwrap()), "the old node has both keys");
     let error = hit(&bob).await.unwrap_err();
     assert!(format!("{error:#}").contains("TRYAGAIN") && !error.may_have_counted(), "{error:#}");
-    let port = cluster.nodes[to].port().to_string();
     for name in names {
-        let moved = cluster.nodes[from].ask(&["MIGRATE", "127.0.0.1", &port, name, "0", "1000"]);
-        assert_eq!(moved.to_string(), "OK");
+        moving.migrate(name);
     }
     assert!(are_admitted(&hit(&alice).await.unwrap()), "the new node has both keys");
-    set_slot(to, &["NODE", &to_id]);
-    set_slot(from, &["NODE", &to_id]);
+    moving.end();
     assert!(are_admitted(&hit(&bob).await.unwrap()));
     assert_eq!(spent(&storage, &policies, &alice).await, [3, 4]);
     assert_eq!(spent(&storage, &policies, &bob).await, [1, 4]);
@@ -237,10 +225,7 @@ async fn hits_within_the_tenants_of_other_nodes_survive_a_dead_node() {
     let storage = storage_within(&cluster.url(), Duration::from_secs(2));
     ready(&storage).await;
     let policies = two(["fixed-window 1000/day", "fixed-window 1000/day"]);
-    let home = |tenant: u64| {
-        let slot = cluster.nodes[0].ask(&["CLUSTER", "KEYSLOT", &format!("rl:{{n:{tenant}}}")]).to_string();
-        Cluster::home(slot.parse().unwrap())
-    };
+    let home = |tenant: u64| Cluster::home(cluster.slot(&format!("rl:{{n:{tenant}}}")));
     let homes: Vec<usize> = (0..12).map(home).collect();
     assert!((0..3).all(|node| homes.contains(&node)), "{homes:?}");
     cluster.nodes[1].kill();
