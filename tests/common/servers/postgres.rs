@@ -143,7 +143,7 @@ impl Postgres {
 
     /// Kills all processes of the server (SIGKILL).
     pub fn kill(&mut self) {
-        drop(self.process.take().map(Processes));
+        drop(self.take_processes());
     }
 
     /// Starts the process again on the same port, with its data.
@@ -182,22 +182,34 @@ impl Postgres {
         signal(&children(process.id()), "CONT");
         process.resume();
     }
+
+    fn take_processes(&mut self) -> Option<Processes> {
+        let process = self.process.take()?;
+        Some(Processes { process, data: self.folder.join("data") })
+    }
 }
 
 impl Drop for Postgres {
     fn drop(&mut self) {
-        process::discard((self.process.take().map(Processes), Folder(self.folder.clone())));
+        process::discard((self.take_processes(), Folder(self.folder.clone())));
     }
 }
 
 /// All processes of the server, which are killed when this is dropped.
-struct Processes(Process);
+struct Processes {
+    process: Process,
+    data: PathBuf,
+}
 
 impl Drop for Processes {
     fn drop(&mut self) {
-        let children = children(self.0.id());
-        self.0.kill();
+        let (children, memory) = (children(self.process.id()), shared_memory(&self.data));
+        self.process.kill();
         signal(&children, "KILL");
+        // A killed server leaves its segment, and a kernel has 4,096 of them.
+        if let Some(id) = memory {
+            let _ = Command::new("ipcrm").args(["--shmem-id", &id]).output();
+        }
     }
 }
 
@@ -337,6 +349,13 @@ fn run(command: &mut Command) {
 fn children(process: u32) -> Vec<u32> {
     let text = fs::read_to_string(format!("/proc/{process}/task/{process}/children")).unwrap_or_default();
     text.split_whitespace().map(|id| id.parse().unwrap()).collect()
+}
+
+/// Returns the segment of shared memory by which a server recognizes that another one uses its data.
+fn shared_memory(data: &Path) -> Option<String> {
+    let state = fs::read_to_string(data.join("postmaster.pid")).ok()?;
+    // The key and the ID of the segment.
+    state.lines().nth(6)?.split_whitespace().nth(1).map(str::to_owned)
 }
 
 /// Suspends processes (SIGSTOP), and waits until they are suspended. They may have ended.
