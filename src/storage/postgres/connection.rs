@@ -2,7 +2,7 @@
 
 use std::future::poll_fn;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
 use std::task::{Poll, ready};
 use std::time::Duration;
 
@@ -15,6 +15,7 @@ use tokio_postgres::{Client, Config, Error, NoTls, Row, SimpleQueryMessage};
 
 use super::cancel::{CLOSES_WITHIN, Canceller, process_id};
 use super::error;
+use super::prepared::Prepared;
 use super::socket::{BackendSlot, BackendSlots, PeerAddress, Security, Server, Socket, resolve};
 use super::table::{Query, Statement, StatesTable};
 use crate::storage::StorageError;
@@ -34,9 +35,7 @@ pub(super) struct PostgresConnection {
     table: StatesTable,
     /// `true` if a pooler may execute each statement on another connection to the server.
     is_pooled: bool,
-    /// The statements that were prepared so far. A statement is prepared when it is first used,
-    /// because that waits for locks on the table.
-    statements: [OnceLock<tokio_postgres::Statement>; Statement::COUNT],
+    statements: [Prepared; Statement::COUNT],
     closing: Arc<Notify>,
     opened: Instant,
     /// The time of the last reply, in microseconds since `opened`.
@@ -201,14 +200,8 @@ impl PostgresConnection {
         if self.is_pooled {
             return Ok(self.client.query_typed(&sql(), &query.typed_params()).await?.pop());
         }
-        let prepared = &self.statements[query.statement as usize];
-        let statement = if let Some(statement) = prepared.get() {
-            statement
-        } else {
-            let statement = self.client.prepare(&sql()).await?;
-            prepared.get_or_init(|| statement)
-        };
-        self.client.query_opt(statement, &query.params()).await
+        let statement = self.statements[query.statement as usize].get(&self.client, sql).await?;
+        self.client.query_opt(&statement, &query.params()).await
     }
 }
 

@@ -12,7 +12,8 @@
 //! - A `SET statement_timeout` would cancel the statements of other programs behind a pooler, and
 //!   `SET LOCAL` costs each hit a transaction of four statements. So the client cancels.
 //! - Prepared statements take less than half of the server's processor time of unprepared ones.
-//!   They are prepared at their first use, because preparing waits for locks on the table.
+//!   They are prepared at their first use, because preparing waits for locks on the table, and again
+//!   each second, because the table grows.
 //! - If a connection is not open, its calls use another one. If none is open, all wait for the
 //!   first one: attempts for the others could take the server's last free connection and lose it
 //!   again.
@@ -24,6 +25,7 @@ mod error;
 mod link;
 #[cfg(feature = "deadpool-postgres")]
 mod pool;
+mod prepared;
 mod recent;
 mod socket;
 mod store;

@@ -98,9 +98,8 @@ impl StatesTable {
                 format!("WITH written AS (DELETE FROM {table} WHERE key = $1 AND state = $2 RETURNING 1) {and_load}")
             }
             Statement::LoadAll => format!(
-                "SELECT 0::int8, ARRAY(SELECT coalesce(state, '') \
-                 FROM unnest($1::text[]) WITH ORDINALITY AS wanted (name, position) \
-                 LEFT JOIN {table} ON key = name ORDER BY position), {NOW}"
+                "SELECT 0::int8, ARRAY(SELECT coalesce((SELECT state FROM {table} WHERE key = name), '') \
+                 FROM unnest($1::text[]) WITH ORDINALITY AS wanted (name, position) ORDER BY position), {NOW}"
             ),
             // First locks the rows that exist, in the order of their keys. Then adds those that do not,
             // in the same order, and waits only for statements that add rows, too. So hits have no
@@ -122,23 +121,23 @@ impl StatesTable {
                  verdict AS MATERIALIZED (SELECT is_current AND missing < 2 \
                  AND missing = (SELECT count(*) FROM added) AS is_stored FROM counted), \
                  written AS (UPDATE {table} SET state = new, expires_at = {0} FROM compared \
-                 WHERE key = name AND new <> old AND NOT is_missing AND (SELECT is_stored FROM verdict) RETURNING 1) \
+                 WHERE key = ANY ($1::text[]) AND key = name AND new <> old AND NOT is_missing AND (SELECT is_stored FROM verdict) RETURNING 1) \
                  SELECT is_stored::int4::int8, (SELECT array_agg(stored ORDER BY position) FROM compared), {NOW} \
                  FROM verdict",
                 expires("keep")
             ),
             Statement::Sweep => {
                 let page = |offset| format!("('(' || $1::int8 % (SELECT pages FROM size) + {offset} || ',0)')::tid");
+                let pages = format!("ctid >= {} AND ctid < {}", page("0::int8"), page("$2::int8"));
                 // Reads pages of the table, without an index. Rows that other processes change
-                // at the moment are skipped.
+                // at the moment are skipped. Without the pages in the outer condition, the planner may
+                // read the whole table to find the rows.
                 format!(
                     "WITH size AS MATERIALIZED (SELECT greatest(pg_relation_size('{table}') / \
                      current_setting('block_size')::int8, 1) AS pages), \
-                     deleted AS (DELETE FROM {table} WHERE ctid = ANY (ARRAY(SELECT ctid FROM {table} \
-                     WHERE ctid >= {} AND ctid < {} AND expires_at < clock_timestamp() FOR UPDATE SKIP LOCKED)) \
-                     RETURNING 1) SELECT count(*), NULL::text, {NOW} FROM deleted",
-                    page("0::int8"),
-                    page("$2::int8")
+                     deleted AS (DELETE FROM {table} WHERE {pages} AND ctid = ANY (ARRAY(SELECT ctid FROM {table} \
+                     WHERE {pages} AND expires_at < clock_timestamp() FOR UPDATE SKIP LOCKED)) \
+                     RETURNING 1) SELECT count(*), NULL::text, {NOW} FROM deleted"
                 )
             }
             Statement::DeleteAll => format!(

@@ -6,6 +6,7 @@ mod faults;
 mod first_connection;
 mod locked_row;
 mod pgbouncer;
+mod plans;
 mod pool;
 mod table;
 mod tls;

@@ -16,13 +16,13 @@ use super::LONG;
 
 const QUICK: Duration = Duration::from_millis(300);
 
-fn pool(server: &Postgres, size: usize) -> Pool {
+pub(super) fn pool(server: &Postgres, size: usize) -> Pool {
     let config = server.url().parse().unwrap();
     Pool::builder(Manager::new(config, NoTls)).max_size(size).build().unwrap()
 }
 
 /// A storage with this timeout.
-fn within(pool: &Pool, timeout: Duration) -> PostgresStorage {
+pub(super) fn within(pool: &Pool, timeout: Duration) -> PostgresStorage {
     PostgresStorage::from_pool(pool.clone(), &format!("timeout={timeout:?}")).unwrap()
 }
 
