@@ -11,4 +11,5 @@ mod redis;
 mod round_trips;
 mod several_keys;
 mod sqlite;
+mod together;
 mod wrappers;

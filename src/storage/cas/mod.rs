@@ -11,6 +11,8 @@ mod shared;
 pub(super) mod skew;
 mod slots;
 mod storage;
+#[cfg(any(feature = "etcd", feature = "postgres"))]
+mod together;
 mod worker;
 
 use std::fmt;
@@ -26,6 +28,8 @@ pub(super) use self::server::{ServerCas, ServerStore, forward_to_server_cas};
 #[cfg(any(feature = "etcd", feature = "postgres"))]
 pub(super) use self::several::{KeySwap, SeveralFuture, SeveralKeys, SwappedAll};
 pub use self::storage::Cas;
+#[cfg(any(feature = "etcd", feature = "postgres"))]
+pub(super) use self::together::{SwapEach, TextSwap, Together};
 use crate::error::BoxError;
 use crate::time::Timestamp;
 

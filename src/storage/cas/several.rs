@@ -26,7 +26,7 @@ pub(in crate::storage) trait SeveralKeys<V>: fmt::Debug + Send + Sync {
 pub(in crate::storage) type SeveralFuture<'a, T> = Pin<Box<dyn Future<Output = Result<T, StorageError>> + Send + 'a>>;
 
 /// The comparison of one key, and its new text.
-#[derive(Debug)]
+#[derive(Clone, Copy, Debug)]
 pub(in crate::storage) struct KeySwap<'a, V> {
     pub(in crate::storage) key: &'a Arc<str>,
     pub(in crate::storage) version: &'a V,

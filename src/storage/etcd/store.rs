@@ -11,7 +11,7 @@ use super::wire::{
     Compare, DeleteRangeRequest, OpKind, PutRequest, RangeRequest, RangeResponse, ReadTxnRequest, RequestOp,
     TxnRequest, TxnResponse,
 };
-use crate::storage::cas::{KeySwap, ServerStore, SeveralFuture, SeveralKeys, SwappedAll};
+use crate::storage::cas::{KeySwap, ServerStore, SeveralFuture, SeveralKeys, SwapEach, SwappedAll, TextSwap, Together};
 use crate::storage::{CasStorage, Loaded, StorageError, Swapped, names};
 use crate::sync::join_all;
 
@@ -19,16 +19,20 @@ use crate::sync::join_all;
 /// including the key (`--max-request-bytes`).
 const MAX_LEN: usize = 1_500_000;
 
+/// The number of swaps in flight from which others wait, to go together in one transaction.
+const LANES: usize = 4;
+
 /// The keys of a cluster.
 #[derive(Clone)]
 pub(super) struct EtcdStore {
     pub(super) members: Members,
     leases: Arc<EtcdLeases>,
+    together: Together<i64>,
 }
 
 impl EtcdStore {
     pub(super) fn new(members: Members) -> Self {
-        Self { members, leases: Arc::new(EtcdLeases::new()) }
+        Self { members, leases: Arc::new(EtcdLeases::new()), together: Together::new(LANES) }
     }
 }
 
@@ -50,15 +54,54 @@ impl CasStorage for EtcdStore {
         keep: Duration,
         deadline: Instant,
     ) -> Result<Swapped<i64>, StorageError> {
-        let swap = KeySwap { key: &key.into(), version, change: Some((text, keep)) };
-        Ok(match self.transact(&[swap], deadline).await? {
+        let swap = TextSwap { key: key.into(), version: *version, text: text.to_owned(), keep };
+        self.together.swap(self, swap, deadline).await
+    }
+
+    fn longest(&self) -> Option<usize> {
+        Some(MAX_LEN)
+    }
+}
+
+impl SwapEach for EtcdStore {
+    fn name(&self) -> String {
+        self.members.names()
+    }
+
+    async fn swap_alone(&self, swap: &TextSwap<i64>, deadline: Instant) -> Result<Swapped<i64>, StorageError> {
+        Ok(match self.transact(&[swap.as_key_swap()], deadline).await? {
             SwappedAll::Stored => Swapped::Stored,
             SwappedAll::Lost(found) => Swapped::Lost(found.and_then(|mut found| found.pop())),
         })
     }
 
-    fn longest(&self) -> Option<usize> {
-        Some(MAX_LEN)
+    /// Sends a transaction that contains one for each key.
+    async fn swap_each(
+        &self,
+        swaps: &[TextSwap<i64>],
+        deadline: Instant,
+    ) -> Result<Vec<Option<Swapped<i64>>>, StorageError> {
+        let leases = self.leases(swaps.iter().map(TextSwap::as_key_swap), deadline).await?;
+        let mut ids = leases.iter().map(KeyLease::id);
+        let txns = swaps.iter().map(|swap| OpKind::Txn(txn(&[swap.as_key_swap()], &mut ids)).into());
+        let all = TxnRequest { when: Vec::new(), then: txns.collect(), otherwise: Vec::new() };
+        let response = match self.members.call(&all, deadline.into()).await {
+            // A lease has ended. Nothing was written.
+            Err(error) if is_lease_not_found(&error) => {
+                leases.into_iter().for_each(KeyLease::discard);
+                return Ok(Vec::new());
+            }
+            response => response?,
+        };
+        let swapped = response.responses.into_iter().map(|response| {
+            let response = response.txn.ok_or_else(|| self.unexpected_reply())?;
+            if response.succeeded {
+                return Ok(Some(Swapped::Stored));
+            }
+            Ok(Some(Swapped::Lost(all_loaded(response, 1).and_then(|mut found| found.pop()))))
+        });
+        let swapped: Vec<_> = swapped.collect::<Result<_, _>>()?;
+        if swapped.len() == swaps.len() { Ok(swapped) } else { Err(self.unexpected_reply()) }
     }
 }
 
@@ -80,26 +123,11 @@ impl EtcdStore {
     /// Stores all texts in one transaction. If another process has changed one of them, the same call
     /// loads them.
     async fn transact(&self, swaps: &[KeySwap<'_, i64>], deadline: Instant) -> Result<SwappedAll<i64>, StorageError> {
-        let deadline = deadline.into();
-        let when = swaps.iter().map(|swap| Compare::last_changed_in(swap.key.as_bytes(), *swap.version));
-        let (when, otherwise): (Vec<_>, Vec<_>) = when.zip(swaps.iter().map(|swap| read(swap.key))).unzip();
         let mut is_first = true;
         loop {
-            let keeps = swaps.iter().filter_map(|swap| swap.change).filter(|(text, _)| !text.is_empty());
-            let granted = keeps.map(|(_, keep)| Box::pin(self.leases.get(keep, &self.members, deadline)));
-            let granted = join_all(granted.collect()).await.into_iter().collect::<Result<Vec<_>, _>>();
-            let leases = granted.map_err(StorageError::uncounted)?;
-            let mut ids = leases.iter().map(KeyLease::id);
-            let write = |swap: &KeySwap<'_, i64>| {
-                let key = Vec::from(swap.key.as_bytes());
-                Some(match swap.change? {
-                    ("", _) => OpKind::Delete(DeleteRangeRequest { key, end: Vec::new() }).into(),
-                    (text, _) => OpKind::Put(PutRequest { key, value: text.into(), lease: ids.next()? }).into(),
-                })
-            };
-            let then = swaps.iter().filter_map(write).collect();
-            let txn = TxnRequest { when: when.clone(), then, otherwise: otherwise.clone() };
-            match self.members.call(&txn, deadline).await {
+            let leases = self.leases(swaps.iter().copied(), deadline).await?;
+            let txn = txn(swaps, &mut leases.iter().map(KeyLease::id));
+            match self.members.call(&txn, deadline.into()).await {
                 Ok(response) if response.succeeded => return Ok(SwappedAll::Stored),
                 Ok(response) => return Ok(SwappedAll::Lost(all_loaded(response, swaps.len()))),
                 // A lease has ended. Nothing was written, so a retry is safe.
@@ -112,6 +140,18 @@ impl EtcdStore {
         }
     }
 
+    /// Returns the lease of each text that is stored.
+    async fn leases<'a>(
+        &self,
+        swaps: impl Iterator<Item = KeySwap<'a, i64>>,
+        deadline: Instant,
+    ) -> Result<Vec<KeyLease>, StorageError> {
+        let keeps = swaps.filter_map(|swap| swap.change).filter(|(text, _)| !text.is_empty());
+        let granted = keeps.map(|(_, keep)| Box::pin(self.leases.get(keep, &self.members, deadline.into())));
+        let granted = join_all(granted.collect()).await.into_iter().collect::<Result<Vec<_>, _>>();
+        granted.map_err(StorageError::uncounted)
+    }
+
     fn unexpected_reply(&self) -> StorageError {
         StorageError::unexpected_reply(&self.members.names(), "the response has not all keys of the call")
     }
@@ -121,7 +161,7 @@ impl ServerStore for EtcdStore {
     const LABEL: &'static str = "etcd";
 
     fn name(&self) -> String {
-        self.members.names()
+        SwapEach::name(self)
     }
 
     fn several(&self) -> Option<Arc<dyn SeveralKeys<i64>>> {
@@ -154,6 +194,23 @@ fn loaded(response: RangeResponse) -> Loaded<i64> {
     let found = response.found.into_iter().next();
     let (value, version) = found.map_or((Vec::new(), 0), |found| (found.value, found.mod_revision));
     Loaded { text: String::from_utf8_lossy(&value).into_owned(), version, now: None }
+}
+
+/// Returns the transaction that stores all texts if no version has changed, and loads them otherwise.
+/// Takes the next lease for each text.
+fn txn(swaps: &[KeySwap<'_, i64>], leases: &mut impl Iterator<Item = i64>) -> TxnRequest {
+    let write = |swap: &KeySwap<'_, i64>| {
+        let key = Vec::from(swap.key.as_bytes());
+        Some(match swap.change? {
+            ("", _) => OpKind::Delete(DeleteRangeRequest { key, end: Vec::new() }).into(),
+            (text, _) => OpKind::Put(PutRequest { key, value: text.into(), lease: leases.next()? }).into(),
+        })
+    };
+    TxnRequest {
+        when: swaps.iter().map(|swap| Compare::last_changed_in(swap.key.as_bytes(), *swap.version)).collect(),
+        then: swaps.iter().filter_map(write).collect(),
+        otherwise: swaps.iter().map(|swap| read(swap.key)).collect(),
+    }
 }
 
 /// Returns the operation that reads a key.

@@ -88,7 +88,8 @@ pub(super) struct PutRequest {
     pub(super) lease: i64,
 }
 
-/// A transaction. Executes `then` if all comparisons in `when` succeed, else `otherwise`.
+/// A transaction. Executes `then` if all comparisons in `when` succeed, else `otherwise`. Each of these can
+/// contain transactions.
 #[derive(Clone, PartialEq, Message)]
 pub(super) struct TxnRequest {
     #[prost(message, repeated, tag = "1")]
@@ -127,7 +128,7 @@ impl Compare {
 
 #[derive(Clone, PartialEq, Message)]
 pub(super) struct RequestOp {
-    #[prost(oneof = "OpKind", tags = "1, 2, 3")]
+    #[prost(oneof = "OpKind", tags = "1, 2, 3, 4")]
     pub(super) kind: Option<OpKind>,
 }
 
@@ -139,6 +140,8 @@ pub(super) enum OpKind {
     Put(PutRequest),
     #[prost(message, tag = "3")]
     Delete(DeleteRangeRequest),
+    #[prost(message, tag = "4")]
+    Txn(TxnRequest),
 }
 
 impl From<OpKind> for RequestOp {
@@ -155,11 +158,13 @@ pub(super) struct TxnResponse {
     pub(super) responses: Vec<ResponseOp>,
 }
 
-/// The response to one operation of a transaction. Only the response to `RangeRequest` is used.
+/// The response to one operation of a transaction. Those to writes are not used.
 #[derive(Clone, PartialEq, Message)]
 pub(super) struct ResponseOp {
     #[prost(message, optional, tag = "1")]
     pub(super) range: Option<RangeResponse>,
+    #[prost(message, optional, tag = "4")]
+    pub(super) txn: Option<TxnResponse>,
 }
 
 #[derive(Clone, PartialEq, Message)]

@@ -1,8 +1,8 @@
 //! A connection that the storage opens itself.
 
 use std::future::poll_fn;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::task::{Poll, ready};
 use std::time::Duration;
 

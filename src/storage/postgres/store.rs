@@ -10,7 +10,7 @@ use super::link::Link;
 use super::recent::Recent;
 use super::sweep::Sweep;
 use super::table::{self, Query, Statement, number};
-use crate::storage::cas::{KeySwap, ServerStore, SeveralFuture, SeveralKeys, SwappedAll};
+use crate::storage::cas::{KeySwap, ServerStore, SeveralFuture, SeveralKeys, SwapEach, SwappedAll, TextSwap, Together};
 use crate::storage::net::MOST;
 use crate::storage::{CasStorage, Loaded, StorageError, Swapped, names};
 use crate::time::{Timestamp, micros};
@@ -24,6 +24,8 @@ pub(super) struct PostgresStore {
     pub(super) link: Link,
     recent: Arc<Recent>,
     sweep: Arc<Sweep>,
+    /// A connection executes one statement at a time, so each of them is a lane.
+    together: Together<String>,
 }
 
 /// The row that each statement returns. `T` is a text, or the texts of several keys.
@@ -37,13 +39,14 @@ struct RowReply<T = String> {
 
 impl PostgresStore {
     pub(super) fn new(link: Link) -> Self {
-        Self { link, recent: Arc::default(), sweep: Arc::default() }
+        let together = Together::new(link.connections());
+        Self { link, recent: Arc::default(), sweep: Arc::default(), together }
     }
 
     /// Returns a store on other connections to the same table.
     #[cfg(feature = "postgres-rustls")]
     pub(super) fn with_link(&self, link: Link) -> Self {
-        Self { link, ..self.clone() }
+        Self { together: Together::new(link.connections()), link, ..self.clone() }
     }
 }
 
@@ -74,10 +77,29 @@ impl CasStorage for PostgresStore {
         keep: Duration,
         deadline: Instant,
     ) -> Result<Swapped<String>, StorageError> {
-        let within = deadline.saturating_duration_since(tokio::time::Instant::now().into_std());
-        let keep = whole_micros(keep);
         // Removes the recorded text first. If the statement fails, the stored text is unknown.
         self.recent.record(key, "");
+        let swap = TextSwap { key: key.into(), version: version.clone(), text: text.to_owned(), keep };
+        if text.is_empty() {
+            return self.swap_alone(&swap, deadline).await;
+        }
+        self.together.swap(self, swap, deadline).await
+    }
+
+    fn longest(&self) -> Option<usize> {
+        Some(MAX_LEN)
+    }
+}
+
+impl SwapEach for PostgresStore {
+    fn name(&self) -> String {
+        self.link.server().to_owned()
+    }
+
+    async fn swap_alone(&self, swap: &TextSwap<String>, deadline: Instant) -> Result<Swapped<String>, StorageError> {
+        let TextSwap { key, version, text, keep } = swap;
+        let within = time_until(deadline);
+        let keep = whole_micros(*keep);
         let query = match (version.is_empty(), text.is_empty()) {
             (true, true) => {
                 let is_missing = self.load(key, deadline).await?.text.is_empty();
@@ -103,12 +125,37 @@ impl CasStorage for PostgresStore {
             // at the start of the statement, so it is outdated.
             return Ok(Swapped::Lost(None));
         }
-        self.recent.record(key, &found);
-        Ok(Swapped::Lost(Some(Loaded { version: found.clone(), text: found, now: Some(now) })))
+        Ok(self.lost(key, found, now))
     }
 
-    fn longest(&self) -> Option<usize> {
-        Some(MAX_LEN)
+    async fn swap_each(
+        &self,
+        swaps: &[TextSwap<String>],
+        deadline: Instant,
+    ) -> Result<Vec<Option<Swapped<String>>>, StorageError> {
+        let within = time_until(deadline);
+        let query = Query::new(
+            Statement::SwapEach,
+            [
+                table::texts(swaps.iter().map(|swap| &*swap.key)),
+                table::texts(swaps.iter().map(|swap| swap.version.as_str())),
+                table::texts(swaps.iter().map(|swap| swap.text.as_str())),
+                table::numbers(swaps.iter().map(|swap| whole_micros(swap.keep))),
+            ],
+        );
+        let reply: Option<RowReply<Vec<Option<String>>>> = self.query(query, deadline).await?;
+        // A statement that was rolled back has swapped nothing.
+        let Some(RowReply { text: found, now, .. }) = reply else { return Ok(Vec::new()) };
+        let swapped = swaps.iter().zip(found).map(|(swap, found)| match found {
+            None => {
+                self.recent.record(&swap.key, &swap.text);
+                self.sweep.after_write(&self.link, within);
+                Some(Swapped::Stored)
+            }
+            Some(found) if found.is_empty() => None,
+            Some(found) => Some(self.lost(&swap.key, found, now)),
+        });
+        Ok(swapped.collect())
     }
 }
 
@@ -127,7 +174,7 @@ impl SeveralKeys<String> for PostgresStore {
         deadline: Instant,
     ) -> SeveralFuture<'a, SwappedAll<String>> {
         Box::pin(async move {
-            let within = deadline.saturating_duration_since(tokio::time::Instant::now().into_std());
+            let within = time_until(deadline);
             // Removes the recorded texts first. If the statement fails, the stored texts are unknown.
             for swap in swaps {
                 self.recent.record(swap.key, "");
@@ -161,7 +208,7 @@ impl ServerStore for PostgresStore {
     const LABEL: &'static str = "postgres";
 
     fn name(&self) -> String {
-        self.link.server().to_owned()
+        SwapEach::name(self)
     }
 
     fn several(&self) -> Option<Arc<dyn SeveralKeys<String>>> {
@@ -210,6 +257,12 @@ impl PostgresStore {
         self.query(Query::new(Statement::Load, [table::text(key)]), deadline).await.map_err(StorageError::uncounted)
     }
 
+    /// Returns the result of a swap that was lost to the text `found`, and records the text.
+    fn lost(&self, key: &str, found: String, now: Timestamp) -> Swapped<String> {
+        self.recent.record(key, &found);
+        Swapped::Lost(Some(Loaded { version: found.clone(), text: found, now: Some(now) }))
+    }
+
     /// Returns the texts of several keys, and records them.
     fn all_loaded<'a>(
         &self,
@@ -249,6 +302,10 @@ impl PostgresStore {
         self.recent.record_time(reply.now);
         Ok(Some(reply))
     }
+}
+
+fn time_until(deadline: Instant) -> Duration {
+    deadline.saturating_duration_since(tokio::time::Instant::now().into_std())
 }
 
 fn whole_micros(keep: Duration) -> i64 {

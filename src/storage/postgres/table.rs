@@ -126,6 +126,26 @@ impl StatesTable {
                  FROM verdict",
                 expires("keep")
             ),
+            // Changes the rows that no other statement holds, and adds those that do not exist. Waits only for
+            // statements that add the same rows, and adds rows in the order of their keys, so there is no
+            // deadlock.
+            Statement::SwapEach => format!(
+                "WITH wanted AS MATERIALIZED (SELECT * FROM unnest($1::text[], $2::text[], $3::text[], $4::int8[]) \
+                 WITH ORDINALITY AS wanted (name, old, new, keep, position)), \
+                 locked AS MATERIALIZED (SELECT key, state FROM {table} WHERE key = ANY ($1::text[]) \
+                 FOR NO KEY UPDATE SKIP LOCKED), \
+                 compared AS MATERIALIZED (SELECT wanted.*, key, state FROM wanted LEFT JOIN locked ON key = name), \
+                 written AS (UPDATE {table} AS written_to SET state = new, expires_at = {0} FROM compared \
+                 WHERE written_to.key = ANY ($1::text[]) AND written_to.key = name AND compared.state = old \
+                 RETURNING name), \
+                 added AS (INSERT INTO {table} (key, state, expires_at) \
+                 SELECT name, new, {0} FROM compared WHERE key IS NULL AND old = '' ORDER BY name COLLATE \"C\" \
+                 ON CONFLICT (key) DO NOTHING RETURNING key), \
+                 stored AS (SELECT name FROM written UNION ALL SELECT key FROM added) \
+                 SELECT 0::int8, array_agg(CASE WHEN stored.name IS NULL THEN coalesce(state, '') END \
+                 ORDER BY position), {NOW} FROM compared LEFT JOIN stored ON stored.name = compared.name",
+                expires("keep")
+            ),
             Statement::Sweep => {
                 let page = |offset| format!("('(' || $1::int8 % (SELECT pages FROM size) + {offset} || ',0)')::tid");
                 let pages = format!("ctid >= {} AND ctid < {}", page("0::int8"), page("$2::int8"));
@@ -172,6 +192,11 @@ pub(super) enum Statement {
     /// Stores the texts `$3` of the keys `$1` for `$4` microseconds, if all of their texts are still
     /// `$2`. A row with an empty text counts as missing.
     SwapAll,
+    /// Stores the texts `$3` of the keys `$1` for `$4` microseconds, each if its text is still `$2`. A
+    /// row with an empty text counts as missing. Column 2 is an array with `NULL` for each text that was
+    /// stored, and otherwise the text of the key. That is empty if the key is missing, and also if
+    /// another statement holds its row.
+    SwapEach,
     /// Deletes the expired rows of `$2` pages of the table. The first page is `$1` modulo the
     /// number of pages.
     Sweep,

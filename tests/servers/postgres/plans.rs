@@ -24,7 +24,7 @@ async fn hit_in_each_way(storage: &PostgresStorage, name: &str) {
     let policy = policy("100000/day");
     for number in 0..40 {
         let key = Key::from(name);
-        storage.decide(StorageRequest::new(&policy, &key, Op::Hit, 1)).await.unwrap();
+        let _ = storage.decide(StorageRequest::new(&policy, &key, Op::Hit, 1)).await.unwrap();
         let keys = [0, 1].map(|side| Key::from(format!("{name} {number} {side}")));
         for _ in 0..2 {
             let members = keys.each_ref().map(|key| StorageRequest::new(&policy, key, Op::Hit, 1));

@@ -1,0 +1,98 @@
+//! Hits on different keys that go to the server in one call.
+
+use std::time::Duration;
+
+use common::policy;
+use common::servers::storage::RUNTIME;
+use common::servers::{Etcd, Postgres, with_timeout};
+use tokio::task::JoinSet;
+use tower_ratelimit::storage::AnyStorage;
+use tower_ratelimit::{Key, RateLimiter, Storage};
+
+/// A timeout that only a hanging test reaches.
+const LONG: Duration = Duration::from_secs(60);
+
+/// A timeout whose last quarter suffices for a cancel request and its reply, also on a busy machine.
+const CANCELS: Duration = Duration::from_secs(8);
+
+const KEYS: u64 = 32;
+const TASKS: u64 = 64;
+const HITS: u64 = 20;
+
+fn ready(url: &str, timeout: Duration) -> AnyStorage {
+    let storage: AnyStorage = with_timeout(url, timeout).parse().unwrap();
+    RUNTIME.block_on(storage.ready(LONG)).unwrap();
+    storage
+}
+
+/// Two storages, as of two processes, admit exactly the limit of each key.
+fn is_exact(url: &str) {
+    let limiters = [(); 2].map(|()| RateLimiter::with_storage(policy("fixed-window 37/day"), ready(url, LONG)));
+    let admitted = RUNTIME.block_on(async {
+        let mut tasks = JoinSet::new();
+        for task in 0..TASKS {
+            let limiter = limiters[usize::from(task % 2 == 0)].clone();
+            tasks.spawn(async move {
+                let mut admitted = 0;
+                for hit in 0..HITS {
+                    loop {
+                        let decision = limiter.hit(&Key::from((task + hit * 7) % KEYS)).await.unwrap();
+                        if !decision.is_contended() {
+                            admitted += u64::from(decision.is_admitted());
+                            break;
+                        }
+                    }
+                }
+                admitted
+            });
+        }
+        tasks.join_all().await.into_iter().sum::<u64>()
+    });
+    let mut spent = 0;
+    for key in 0..KEYS {
+        let peek = RUNTIME.block_on(limiters[0].peek(&Key::from(key))).unwrap();
+        spent += u64::from(37 - peek.remaining());
+    }
+    assert_eq!((admitted, spent), (KEYS * 37, KEYS * 37), "40 hits on each key");
+}
+
+#[test]
+fn hits_on_many_keys_are_exact_on_postgres() {
+    let server = Postgres::start(&["shared_preload_libraries=pg_stat_statements"]);
+    server.ask("CREATE EXTENSION pg_stat_statements");
+    is_exact(&server.url());
+    let calls = "SELECT coalesce(sum(calls), 0) FROM pg_stat_statements \
+                 WHERE query LIKE '%unnest%SKIP LOCKED%' AND query NOT LIKE '%pg_stat%'";
+    let calls: u64 = server.ask(calls).parse().unwrap();
+    assert!(calls > 0 && calls < TASKS * HITS / 2, "{calls} statements");
+    assert_eq!(server.ask("SELECT deadlocks FROM pg_stat_database WHERE datname = current_database()"), "0");
+}
+
+#[test]
+fn hits_on_many_keys_are_exact_on_etcd() {
+    is_exact(&Etcd::calm().url());
+}
+
+#[test]
+fn a_locked_row_delays_no_hit_on_another_key() {
+    let server = Postgres::start(&[]);
+    let limiter = RateLimiter::with_storage(policy("fixed-window 1000/day"), ready(&server.url(), CANCELS));
+    let hit_all = || {
+        RUNTIME.block_on(async {
+            let mut hits = JoinSet::new();
+            for key in 0..TASKS {
+                let limiter = limiter.clone();
+                hits.spawn(async move { (key, limiter.hit(&Key::from(key)).await) });
+            }
+            hits.join_all().await
+        })
+    };
+    assert!(hit_all().iter().all(|(_, result)| result.is_ok()));
+    let mut session = server.session();
+    session.execute("BEGIN; SELECT * FROM tower_ratelimit ORDER BY key DESC LIMIT 1 FOR UPDATE");
+    let failed: Vec<_> = hit_all().into_iter().filter(|(_, result)| result.is_err()).collect();
+    let [(key, Err(error))] = &failed[..] else { panic!("one hit fails: {failed:?}") };
+    assert!(error.is_timeout() && !error.may_have_counted(), "{error:?}");
+    drop(session);
+    assert_eq!(RUNTIME.block_on(limiter.peek(&Key::from(*key))).unwrap().remaining(), 999);
+}
