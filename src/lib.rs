@@ -88,7 +88,7 @@
 //! | `partition-key` | `Headers::partition_key`, which adds a hash of the key to the IETF header fields |
 //! | `redis` | `RedisStorage`, for Redis and Valkey |
 //! | `redis-cluster`, `redis-sentinel`, `redis-rustls` | `redis+cluster://`, `redis+sentinel://` and `rediss://` URLs |
-//! | `memcached` | `MemcachedStorage` |
+//! | `memcached`, `memcached-rustls` | `MemcachedStorage`, and `memcacheds://` URLs |
 //! | `etcd`, `etcd-rustls` | `EtcdStorage`, and `etcds://` URLs |
 //! | `serde` | [`Quota`], [`Policy`], [`Headers`], [`OnError`] and [`StorageUrl`](storage::StorageUrl) as strings |
 //! | `postgres`, `postgres-rustls` | `PostgresStorage`, and `sslmode=require` in its URL |

@@ -400,10 +400,11 @@ fn family(text: &str) -> Result<Headers, String> {
 }
 
 /// The storages behind features: URL schemes, name, feature, and `true` if the feature is enabled.
-const STORAGES: [(&[&str], &str, &str, bool); 7] = [
+const STORAGES: [(&[&str], &str, &str, bool); 8] = [
     (&["redis", "valkey"], "Redis", "redis", cfg!(feature = "redis")),
     (&["rediss", "valkeys"], "Redis over TLS", "redis-rustls", cfg!(feature = "redis-rustls")),
     (&["memcached"], "memcached", "memcached", cfg!(feature = "memcached")),
+    (&["memcacheds"], "memcached over TLS", "memcached-rustls", cfg!(feature = "memcached-rustls")),
     (&["etcd"], "etcd", "etcd", cfg!(feature = "etcd")),
     (&["etcds"], "etcd over TLS", "etcd-rustls", cfg!(feature = "etcd-rustls")),
     (&["postgres", "postgresql"], "PostgreSQL", "postgres", cfg!(feature = "postgres")),

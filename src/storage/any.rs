@@ -15,7 +15,7 @@ use crate::policy::Policy;
 use crate::sync::unpoisoned;
 
 /// The schemes of this crate's storages, without `+` and the part after it.
-const SCHEMES: &str = "memory redis rediss valkey valkeys memcached etcd etcds postgres postgresql sqlite";
+const SCHEMES: &str = "memory redis rediss valkey valkeys memcached memcacheds etcd etcds postgres postgresql sqlite";
 
 type OpenStorage = dyn Fn(&str) -> Result<AnyStorage, ConfigError> + Send + Sync;
 
@@ -32,7 +32,7 @@ static REGISTERED: RwLock<BTreeMap<String, Arc<OpenStorage>>> = RwLock::new(BTre
 /// | `redis://host`, `rediss://`, `redis+unix://`, the same with `valkey` | `RedisStorage` | `redis`, TLS `redis-rustls` |
 /// | `redis+cluster://host,host` | `RedisStorage` | `redis-cluster` |
 /// | `redis+sentinel://host,host/service` | `RedisStorage` | `redis-sentinel` |
-/// | `memcached://host,host`, `memcached+unix://` | `MemcachedStorage` | `memcached` |
+/// | `memcached://host,host`, `memcacheds://`, `memcached+unix://` | `MemcachedStorage` | `memcached`, TLS `memcached-rustls` |
 /// | `etcd://host,host`, `etcds://`, `etcd+tls://` | `EtcdStorage` | `etcd`, TLS `etcd-rustls` |
 /// | `postgres://user@host/database`, `postgresql://` | `PostgresStorage` | `postgres`, TLS `postgres-rustls` |
 /// | `sqlite:path` | `SqliteStorage` | `sqlite` |
@@ -191,9 +191,9 @@ impl FromStr for AnyStorage {
             #[cfg(not(feature = "redis"))]
             "redis" | "rediss" | "valkey" | "valkeys" => Err(missing(scheme, "redis")),
             #[cfg(feature = "memcached")]
-            "memcached" => super::MemcachedStorage::new(url).map(Self::new),
+            "memcached" | "memcacheds" => super::MemcachedStorage::new(url).map(Self::new),
             #[cfg(not(feature = "memcached"))]
-            "memcached" => Err(missing(scheme, "memcached")),
+            "memcached" | "memcacheds" => Err(missing(scheme, "memcached")),
             #[cfg(feature = "etcd")]
             "etcd" | "etcds" => super::EtcdStorage::new(url).map(Self::new),
             #[cfg(not(feature = "etcd"))]

@@ -192,7 +192,7 @@ impl StorageError {
     }
 
     /// Creates the error of a server that rejects the login, or of credentials that are missing.
-    #[cfg(any(feature = "redis", feature = "etcd", feature = "postgres"))]
+    #[cfg(any(feature = "redis", feature = "memcached", feature = "etcd", feature = "postgres"))]
     pub(super) fn cannot_log_in(server: &str, source: impl Into<BoxError>) -> Self {
         Self::new(StorageErrorKind::Unreachable, format!("cannot log in to {server}")).with_source(source)
     }

@@ -107,6 +107,11 @@ pub(crate) use self::slots::Ledger;
 pub(crate) use self::slots::{Claim, Granted, LONGEST_TIME_TO_LIVE, SlotStore};
 #[cfg(feature = "sqlite")]
 pub use self::sqlite::SqliteStorage;
-#[cfg(any(feature = "redis-rustls", feature = "etcd-rustls", feature = "postgres-rustls"))]
+#[cfg(any(
+    feature = "redis-rustls",
+    feature = "memcached-rustls",
+    feature = "etcd-rustls",
+    feature = "postgres-rustls"
+))]
 pub use self::tls::TlsConfig;
 pub use crate::policy::Member;

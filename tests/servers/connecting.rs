@@ -68,13 +68,18 @@ async fn protocol_of_another_server_is_named() {
 async fn port_without_tls_is_named() {
     let files = Certificates::create();
     let (redis, etcd) = spawn_blocking(|| (Server::start(&[]), Etcd::start(1))).await.unwrap();
-    for (scheme, port) in [("rediss", redis.port()), ("etcds", etcd.members[0].port())] {
+    let memcached = Memcached::start(&[]);
+    let ports = [("rediss", redis.port()), ("memcacheds", memcached.port()), ("etcds", etcd.members[0].port())];
+    for (scheme, port) in ports {
         let (url, watch) = (format!("{scheme}://127.0.0.1:{port}?ca={}", files.path("ca.pem")), Stopwatch::start());
         let begin = format!("cannot reach 127.0.0.1:{port}: no TLS handshake: ");
         loop {
             let error = check_error(&url).await;
             if error.starts_with(&begin) {
-                assert!(error.contains("; check that this port speaks TLS"), "{error}");
+                assert!(
+                    error.contains("; check that this port speaks TLS, or write the scheme without TLS"),
+                    "{error}"
+                );
                 break;
             }
             // On a busy machine, the time to connect ends before that of the handshake.
@@ -95,6 +100,33 @@ async fn rejected_login_to_redis_says_what_to_write() {
         let wrong = check_error(&format!("redis://{login}@{at}")).await;
         assert!(wrong.starts_with(&begin) && wrong.contains("check the user and the password"), "{wrong}");
     }
+}
+
+#[tokio::test]
+async fn rejected_login_to_memcached_says_what_to_write() {
+    let (closed, open) = (Memcached::with_login("app", "secret", &[]), Memcached::start(&[]));
+    let [closed_at, open_at] = [&closed, &open].map(|server| format!("127.0.0.1:{}", server.port()));
+    for (login, at, expected) in [
+        ("", &closed_at, "the server requires a login (put it into the URL: write user:password@ before the host)"),
+        ("app:wrong@", &closed_at, "the server rejects the user or the password (check both"),
+        ("other:secret@", &closed_at, "the server rejects the user or the password (check both"),
+        ("app:secret@", &open_at, "the server has no logins (leave out the text before @ in the URL, or start"),
+    ] {
+        let error = check_error(&format!("memcached://{login}{at}")).await;
+        assert!(error.starts_with(&format!("cannot log in to {at}: {expected}")), "{error}");
+        assert!(!error.contains("secret") && !error.contains("wrong"), "{error}");
+    }
+    // A server without logins would store the password, and show it to every client.
+    assert_eq!(open.ask("get auth"), ["END"]);
+}
+
+#[tokio::test]
+async fn timeout_names_the_last_failed_login_to_memcached() {
+    let server = Memcached::with_login("app", "secret", &[]);
+    let proxy = Proxy::start(server.port());
+    let at = format!("127.0.0.1:{}", proxy.port());
+    assert_timeout_names(&proxy, &format!("memcached://{at}"), "requires a login").await;
+    assert_timeout_names(&proxy, &format!("memcached://app:wrong@{at}"), "rejects the user or the password").await;
 }
 
 /// Hits through a proxy that delays each reply for longer than the timeout of the hit, until a hit

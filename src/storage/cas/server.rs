@@ -133,7 +133,12 @@ impl<S: ServerStore> ServerCas<S> {
     }
 
     /// Replaces the store, and keeps the settings.
-    #[cfg(any(feature = "etcd", feature = "postgres-rustls", all(feature = "memcached", feature = "testing")))]
+    #[cfg(any(
+        feature = "etcd",
+        feature = "postgres-rustls",
+        feature = "memcached-rustls",
+        all(feature = "memcached", feature = "testing")
+    ))]
     pub(in crate::storage) fn with_store(&self, store: S) -> Self {
         let several = store.several();
         Self::over(Cas { shared: Arc::new(self.cas.shared.with_store(store, several)), ..self.cas.clone() })

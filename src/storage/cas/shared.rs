@@ -62,7 +62,12 @@ impl<S: CasStorage> CasShared<S> {
     }
 
     /// Returns a handle to another store with the same settings.
-    #[cfg(any(feature = "etcd", feature = "postgres-rustls", all(feature = "memcached", feature = "testing")))]
+    #[cfg(any(
+        feature = "etcd",
+        feature = "postgres-rustls",
+        feature = "memcached-rustls",
+        all(feature = "memcached", feature = "testing")
+    ))]
     pub(super) fn with_store(&self, store: S, several: Option<Arc<dyn SeveralKeys<S::Version>>>) -> Self {
         Self::new(store, several, Arc::clone(&self.name), self.time.clone(), Skew::new(self.skew.max()))
     }

@@ -5,6 +5,7 @@ use std::fmt::Write;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use super::login::Access;
 use super::meta::{self, CasId, Reply};
 use super::node::{Node, Request};
 use super::ring::Ring;
@@ -23,6 +24,13 @@ const LARGEST: usize = (1 << 20) - 1_024;
 pub(super) struct Client {
     nodes: Arc<[Node]>,
     ring: Arc<Ring>,
+    #[cfg_attr(
+        not(any(feature = "memcached-rustls", feature = "testing")),
+        allow(dead_code, reason = "nothing reconnects")
+    )]
+    access: Access,
+    #[cfg_attr(not(feature = "memcached-rustls"), allow(dead_code, reason = "nothing reconnects"))]
+    machine: Arc<dyn Clock>,
 }
 
 /// The CAS value of an item, and the number of the connection that loaded it. `None` if there was
@@ -35,15 +43,32 @@ pub(super) struct Version(Option<(CasId, u64)>);
 
 impl Client {
     /// Creates a client. It does not connect yet.
-    pub(super) fn new(servers: Vec<Address>, machine: &Arc<dyn Clock>) -> Self {
+    pub(super) fn new(servers: Vec<Address>, access: Access, machine: Arc<dyn Clock>) -> Self {
         let ring = Arc::new(Ring::new(&servers));
-        Self { nodes: servers.into_iter().map(|server| Node::new(server, Arc::clone(machine))).collect(), ring }
+        let node = |server| Node::new(server, access.clone(), Arc::clone(&machine));
+        Self { nodes: servers.into_iter().map(node).collect(), ring, access, machine }
+    }
+
+    #[cfg(feature = "memcached-rustls")]
+    pub(super) fn access(&self) -> &Access {
+        &self.access
+    }
+
+    /// Returns a client with new connections and another login or TLS settings.
+    #[cfg(feature = "memcached-rustls")]
+    pub(super) fn with_access(&self, access: Access) -> Self {
+        Self::new(self.servers(), access, Arc::clone(&self.machine))
     }
 
     /// Returns a client with new connections and another machine clock.
     #[cfg(feature = "testing")]
-    pub(super) fn reconnected(&self, machine: &Arc<dyn Clock>) -> Self {
-        Self::new(self.nodes.iter().map(|node| node.address().clone()).collect(), machine)
+    pub(super) fn reconnected(&self, machine: Arc<dyn Clock>) -> Self {
+        Self::new(self.servers(), self.access.clone(), machine)
+    }
+
+    #[cfg(any(feature = "memcached-rustls", feature = "testing"))]
+    fn servers(&self) -> Vec<Address> {
+        self.nodes.iter().map(|node| node.address().clone()).collect()
     }
 
     /// Returns the server of the key, even if it is down, because another server would start to

@@ -133,6 +133,8 @@ async fn write(
             queue.send(pending).map_err(|_| io::Error::other("the reader has ended"))?;
         }
         to.write_all(&bytes).await?;
+        // TLS may keep the end of the bytes until then.
+        to.flush().await?;
     }
     Err(io::Error::other("the connection is no longer in use"))
 }
@@ -174,5 +176,17 @@ mod tests {
         assert_eq!(first.unwrap(), Reply::NotFound);
         assert_eq!(second.unwrap(), Reply::Done, "the caller gets the mismatched reply, and rejects it");
         assert!(matches!(third, Err(NoReply::Lost(why)) if why.contains("did not match")));
+    }
+    /// A TLS stream keeps written bytes while its socket is full, until it is flushed.
+    #[tokio::test]
+    async fn requests_are_flushed() {
+        let (here, mut there) = tokio::io::duplex(1_024);
+        let connection = MemcachedConnection::new(tokio::io::BufWriter::new(here));
+        let server = async {
+            there.read_exact(&mut [0; 4]).await.unwrap();
+            there.write_all(b"MN\r\n").await.unwrap();
+        };
+        let (reply, ()) = tokio::join!(connection.send(meta::NOOP.to_vec()), server);
+        assert_eq!(reply.unwrap(), Reply::Noop);
     }
 }

@@ -124,7 +124,8 @@ pub(super) async fn read(from: &mut (impl AsyncBufRead + Unpin)) -> io::Result<R
     })
 }
 
-async fn read_line(from: &mut (impl AsyncBufRead + Unpin)) -> io::Result<Vec<u8>> {
+/// Reads a line, including its end.
+pub(super) async fn read_line(from: &mut (impl AsyncBufRead + Unpin)) -> io::Result<Vec<u8>> {
     let mut line = Vec::new();
     (&mut *from).take(MAX_LINE).read_until(b'\n', &mut line).await?;
     if line.is_empty() {
@@ -133,7 +134,8 @@ async fn read_line(from: &mut (impl AsyncBufRead + Unpin)) -> io::Result<Vec<u8>
     Ok(line)
 }
 
-fn text_of(line: &[u8]) -> io::Result<&str> {
+/// Returns the text of a line, without its end.
+pub(super) fn text_of(line: &[u8]) -> io::Result<&str> {
     line.strip_suffix(b"\r\n").and_then(|line| str::from_utf8(line).ok()).ok_or_else(invalid_reply)
 }
 
@@ -165,7 +167,7 @@ async fn read_block(from: &mut (impl AsyncBufRead + Unpin), size: u32) -> io::Re
     Ok(block)
 }
 
-fn invalid_reply() -> io::Error {
+pub(super) fn invalid_reply() -> io::Error {
     io::Error::new(io::ErrorKind::InvalidData, "invalid reply, not from a memcached server")
 }
 

@@ -1,5 +1,6 @@
 mod client;
 mod connection;
+mod login;
 mod meta;
 mod node;
 mod ring;
@@ -10,15 +11,18 @@ mod tests;
 use std::sync::Arc;
 
 use self::client::Client;
+use self::login::Access;
 use self::server_time::MachineClock;
 use crate::error::ConfigError;
+#[cfg(feature = "testing")]
 use crate::storage::Clock;
 use crate::storage::cas::{ServerCas, forward_to_server_cas};
+use crate::storage::tls::Tls;
 use crate::storage::url::{self, Address, Authority, CasOptions, Options, UrlParts, Wrong};
 
 /// The valid forms of a URL.
-const EXAMPLES: &str =
-    "write memcached://host:11211, memcached://host:11211,host:11211 or memcached+unix:///path/to.sock";
+const EXAMPLES: &str = "write memcached://host:11211, memcached://host:11211,host:11211, memcacheds://host:11211 or \
+     memcached+unix:///path/to.sock";
 
 const PORT: u16 = 11_211;
 
@@ -58,6 +62,8 @@ const PORT: u16 = 11_211;
 /// | `timeout` | `100ms` | the timeout of a call, from `1ms` to `3600s` |
 /// | `max-skew` | `5s` | the longest time by which the newest decision on a key may be ahead of this process's estimate of the server's time, up to `86400s`; if it is further ahead, the process corrects its estimate and logs a warning, see [`Cas::max_skew`](crate::storage::Cas::max_skew) |
 /// | `long-logs` | `refuse` | `allow` accepts policies that can keep more than 1,000 log entries per key |
+/// | `ca` | the system's certificates | for TLS, a PEM file with the certificates to trust |
+/// | `cert`, `key` | none | for TLS, PEM files with a client certificate and its private key |
 ///
 /// # Connections
 ///
@@ -78,15 +84,41 @@ pub struct MemcachedStorage(ServerCas<Client>);
 forward_to_server_cas!(MemcachedStorage);
 
 impl MemcachedStorage {
-    /// Creates a storage on the servers in `url`. It connects to each server on first use.
+    /// Creates a storage on the servers in `url`. It connects to each server on first use, but with
+    /// TLS it loads the certificates and the private key immediately.
     ///
     /// # Errors
     ///
-    /// Returns an error if the URL cannot be parsed.
+    /// Returns an error if the URL cannot be parsed, if it needs a feature that is not enabled, or
+    /// if a certificate or the private key cannot be loaded. The error quotes the URL without its
+    /// login and its options.
     pub fn new(url: &str) -> Result<Self, ConfigError> {
-        let (servers, options) = url::read(url, EXAMPLES, read)?;
-        let machine: Arc<dyn Clock> = Arc::new(MachineClock);
-        Ok(Self(ServerCas::new(Client::new(servers, &machine), &options)))
+        let (servers, access, options) = url::read(url, EXAMPLES, read)?;
+        Ok(Self(ServerCas::new(Client::new(servers, access, Arc::new(MachineClock)), &options)))
+    }
+
+    /// Sets the certificates for TLS. Replaces the options `ca`, `cert` and `key` of the URL,
+    /// including those that `config` does not set.
+    ///
+    /// Call this method before the first decision, because the returned storage opens new
+    /// connections.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if
+    ///
+    /// - a certificate or the private key is malformed, or they do not match,
+    /// - `config` has no certificates to trust, and the system has none,
+    /// - the scheme of the URL is not `memcacheds`.
+    #[cfg(feature = "memcached-rustls")]
+    pub fn try_tls(self, config: &crate::storage::TlsConfig) -> Result<Self, ConfigError> {
+        let client = self.0.store();
+        let Some(tls) = &client.access().tls else {
+            return Err(ConfigError::new("the URL has no TLS: write memcacheds:// instead of memcached://"));
+        };
+        let tls = Some(tls.with(config).map_err(ConfigError::new)?);
+        let client = client.with_access(Access { tls, ..client.access().clone() });
+        Ok(Self(self.0.with_store(client)))
     }
 
     /// Sets the clock for decisions, for tests (feature `testing`). Defaults to the servers' time.
@@ -103,23 +135,24 @@ impl MemcachedStorage {
     #[cfg(feature = "testing")]
     #[must_use]
     pub fn machine_clock(self, machine: impl Clock) -> Self {
-        let machine: Arc<dyn Clock> = Arc::new(machine);
-        let client = self.0.store().reconnected(&machine);
+        let client = self.0.store().reconnected(Arc::new(machine));
         Self(self.0.with_store(client))
     }
 }
 
-/// Parses the servers, at least one, and the options of a URL.
-fn read(parts: &UrlParts<'_>, wrong: &Wrong<'_>) -> Result<(Vec<Address>, CasOptions), ConfigError> {
-    let unix = match parts.scheme {
-        "memcached" => false,
-        "memcached+unix" => true,
+/// Parses the servers, at least one, their login and TLS, and the options of a URL.
+fn read(parts: &UrlParts<'_>, wrong: &Wrong<'_>) -> Result<(Vec<Address>, Access, CasOptions), ConfigError> {
+    let (unix, is_tls) = match parts.scheme {
+        "memcached" => (false, false),
+        "memcacheds" => (false, true),
+        "memcached+unix" => (true, false),
         other => return Err(wrong(format!("unknown scheme {other:?}: {EXAMPLES}"))),
     };
-    let Authority { login, hosts } = Authority::parse(parts.authority, PORT, wrong)?;
-    if login.password.is_some() {
-        return Err(wrong("memcached URLs have no user and password; leave out the text before @".to_owned()));
+    if is_tls && !cfg!(feature = "memcached-rustls") {
+        return Err(wrong("memcacheds:// needs the feature \"memcached-rustls\" of tower-ratelimit".to_owned()));
     }
+    let Authority { login, hosts } = Authority::parse(parts.authority, PORT, wrong)?;
+    login::check(&login, wrong)?;
     let path = parts.decoded_path(wrong)?;
     let servers = if unix {
         if !cfg!(unix) {
@@ -142,7 +175,8 @@ fn read(parts: &UrlParts<'_>, wrong: &Wrong<'_>) -> Result<(Vec<Address>, CasOpt
         hosts.into_iter().map(Address::Tcp).collect()
     };
     let mut options = Options::parse(parts.query, wrong)?;
+    let tls = if is_tls { Some(Tls::from_options(&mut options, None, wrong)?) } else { None };
     let common = options.cas()?;
     options.end()?;
-    Ok((servers, common))
+    Ok((servers, Access { login, tls }, common))
 }

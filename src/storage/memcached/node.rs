@@ -7,6 +7,7 @@ use std::time::Duration;
 use tokio::time::{Instant, timeout, timeout_at};
 
 use super::connection::{MemcachedConnection, NoReply};
+use super::login::Access;
 use super::meta::{NOOP, Reply, STATS};
 use super::server_time::ServerTime;
 use crate::storage::net::{self, FirstBytes, Open, Reconnecting};
@@ -16,6 +17,7 @@ use crate::storage::{Clock, StorageError};
 /// One server.
 pub(super) struct Node {
     address: Address,
+    access: Access,
     connection: Arc<Reconnecting<Open<MemcachedConnection>>>,
     time: Arc<ServerTime>,
 }
@@ -28,12 +30,12 @@ pub(super) struct Request {
 }
 
 impl Node {
-    pub(super) fn new(address: Address, machine: Arc<dyn Clock>) -> Self {
+    pub(super) fn new(address: Address, access: Access, machine: Arc<dyn Clock>) -> Self {
         let connection = Reconnecting::new(&address.to_string());
-        Self { address, connection, time: Arc::new(ServerTime::new(machine)) }
+        Self { address, access, connection, time: Arc::new(ServerTime::new(machine)) }
     }
 
-    #[cfg(feature = "testing")]
+    #[cfg(any(feature = "memcached-rustls", feature = "testing"))]
     pub(super) fn address(&self) -> &Address {
         &self.address
     }
@@ -58,11 +60,11 @@ impl Node {
 
     /// Returns an open connection. Waits for one until `deadline`.
     pub(super) async fn open(&self, deadline: Instant) -> Result<Arc<Open<MemcachedConnection>>, StorageError> {
-        let Self { address, connection, time } = self;
+        let Self { address, access, connection, time } = self;
         if Instant::now() >= deadline {
             return Err(connection.not_connected());
         }
-        connection.get(deadline, || connect(address.clone(), Arc::clone(time))).await
+        connection.get(deadline, || connect(address.clone(), access.clone(), Arc::clone(time))).await
     }
 
     /// Sends a request once, without retries, and returns the reply. The future may be dropped at
@@ -126,20 +128,27 @@ impl Node {
     }
 }
 
-/// Opens a connection, waits for the first reply, and requests the server's time. An accepted TCP
-/// connection is not enough: a server that hangs, or that has too many connections, still accepts
-/// them.
-async fn connect(address: Address, time: Arc<ServerTime>) -> Result<Open<MemcachedConnection>, StorageError> {
+/// Opens a connection, waits for the first reply, logs in, and requests the server's time. An
+/// accepted TCP connection is not enough: a server that hangs, or that has too many connections,
+/// still accepts them.
+async fn connect(
+    address: Address,
+    access: Access,
+    time: Arc<ServerTime>,
+) -> Result<Open<MemcachedConnection>, StorageError> {
     let (server, first) = (address.to_string(), FirstBytes::default());
+    let failed = |why| StorageError::unreachable(&server, why);
     let connected = async {
-        let stream = net::open(&address, None, &first).await.map_err(|error| error.to_string())?;
+        let stream = net::open(&address, access.tls.as_ref(), &first).await;
+        let mut stream = stream.map_err(|error| failed(error.to_string()))?;
+        access.begin(&server, &mut stream).await?;
         let connection = MemcachedConnection::new(stream);
-        match connection.send(NOOP.to_vec()).await.map_err(NoReply::why)? {
-            Reply::Noop => learn(&connection, &time).await.map(|()| Open::new(connection)),
-            other => Err(format!("unexpected reply {:?} to a meta command", other.word())),
+        match connection.send(NOOP.to_vec()).await.map_err(|unanswered| failed(unanswered.why()))? {
+            Reply::Noop => learn(&connection, &time).await.map_err(failed)?,
+            other => return Err(failed(format!("unexpected reply {:?} to a meta command", other.word()))),
         }
+        Ok(Open::new(connection))
     };
-    let connected = async { connected.await.map_err(|why| StorageError::unreachable(&server, why)) };
     net::connecting(&server, "memcached", &first, connected).await
 }
 

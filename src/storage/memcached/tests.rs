@@ -84,6 +84,9 @@ impl FakeServer {
 impl State {
     fn reply(&mut self, words: &[&str], data: Vec<u8>) -> Vec<u8> {
         let &[verb, ref rest @ ..] = words else { panic!("an empty line") };
+        if verb == "version" {
+            return b"VERSION 1.6.18\r\n".to_vec();
+        }
         if verb == "mn" {
             return b"MN\r\n".to_vec();
         }

@@ -104,7 +104,10 @@ fn without_tls(error: io::Error) -> io::Error {
     if !is_without_tls {
         return error;
     }
-    io::Error::new(error.kind(), format!("no TLS handshake: {error}; check that this port speaks TLS"))
+    io::Error::new(
+        error.kind(),
+        format!("no TLS handshake: {error}; check that this port speaks TLS, or write the scheme without TLS"),
+    )
 }
 
 /// Awaits an attempt to connect to `server`, which speaks `protocol`.

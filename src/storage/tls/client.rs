@@ -179,8 +179,8 @@ impl fmt::Debug for Tls {
 }
 
 /// The certificates and the private key for TLS connections to a server: PEM from memory, or a
-/// rustls configuration. See `RedisStorage::try_tls`, `EtcdStorage::try_tls` and
-/// `PostgresStorage::try_tls`.
+/// rustls configuration. See `RedisStorage::try_tls`, `MemcachedStorage::try_tls`,
+/// `EtcdStorage::try_tls` and `PostgresStorage::try_tls`.
 ///
 /// The storage verifies the host name of the server, unless you pass a rustls configuration whose
 /// verifier skips this check. For certificates in files, use the options `ca`, `cert` and `key` of the

@@ -1,32 +1,63 @@
 //! TLS connections. The certificates are loaded when the storage is created.
 #![cfg_attr(
-    not(any(feature = "redis", feature = "etcd")),
-    allow(dead_code, reason = "memcached has no TLS, and the client of PostgreSQL does the handshake itself")
+    not(any(feature = "redis", feature = "memcached", feature = "etcd")),
+    allow(dead_code, reason = "the client of PostgreSQL does the handshake itself")
 )]
 
-#[cfg(any(feature = "redis-rustls", feature = "etcd-rustls", feature = "postgres-rustls"))]
+#[cfg(any(
+    feature = "redis-rustls",
+    feature = "memcached-rustls",
+    feature = "etcd-rustls",
+    feature = "postgres-rustls"
+))]
 mod client;
 
-#[cfg(not(any(feature = "redis-rustls", feature = "etcd-rustls", feature = "postgres-rustls")))]
+#[cfg(not(any(
+    feature = "redis-rustls",
+    feature = "memcached-rustls",
+    feature = "etcd-rustls",
+    feature = "postgres-rustls"
+)))]
 use tokio::net::TcpStream;
 
-#[cfg(any(feature = "redis-rustls", feature = "etcd-rustls", feature = "postgres-rustls"))]
+#[cfg(any(
+    feature = "redis-rustls",
+    feature = "memcached-rustls",
+    feature = "etcd-rustls",
+    feature = "postgres-rustls"
+))]
 pub(super) use self::client::Tls;
-#[cfg(any(feature = "redis-rustls", feature = "etcd-rustls", feature = "postgres-rustls"))]
+#[cfg(any(
+    feature = "redis-rustls",
+    feature = "memcached-rustls",
+    feature = "etcd-rustls",
+    feature = "postgres-rustls"
+))]
 pub use self::client::TlsConfig;
 use crate::error::ConfigError;
 use crate::storage::url::{Options, Wrong};
 
 /// The settings of a TLS connection in builds without TLS. This type has no values, because a URL
 /// that needs TLS is rejected.
-#[cfg(not(any(feature = "redis-rustls", feature = "etcd-rustls", feature = "postgres-rustls")))]
+#[cfg(not(any(
+    feature = "redis-rustls",
+    feature = "memcached-rustls",
+    feature = "etcd-rustls",
+    feature = "postgres-rustls"
+)))]
 #[derive(Clone, Debug)]
 pub(super) enum Tls {}
 
-#[cfg(not(any(feature = "redis-rustls", feature = "etcd-rustls", feature = "postgres-rustls")))]
+#[cfg(not(any(
+    feature = "redis-rustls",
+    feature = "memcached-rustls",
+    feature = "etcd-rustls",
+    feature = "postgres-rustls"
+)))]
 impl Tls {
     fn from_files(_: &Paths, _: Option<&'static [u8]>) -> Result<Self, String> {
-        Err("TLS needs the feature \"redis-rustls\", \"etcd-rustls\" or \"postgres-rustls\" of tower-ratelimit"
+        Err("TLS needs the feature \"redis-rustls\", \"memcached-rustls\", \"etcd-rustls\" or \"postgres-rustls\" of \
+             tower-ratelimit"
             .to_owned())
     }
 
@@ -38,7 +69,12 @@ impl Tls {
 
 /// The paths of PEM files in a URL.
 #[cfg_attr(
-    not(any(feature = "redis-rustls", feature = "etcd-rustls", feature = "postgres-rustls")),
+    not(any(
+        feature = "redis-rustls",
+        feature = "memcached-rustls",
+        feature = "etcd-rustls",
+        feature = "postgres-rustls"
+    )),
     allow(dead_code, reason = "without TLS nothing reads the files")
 )]
 struct Paths {

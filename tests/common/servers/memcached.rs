@@ -1,16 +1,18 @@
 //! memcached, or the program that `TOWER_RATELIMIT_MEMCACHED_SERVER` names.
 
 use std::env;
+use std::fs;
 use std::io::{self, BufRead, BufReader, Write};
 use std::net::TcpStream;
 #[cfg(unix)]
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::process::Command;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use super::process::{self, Process};
+use super::process::{self, Folder, Process};
 use super::{STARTS_WITHIN, free_port, wait_until};
 
 /// The environment variable that names a program to start instead of `memcached`.
@@ -25,22 +27,41 @@ pub struct Memcached {
     process: Option<Process>,
     port: u16,
     options: Vec<String>,
+    /// The user and the password, separated by a space, and the folder of the file that contains them.
+    login: Option<(String, Folder)>,
 }
 
 impl Memcached {
     /// Starts a server with additional options, for example `-I 512k`.
+    ///
+    /// With `-Z`, the server has TLS on the port of another `-l`, and none on [`port`](Self::port).
     pub fn start(options: &[&str]) -> Self {
+        Self::launch(options, None)
+    }
+
+    /// Starts a server that requires a login, with additional options.
+    pub fn with_login(user: &str, password: &str, options: &[&str]) -> Self {
+        static COUNT: AtomicU32 = AtomicU32::new(0);
+        let number = COUNT.fetch_add(1, Ordering::Relaxed);
+        let folder = env::temp_dir().join(format!("tower-ratelimit-memcached-{}-{number}", std::process::id()));
+        fs::create_dir_all(&folder).unwrap();
+        let file = folder.join("logins");
+        fs::write(&file, format!("{user}:{password}\n")).unwrap();
+        let login = (format!("{user} {password}"), Folder(folder));
+        Self::launch(&[&["-Y", file.to_str().unwrap()], options].concat(), Some(login))
+    }
+
+    fn launch(options: &[&str], login: Option<(String, Folder)>) -> Self {
         let started = Instant::now();
-        loop {
-            let options = options.iter().map(|&option| option.to_owned()).collect();
-            let mut server = Self { process: None, port: free_port(), options };
-            if server.begin() {
-                return server;
-            }
+        let options = options.iter().map(|&option| option.to_owned()).collect();
+        let mut server = Self { process: None, port: free_port(), options, login };
+        while !server.begin() {
             // Retries, because another process may have taken the port. Fails later if the server
             // rejects its options.
             assert!(started.elapsed() < STARTS_WITHIN, "the server does not start: {server:?}");
+            server.port = free_port();
         }
+        server
     }
 
     /// Starts a server that listens on a unix socket only.
@@ -50,20 +71,22 @@ impl Memcached {
         command.arg("-s").arg(socket);
         let process = Process::start(&mut command, PACKAGES);
         wait_until("the socket exists", || UnixStream::connect(socket).is_ok());
-        Self { process: Some(process), port: 0, options: Vec::new() }
+        Self { process: Some(process), port: 0, options: Vec::new(), login: None }
     }
 
     /// Returns `true` if the server on the port is our child, and replies.
     fn begin(&mut self) -> bool {
         let mut command = program();
-        command.args(["-l", "127.0.0.1", "-U", "0", "-p", &self.port.to_string()]).args(&self.options);
+        let is_tls = self.options.iter().any(|option| option == "-Z");
+        let listens = format!("{}127.0.0.1:{}", if is_tls { "notls:" } else { "" }, self.port);
+        command.args(["-l", &listens, "-U", "0"]).args(&self.options);
         let process = self.process.insert(Process::start(&mut command, PACKAGES));
         let (started, id) = (Instant::now(), format!("STAT pid {}", process.id()));
         loop {
             if process.has_ended() {
                 return false;
             }
-            match ask(self.port, "stats") {
+            match ask(self.port, self.login.as_ref(), "stats") {
                 Ok(stats) if stats.contains(&id) => return true,
                 Ok(stats) if stats.iter().any(|line| line.starts_with("STAT pid ")) => return false,
                 other => assert!(started.elapsed() < STARTS_WITHIN, "the server does not start: {other:?}"),
@@ -82,7 +105,7 @@ impl Memcached {
 
     /// Returns all lines of the reply to a command, which is sent on a new connection.
     pub fn ask(&self, command: &str) -> Vec<String> {
-        ask(self.port, command).unwrap()
+        ask(self.port, self.login.as_ref(), command).unwrap()
     }
 
     /// Returns the statistic of this name.
@@ -119,7 +142,7 @@ impl Memcached {
 
 impl Drop for Memcached {
     fn drop(&mut self) {
-        process::discard(self.process.take());
+        process::discard((self.process.take(), self.login.take()));
     }
 }
 
@@ -130,10 +153,16 @@ fn program() -> Command {
     command
 }
 
-fn ask(port: u16, command: &str) -> io::Result<Vec<String>> {
+fn ask(port: u16, login: Option<&(String, Folder)>, command: &str) -> io::Result<Vec<String>> {
     let stream = TcpStream::connect(("127.0.0.1", port))?;
     stream.set_read_timeout(Some(Duration::from_secs(10)))?;
     let mut stream = BufReader::new(stream);
+    if let Some((login, _)) = login {
+        stream.get_mut().write_all(format!("set auth 0 0 {}\r\n{login}\r\n", login.len()).as_bytes())?;
+        let mut line = String::new();
+        stream.read_line(&mut line)?;
+        assert_eq!(line, "STORED\r\n");
+    }
     stream.get_mut().write_all(format!("{command}\r\nmn\r\n").as_bytes())?;
     let mut lines = Vec::new();
     loop {

@@ -3,7 +3,9 @@
 mod connection;
 mod decisions;
 mod items;
+mod login;
 mod ring;
+mod tls;
 mod url;
 
 use std::time::Duration;

@@ -26,6 +26,13 @@ fn invalid_url_is_rejected_with_a_correction() {
         ("memcached://a,,b", &["\"\"", "host:11211"]),
         ("memcached://a,b:1,a:11211", &["the host a:11211 occurs twice"]),
         ("memcached://host/0", &["\"/0\"", "leave it out"]),
+        ("memcached://:p@host", &["the password has no user", "write user:password@"]),
+        ("memcached://user@host", &["there is no password before @"]),
+        ("memcached://user:p%20w@host", &["separates user and password by a space; choose ones without"]),
+        ("memcached://us%0Aer:p@host", &["without spaces and control characters"]),
+        ("memcached://host?ca=/path", &["unknown option \"ca\""]),
+        ("memcacheds://host?cert=/path", &["write key=/path/to/key.pem"]),
+        ("memcacheds+unix:///s", &["\"memcacheds+unix\"", "memcacheds://host:11211"]),
         ("memcached+unix://host/s", &["memcached+unix:///path/to.sock"]),
         ("memcached+unix://", &["memcached+unix:///path/to.sock"]),
         ("memcached://host#x", &["%23"]),
@@ -40,7 +47,7 @@ fn invalid_url_is_rejected_with_a_correction() {
         let error = MemcachedStorage::new(url).expect_err(url).to_string();
         assert!(error.starts_with("cannot read the URL "), "{url:?}: {error}");
         assert!(parts.iter().all(|part| error.contains(part)), "{url:?}: {error}");
-        assert!(["write", "written", "leave"].iter().any(|help| error.contains(help)), "{url:?}: {error}");
+        assert!(["write", "written", "leave", "choose"].iter().any(|help| error.contains(help)), "{url:?}: {error}");
     }
 }
 
@@ -48,11 +55,12 @@ fn invalid_url_is_rejected_with_a_correction() {
 fn error_of_an_invalid_url_hides_the_login() {
     for url in [
         "memcached://secret@host",
-        "memcached://me:secret@host",
+        "memcached://me:a%20secret@host",
+        "memcached://me:secret@host/0",
         "memcached://:secret@host",
         "memcached://me:pa/secret@host",
         "memcached://me:secret?pa@host",
-        "memcached+unix://me:secret@/s",
+        "memcached+unix://me:secret@host/s",
         "memcache://me:secret@host",
     ] {
         let error = MemcachedStorage::new(url).expect_err(url);
@@ -67,11 +75,15 @@ fn valid_urls_are_accepted() {
         "memcached://localhost/",
         "memcached://127.0.0.1:1?prefix=a:b&timeout=2s",
         "memcached://[::1]:11211",
+        "memcached://user:p%40ss%3Aword@a,b",
+        "memcached+unix://user:password@/s",
+        "memcacheds://user:password@host",
         "memcached://a,b:1,[::1]:2,[::1]",
         "memcached+unix:///var/run/memcached%20a.sock?prefix=x",
     ] {
         let storage = MemcachedStorage::new(url).unwrap_or_else(|error| panic!("{error}"));
-        assert!(format!("{storage:?}").len() < 500, "{storage:?}");
+        let debug = format!("{storage:?}");
+        assert!(debug.len() < 500 && !debug.contains("word"), "{debug}");
         assert!(
             matches!(url.parse::<AnyStorage>(), Ok(storage) if format!("{storage:?}").starts_with("MemcachedStorage"))
         );
