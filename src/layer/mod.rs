@@ -19,7 +19,7 @@ use crate::middleware::common::{Shared, common_options};
 use crate::middleware::config::{LayerConfig, LayerMember, OnError};
 use crate::middleware::options::{IntoPolicySource, PolicySource};
 use crate::middleware::state::LayerState;
-use crate::observe::Event;
+use crate::observe::{Event, NearLimit};
 use crate::rejection::{RejectReason, TextRejection};
 use crate::service::RateLimit;
 use crate::storage::{AnyStorage, MAX_MEMBERS, MemoryStorage, Storage};
@@ -438,6 +438,49 @@ impl<R> RateLimitLayer<R> {
     /// See the guide on [costs](crate::guide::costs#meter-messages-and-chunks).
     pub fn meter(self) -> Self {
         self.with_config(|config| config.meters = true)
+    }
+}
+
+/// Events.
+impl<R> RateLimitLayer<R> {
+    /// Reports [`EventKind::NearLimit`](crate::EventKind::NearLimit) when a client has spent this share
+    /// of a limit, so that you can warn it before it is refused. Defaults to off.
+    ///
+    /// The hit that crosses the share is reported once, for each limit that it crosses. So a client
+    /// is reported once per window, even if several processes share the storage. It is reported again
+    /// after units have become free, if its hits cross the share again:
+    ///
+    /// - Windows free all units at once, at their end.
+    /// - A token bucket, a leaky bucket, a moving window and a sliding window counter free units all the
+    ///   time. A client that keeps to the share may cross it with every hit, so send at most one
+    ///   warning per period.
+    /// - A settlement can return the units of a hit that was reported.
+    ///
+    /// A settlement that adds units is not reported if it crosses the share, and the hits after it do
+    /// not cross it any more. So estimate a [`cost`](Self::cost) rather high. With
+    /// [`Leases`](crate::storage::Leases), a process does not know the units of other processes at
+    /// each hit, so it may miss the one that crosses the share.
+    ///
+    /// Hits of a [`Meter`](crate::Meter) and on shadow limits are reported, too. Like an
+    /// [`observer`](Self::observer), this option needs the full decision on each request.
+    ///
+    /// ```
+    /// use tower_ratelimit::{EventKind, PeerIp, Quota, RateLimitLayer};
+    ///
+    /// let layer = RateLimitLayer::new(Quota::per_hour(1_000), PeerIp::new()).near_limit(0.8).observer(|event| {
+    ///     if let (EventKind::NearLimit { status, .. }, Some(key)) = (event.kind, event.key) {
+    ///         println!("{key:?} has {} requests left for {:?}", status.remaining(), status.reset_after());
+    ///     }
+    /// });
+    /// ```
+    ///
+    /// # Panics
+    ///
+    /// Panics unless `share` is greater than 0 and at most 1.
+    #[track_caller]
+    pub fn near_limit(self, share: f64) -> Self {
+        let near_limit = NearLimit::new(share);
+        self.with_config(|config| config.reporter.near_limit = Some(near_limit))
     }
 }
 

@@ -136,7 +136,8 @@ impl LayerConfig {
         self.wants_decisions = self.settling.is_some()
             || self.headers.writes_other_fields()
             || self.shares_decision
-            || self.reporter.observer.is_some();
+            || self.reporter.observer.is_some()
+            || self.reporter.near_limit.is_some();
         let can_skip = !self.skip.is_empty() || !self.allow_lists.is_empty();
         let has_options = self.wants_decisions
             || self.meters

@@ -5,9 +5,9 @@ use std::error::Error;
 use crate::decision::Decision;
 use crate::extract::KeyError;
 use crate::key::Key;
-use crate::policy::Policy;
+use crate::policy::{Limit, Policy};
 use crate::storage::StorageError;
-use crate::strategy::Lock;
+use crate::strategy::{Lock, Status};
 
 /// The kind of an [`Event`].
 #[derive(Clone, Copy, Debug)]
@@ -63,6 +63,15 @@ pub enum EventKind<'a> {
     /// charge starts, and one that starts with the refusal of a hit that goes on
     /// [waiting](crate::RateLimitLayer::wait).
     Locked(Lock),
+    /// An admitted hit has brought the spent units of a limit to the share of
+    /// [`near_limit`](crate::RateLimitLayer::near_limit), or beyond it. Another event reports the
+    /// decision on the hit.
+    NearLimit {
+        /// The limit, which is one of the policy of the event.
+        limit: &'a Limit,
+        /// The status of the limit after the hit.
+        status: &'a Status,
+    },
     /// A [`Reservation`](crate::Reservation) was dropped and not settled. The hit keeps its
     /// estimated cost.
     Unsettled(&'a Decision),
@@ -107,6 +116,7 @@ impl Event<'_> {
     /// | `cleared` | [`EventKind::Cleared`] |
     /// | `unsettled` | [`EventKind::Unsettled`] |
     /// | `locked` | [`EventKind::Locked`] |
+    /// | `near_limit` | [`EventKind::NearLimit`] |
     pub fn outcome(&self) -> &'static str {
         match self.kind {
             EventKind::Decided(decision) if decision.is_storage_full() => "storage_full",
@@ -124,6 +134,7 @@ impl Event<'_> {
             EventKind::Cleared(_) => "cleared",
             EventKind::Unsettled(_) => "unsettled",
             EventKind::Locked(_) => "locked",
+            EventKind::NearLimit { .. } => "near_limit",
         }
     }
 

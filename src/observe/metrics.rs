@@ -4,6 +4,7 @@ use crate::storage::{IN_FLIGHT, LATENCY, PATHS};
 const DECISIONS: &str = "ratelimit_decisions_total";
 const SETTLEMENTS: &str = "ratelimit_settlements_total";
 const LOCKS: &str = "ratelimit_locks_total";
+const NEAR_LIMIT: &str = "ratelimit_near_limit_total";
 /// The names and descriptions of the counters that storages update.
 const COUNTERS: [(&str, &str); 6] = [
     ("ratelimit_refusal_cache_total", "Hits on a refusal cache, by the storage that decided."),
@@ -24,6 +25,7 @@ const SETTLED_UNITS: &str = "ratelimit_settled_units_total";
 /// | `ratelimit_decisions_total` | `policy`, `outcome`, `mode` | requests, and hits on shadow limits, by their [outcome](Event::outcome) |
 /// | `ratelimit_settlements_total` | `policy`, `outcome`, `mode` | settlements of hits: `refunded` or `charged`, too late to refund anything (`expired`), failed (`not_settled`), missing because the reservation was dropped (`unsettled`), or unnecessary because the key was `cleared` |
 /// | `ratelimit_locks_total` | `policy`, `outcome`, `mode` | locks of a [`Lockout`](crate::Lockout) that have started (`locked`) |
+/// | `ratelimit_near_limit_total` | `policy`, `outcome`, `mode` | hits that have brought a key [near a limit](crate::RateLimitLayer::near_limit) (`near_limit`) |
 /// | `ratelimit_settled_units_total` | `policy`, `outcome`, `mode` | units that were `refunded` or `charged`, or whose settlement failed (`not_settled`) |
 /// | `ratelimit_refusal_cache_total` | `policy`, `by` | hits that a [`RefusalCache`](crate::storage::RefusalCache) refused (`here`), and hits that it passed to the inner storage (`storage`) |
 /// | `ratelimit_leases_total` | `policy`, `by` | hits that [`Leases`](crate::storage::Leases) admitted from a lease (`here`), and requests for units to the inner storage (`storage`) |
@@ -45,7 +47,7 @@ const SETTLED_UNITS: &str = "ratelimit_settled_units_total";
 /// |---|---|---|
 /// | `ratelimit_storage_duration_seconds` | `storage`, `outcome` | latency of calls to a shared storage |
 ///
-/// This observer updates the first four counters. The storages themselves update the other
+/// This observer updates the first five counters. The storages themselves update the other
 /// metrics, also without this observer and without HTTP. The guide on
 /// [monitoring](crate::guide::monitoring#metrics) explains the labels, and has a dashboard.
 ///
@@ -61,6 +63,7 @@ pub fn metrics_observer() -> impl Fn(&Event<'_>) + Copy + Send + Sync + 'static 
     metrics::describe_counter!(DECISIONS, "Requests by policy and outcome.");
     metrics::describe_counter!(SETTLEMENTS, "Settlements by policy and outcome.");
     metrics::describe_counter!(LOCKS, "Locks that have started, by policy.");
+    metrics::describe_counter!(NEAR_LIMIT, "Hits that have brought a key near a limit, by policy.");
     metrics::describe_counter!(SETTLED_UNITS, "Settled units by policy and outcome.");
     metrics::describe_counter!(PATHS, "Decisions through a circuit breaker, by the storage that made them.");
     for (name, help) in COUNTERS {
@@ -85,6 +88,7 @@ fn count(event: &Event<'_>) {
     }
     let name = match event.kind {
         EventKind::Locked(_) => LOCKS,
+        EventKind::NearLimit { .. } => NEAR_LIMIT,
         _ if units.is_some() => SETTLEMENTS,
         _ => DECISIONS,
     };

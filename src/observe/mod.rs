@@ -3,6 +3,7 @@
 mod event;
 #[cfg(feature = "metrics")]
 mod metrics;
+mod near_limit;
 #[cfg(feature = "tracing")]
 mod trace;
 
@@ -13,6 +14,7 @@ use std::sync::Arc;
 pub use self::event::{Event, EventKind};
 #[cfg(feature = "metrics")]
 pub use self::metrics::metrics_observer;
+pub(crate) use self::near_limit::NearLimit;
 use crate::lint::Lint;
 
 type Observe = dyn Fn(&Event<'_>) + Send + Sync;
@@ -23,6 +25,8 @@ type OnLint = dyn Fn(Lint) + Send + Sync;
 pub(crate) struct Reporter {
     pub(crate) observer: Option<Arc<Observe>>,
     pub(crate) on_lint: Option<Arc<OnLint>>,
+    /// The share of a limit at which hits are reported a second time.
+    pub(crate) near_limit: Option<NearLimit>,
     /// `true` if log events contain keys.
     pub(crate) logs_keys: bool,
     #[cfg(feature = "tracing")]
@@ -41,6 +45,16 @@ impl Reporter {
 
     #[inline]
     pub(crate) fn report(&self, event: &Event<'_>) {
+        self.report_one(event);
+        if let (Some(near_limit), EventKind::Decided(decision)) = (self.near_limit, event.kind) {
+            for (limit, status) in near_limit.crossed(event.policy, decision) {
+                self.report_one(&Event { kind: EventKind::NearLimit { limit, status }, ..*event });
+            }
+        }
+    }
+
+    #[inline]
+    fn report_one(&self, event: &Event<'_>) {
         #[cfg(feature = "tracing")]
         self.log.event(event, self.logs_keys);
         if let Some(observer) = &self.observer {

@@ -127,6 +127,11 @@ impl EventLog {
                 let (level, ends_after) = (lock.level(), tracing::field::debug(lock.ends_after()));
                 tracing::info!(policy, outcome, shadow, level, ends_after, key, "key locked");
             }
+            EventKind::NearLimit { status, .. } => {
+                let (capacity, remaining) = (status.capacity(), status.remaining());
+                let reset_after = tracing::field::debug(status.reset_after());
+                tracing::debug!(policy, outcome, shadow, capacity, remaining, reset_after, key, "key near its limit");
+            }
             EventKind::Unsettled(decision) => {
                 let cost = decision.cost();
                 tracing::debug!(policy, outcome, shadow, cost, key, "reservation dropped without a settlement");

@@ -27,6 +27,7 @@ mod lookup_tenant;
 mod meter;
 mod middleware;
 mod nat64;
+mod near_limit;
 #[cfg(feature = "metrics")]
 mod observe;
 mod panics;

@@ -116,7 +116,7 @@ impl Counters {
     }
 
     /// Returns all counters with their values.
-    fn counts(self) -> Vec<String> {
+    pub(crate) fn counts(self) -> Vec<String> {
         self.counts_of("_total")
     }
 
@@ -128,7 +128,7 @@ impl Counters {
 }
 
 /// Runs `work` on a new runtime and returns its counters.
-fn counters_of(work: impl Future<Output = ()>) -> Counters {
+pub(crate) fn counters_of(work: impl Future<Output = ()>) -> Counters {
     let counters = Counters::default();
     metrics::with_local_recorder(&counters, || {
         tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap().block_on(work);
