@@ -6,6 +6,7 @@
 //! ```text
 //! curl -i -H 'x-api-key: k-42' http://127.0.0.1:3000/   a limited request
 //! curl http://127.0.0.1:3001/limits/alice               peeks at a user's limits and spends nothing
+//! curl http://127.0.0.1:3001/limits                     lists the users that have spent units, 100 per page
 //! curl http://127.0.0.1:3001/states/alice               the stored states of a user, with a redis:// URL
 //! curl -X DELETE http://127.0.0.1:3001/limits/alice     clears the user's limits and its lock
 //! curl -X DELETE http://127.0.0.1:3001/limits           clears the limits of all users
@@ -22,20 +23,20 @@
 //! While Redis is down, the fallback decides. Keep the second address private, because its
 //! clients can clear limits.
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, Mutex};
 
 use axum::Router;
-use axum::extract::{Path, Request, State};
+use axum::extract::{Path, Query, Request, State};
 use axum::http::{HeaderValue, StatusCode};
 use axum::middleware::{Next, from_fn};
 use axum::response::{IntoResponse, Response};
-use axum::routing::{delete, get, put};
+use axum::routing::{get, put};
 use tower_ratelimit::extract::Extension;
 use tower_ratelimit::storage::{AnyStorage, Breaker, Circuit, RefusalCache, Storage};
 use tower_ratelimit::strategy::Status;
 use tower_ratelimit::{
-    BoxError, ConfigError, EventKind, Key, MemoryStorage, OnError, Policy, RateLimitLayer, RateLimiter,
+    BoxError, ConfigError, Decision, EventKind, Key, MemoryStorage, OnError, Policy, RateLimitLayer, RateLimiter,
 };
 
 /// The fallback admits a third of the quota, because three servers share the storage.
@@ -57,7 +58,12 @@ struct Limits {
 }
 
 fn limits(url: &str, policy: &str) -> Result<Limits, ConfigError> {
-    let breaker = Breaker::new(url.parse::<AnyStorage>()?).fallback(MemoryStorage::new(), REPLICAS);
+    let storage = match url {
+        // Keeps the keys, so that they can be listed.
+        "memory://" => MemoryStorage::builder().keep_keys(true).build()?.into(),
+        url => url.parse::<AnyStorage>()?,
+    };
+    let breaker = Breaker::new(storage).fallback(MemoryStorage::new(), REPLICAS);
     let (circuit, cache) = (breaker.circuit().clone(), RefusalCache::new(breaker));
     let policy = policy.parse::<Policy>()?.with_name("api");
     let limiter = RateLimiter::try_with_storage(policy, cache.clone())?;
@@ -98,7 +104,7 @@ fn api(Limits { limiter, locked, .. }: &Limits) -> Router {
 /// Returns the routes for operators. They share the limiter of the API.
 fn operators(limits: Limits) -> Router {
     Router::new()
-        .route("/limits", delete(clear_all))
+        .route("/limits", get(list).delete(clear_all))
         .route("/limits/{user}", get(peek).delete(clear))
         .route("/locks", get(locks))
         .route("/locks/{user}", put(lock))
@@ -125,6 +131,22 @@ async fn peek(
         lines.extend(status.lock().map(|lock| format!("lock {} ends in {:?}", lock.level() + 1, lock.ends_after())));
     }
     Ok(page(&lines))
+}
+
+/// Lists a page of users, with the policy's remaining units. `?after=` continues after a page.
+async fn list(
+    State(Limits { limiter, .. }): State<Limits>,
+    Query(position): Query<HashMap<String, String>>,
+) -> Result<String, (StatusCode, String)> {
+    let after = position.get("after").map(String::as_str);
+    let page = limiter.keys("t:", after, 100).await.map_err(unavailable)?;
+    let line = |(key, peek): &(Key, Decision)| {
+        let verdict = if peek.is_refused() { "refused" } else { "admitted" };
+        format!("{key} {verdict}, {} of {} remain", peek.remaining(), peek.capacity())
+    };
+    let mut lines: Vec<_> = page.keys.iter().map(line).collect();
+    lines.extend(page.next.map(|next| format!("next {next}")));
+    Ok(self::page(&lines))
 }
 
 /// Locks a user as if all strikes of the lockout were spent.
@@ -274,6 +296,7 @@ mod tests {
         assert_eq!(value(&seen, "policy"), "api");
         assert!(value(&seen, "limit").contains(": 0 of 30 remain"), "{seen}");
         assert!(value(&seen, "retry_in_seconds").parse::<f64>().unwrap() > 0.0);
+        assert_eq!(ask(&operators, "GET", "/limits").await.1, "t:alice refused, 0 of 30 remain\n");
         let (_, storage) = ask(&operators, "GET", "/storage").await;
         assert_eq!(value(&storage, "cached_refusals"), "1");
         assert!(value(&storage, "cache_hits").parse::<u64>().unwrap() >= 4, "{storage}");

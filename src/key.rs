@@ -1,5 +1,7 @@
 //! Keys: the identity of a client.
 
+mod parse;
+
 use std::fmt;
 use std::hash::{Hash, Hasher};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};

@@ -13,7 +13,8 @@ use crate::key::Key;
 use crate::policy::{IntoPolicy, Op, Policy, SharedPolicy};
 use crate::reservation::{LimitedKey, Reservation};
 use crate::storage::{
-    AnyStorage, MemoryStorage, Storage, StorageError, StorageErrorKind, StorageFuture, StorageRequest,
+    AnyStorage, KeyPage, KeysRequest, MemoryStorage, Storage, StorageError, StorageErrorKind, StorageFuture,
+    StorageRequest,
 };
 use crate::waiting::WaitQueues;
 
@@ -321,6 +322,48 @@ impl RateLimiter {
     /// Returns the storage's error if the storage fails. The memory storage never fails.
     pub fn clear(&self, key: &Key) -> StorageFuture<()> {
         self.policy.with(|policy| self.storage.clear(policy, key))
+    }
+
+    /// Returns a page of the keys that have spent units, each with a [peek](Self::peek) at its limits. Use
+    /// it for operators: which clients are near their limit, or locked out?
+    ///
+    /// `prefix` is the beginning of the [texts](Key#impl-Display-for-Key) of the keys, for example
+    /// `t:ali`, or empty for all keys. `after` is the [`next`](KeyPage::next) of the page before, or
+    /// `None`. A page has about `limit` keys, from 1 to 1,000. [`Storage::keys`] lists the storages that
+    /// support it, and what a page leaves out.
+    ///
+    /// ```
+    /// use tower_ratelimit::{Key, MemoryStorage, Quota, RateLimiter};
+    ///
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// let storage = MemoryStorage::builder().keep_keys(true).build()?;
+    /// let limiter = RateLimiter::with_storage(Quota::per_hour(10), storage);
+    /// let _ = limiter.hit_with_cost(&Key::from("alice"), 10).await?;
+    /// let _ = limiter.hit(&Key::from("bob")).await?;
+    ///
+    /// let (mut refused, mut after) = (Vec::new(), None);
+    /// loop {
+    ///     let page = limiter.keys("t:", after.as_deref(), 100).await?;
+    ///     refused.extend(page.keys.into_iter().filter(|(_, peek)| peek.is_refused()));
+    ///     after = page.next;
+    ///     if after.is_none() {
+    ///         break;
+    ///     }
+    /// }
+    /// assert_eq!(refused.len(), 1);
+    /// assert_eq!(refused[0].0, Key::from("alice"));
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// Returns an error of the kind [`Unsupported`](StorageErrorKind::Unsupported) if the storage cannot
+    /// list its keys, if `prefix` is not printable ASCII, or if `after` is not from another page.
+    /// Returns the storage's error if the storage fails.
+    pub fn keys(&self, prefix: &str, after: Option<&str>, limit: usize) -> StorageFuture<KeyPage> {
+        self.policy.with(|policy| self.storage.keys(KeysRequest::new(policy, prefix, after, limit)))
     }
 
     /// Returns the policy, or the current one of a [`LivePolicy`](crate::LivePolicy).

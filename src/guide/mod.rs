@@ -17,7 +17,7 @@
 //! | Keep the counts in a store of your own | [Write a storage](write_a_storage) |
 //! | Test an app that has limits | [Testing your app](testing_your_app) |
 //! | Plan memory and servers for a number of clients | [Sizing](sizing) |
-//! | Export metrics, set alerts, read logs and lints | [Monitoring](monitoring) |
+//! | Export metrics, set alerts, list the clients near their limit, read logs and lints | [Monitoring](monitoring) |
 //! | Start, check health, rotate logins, change limits, upgrade | [Deploying](deploying) |
 //! | Move from `tower_governor` | [Migrating](migrating_from_tower_governor) |
 //! | Move from `axum-governor`, `actix-limitation` or a `DashMap` | [Migrating from others](migrating_from_others) |

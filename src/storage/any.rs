@@ -257,8 +257,8 @@ impl Storage for AnyStorage {
         Some(self.get())
     }
 
-    forward_storage!(self => self.get(); decide_all, clear, settle, check, clear_all, validate, validate_members,
-        needs_outer_key, slots);
+    forward_storage!(self => self.get(); decide_all, clear, settle, check, clear_all, keys, validate,
+        validate_members, needs_outer_key, slots);
 }
 
 /// The URL of a storage, for a field of a configuration struct. Parsing validates it.

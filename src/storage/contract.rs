@@ -10,6 +10,7 @@ use tokio::runtime::Handle;
 use tokio::time::{Instant, sleep, timeout};
 
 use super::future::StorageFuture;
+use super::keys::{KeyPage, KeysRequest, cannot_list};
 use super::slots::SlotStore;
 use super::{StorageError, StorageErrorKind};
 use crate::decision::Decision;
@@ -344,8 +345,39 @@ pub trait Storage: Any + fmt::Debug + Send + Sync {
     /// `MemcachedStorage` always return an error of the kind
     /// [`Unsupported`](StorageErrorKind::Unsupported).
     fn clear_all(&self) -> StorageFuture<u64> {
-        let message = "this storage cannot list its keys";
-        StorageFuture::ready(Err(StorageError::new(StorageErrorKind::Unsupported, message)))
+        StorageFuture::ready(Err(cannot_list()))
+    }
+
+    /// Returns a page of the keys of a policy, each with a peek at its limits. Use it for operators:
+    /// [`RateLimiter::keys`](crate::RateLimiter::keys) has an example.
+    ///
+    /// A page has the keys that have spent units that are not free again. Expired keys are left out.
+    ///
+    /// - A page can have fewer keys than the `limit`, even none, although others follow. The last page
+    ///   has no [`next`](KeyPage::next).
+    /// - Each page is one short call, and one peek per key. Nothing is locked between two pages. A key
+    ///   that is in use from the first page to the last is listed. Others may be.
+    /// - A key is left out if the names of its policy and the key take more than 200 bytes together,
+    ///   because its name on the storage ends in a hash.
+    ///
+    /// | storage | pages |
+    /// |---|---|
+    /// | [`MemoryStorage`](crate::MemoryStorage) | if it was built with [`keep_keys`](super::MemoryStorageBuilder::keep_keys), in random order |
+    /// | `RedisStorage` | in random order, by `SCAN` on each server; some keys twice, and some pages longer than the `limit` |
+    /// | `EtcdStorage`, `PostgresStorage`, `SqliteStorage` | in the order of the keys' texts, from a range of the primary key |
+    /// | `MemcachedStorage`, [`Cas`](super::Cas) | none |
+    ///
+    /// A wrapper lists the keys of its inner storage, and a [breaker](super::Breaker) those of its primary
+    /// storage. The units of [leases](super::Leases) count as spent.
+    ///
+    /// # Errors
+    ///
+    /// The future returns an error of the kind [`Unsupported`](StorageErrorKind::Unsupported) if the storage
+    /// cannot list its keys, which is the default, or if a part of the request is invalid. It returns
+    /// another error if the storage fails.
+    fn keys(&self, request: KeysRequest<'_>) -> StorageFuture<KeyPage> {
+        let _ = request;
+        StorageFuture::ready(Err(cannot_list()))
     }
 
     /// Checks that this storage supports the policy.
@@ -500,6 +532,11 @@ macro_rules! forward_storage {
             $other.clear_all()
         }
     };
+    (@keys $self:ident => $other:expr) => {
+        fn keys(&$self, request: crate::storage::KeysRequest<'_>) -> StorageFuture<crate::storage::KeyPage> {
+            $other.keys(request)
+        }
+    };
     (@validate $self:ident => $other:expr) => {
         fn validate(&$self, policy: &Policy) -> Result<(), ConfigError> {
             $other.validate(policy)
@@ -529,6 +566,6 @@ macro_rules! forward_storage {
 pub(super) use forward_storage;
 
 impl<St: Storage + ?Sized> Storage for Arc<St> {
-    forward_storage!(self => (**self); decide, try_admit, decide_all, clear, settle, check, clear_all, validate,
-        validate_members, needs_outer_key, slots, wrapped);
+    forward_storage!(self => (**self); decide, try_admit, decide_all, clear, settle, check, clear_all, keys,
+        validate, validate_members, needs_outer_key, slots, wrapped);
 }

@@ -131,7 +131,7 @@ impl Storage for InOrder {
         Ok(())
     }
 
-    forward_storage!(self => self.inner; decide, try_admit, clear, settle, check, clear_all, validate);
+    forward_storage!(self => self.inner; decide, try_admit, clear, settle, check, clear_all, keys, validate);
 
     fn wrapped(&self) -> Option<&dyn Storage> {
         Some(&self.inner)

@@ -49,7 +49,9 @@ mod etcd;
 mod future;
 mod in_order;
 mod key_table;
+mod keys;
 mod leases;
+mod listing;
 #[cfg(feature = "memcached")]
 mod memcached;
 mod memory;
@@ -92,6 +94,7 @@ pub use self::etcd::EtcdStorage;
 pub use self::future::StorageFuture;
 pub use self::in_order::InOrder;
 pub(crate) use self::key_table::{Bucket, KeyTable, TableKey};
+pub use self::keys::{KeyPage, KeysRequest};
 pub use self::leases::Leases;
 #[cfg(feature = "memcached")]
 pub use self::memcached::MemcachedStorage;

@@ -27,6 +27,22 @@ pub(super) fn of(policy: &Policy, key: &Key) -> String {
     short(name, LONGEST)
 }
 
+/// Returns the beginning of the names of a policy's keys, `POLICY|`.
+pub(super) fn of_policy(policy: &Policy) -> String {
+    format!("{}|", utf8_percent_encode(policy.identity(), NOT_IN_NAMES))
+}
+
+/// Returns `true` if the name was not shortened.
+pub(super) fn is_whole(name: &str) -> bool {
+    !name.contains('#')
+}
+
+/// Returns the key with this text, which follows the name of its policy. Returns `None` if the name was
+/// shortened, because a hash cannot be reversed.
+pub(super) fn key(text: &str) -> Option<Key> {
+    Key::from_text(text)
+}
+
 /// Returns the name of a key without a policy: ASCII, at most 200 bytes.
 #[cfg(feature = "redis")]
 pub(super) fn of_key(key: &Key) -> String {

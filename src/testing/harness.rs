@@ -165,6 +165,11 @@ impl<'a> Harness<'a> {
         self.peek(policy, key, 1).remaining()
     }
 
+    /// Waits for a future of the storage.
+    pub(super) fn block_on<T>(&self, future: impl Future<Output = T>) -> T {
+        self.runtime.block_on(future)
+    }
+
     /// Removes all keys. Returns `false` if the storage does not support it.
     pub(super) fn clear_all(&self) -> bool {
         match self.runtime.block_on(self.storage.clear_all()) {

@@ -24,6 +24,7 @@ mod cas;
 mod changes;
 mod concurrency;
 mod harness;
+mod listing;
 mod members;
 mod model;
 mod scripts;

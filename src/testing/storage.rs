@@ -11,7 +11,7 @@ use super::concurrency::{cancellation_is_isolated, hits_are_exact, many_keys_are
 use super::harness::{Inputs, Law, MakeStorage, parsed, runtime, runtime_of_threads};
 use super::members::concurrent_members_are_exact;
 use super::model::{decides_like_the_model_in, policies_of_one_name_in};
-use super::{changes, members, scripts, sequential, slots};
+use super::{changes, listing, members, scripts, sequential, slots};
 use crate::policy::Policy;
 use crate::storage::{AnyStorage, ManualClock, Storage};
 
@@ -58,7 +58,7 @@ const CONCURRENT: [&str; 6] = [
 
 /// The laws that are checked without concurrency, in this order. The first ones are on states that
 /// are removed early, because a storage that does so breaks the others at random.
-const LAWS: [Law; 26] = [
+const LAWS: [Law; 27] = [
     ("11: no state is removed early", sequential::no_state_is_removed_early),
     ("11: no state is removed early, in real time", sequential::no_state_is_removed_early_in_real_time),
     ("11: no state is removed early, around powers of two", sequential::no_state_is_removed_around_powers_of_two),
@@ -85,6 +85,7 @@ const LAWS: [Law; 26] = [
     ("15: all hits of several keys spend, or none does", members::all_spend_or_none),
     ("15: two members with the same states are an error", members::equal_members_are_an_error),
     ("16: slots are granted as by the ledger", slots::slots_are_granted_like_the_ledger),
+    ("of listing: the pages have the keys in use", listing::pages_have_the_keys_in_use),
 ];
 
 /// Creates another handle to the same states.
@@ -113,6 +114,7 @@ type MakeHandle = dyn Fn(&AnyStorage) -> AnyStorage;
 /// | of cancellation | A request that is dropped before it completes does not affect other keys. |
 /// | of clearing | A clear removes one key of one policy. [`clear_all`](Storage::clear_all) removes all keys, if it is supported. |
 /// | of kept units | A limit that [keeps](crate::Limit::keep) units leaves them to hits on the same states that keep less. |
+/// | of listing | The pages of [`keys`](Storage::keys) together have exactly the keys of the policy that are in use, each with its peek, if it is supported. |
 /// | of refunds | A refund returns exactly the units of the hit, and only to the states in which they were spent. The refund of a refusal or of an expired hit returns nothing. |
 /// | of settling | A settled hit has its actual cost. A charge spends its units, even if fewer remain. Both hold for up to 32 bits. |
 /// | of `try_admit` | The result and the summary of [`try_admit`](Storage::try_admit) are those of the hit, also if the summary is a refusal. |

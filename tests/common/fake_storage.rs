@@ -9,7 +9,9 @@ use std::time::Duration;
 
 use tokio::sync::watch;
 use tokio::time::sleep;
-use tower_ratelimit::storage::{ManualClock, StorageError, StorageErrorKind, StorageFuture, StorageRequest};
+use tower_ratelimit::storage::{
+    KeyPage, KeysRequest, ManualClock, StorageError, StorageErrorKind, StorageFuture, StorageRequest,
+};
 use tower_ratelimit::{ConfigError, Decision, Key, MemoryStorage, Op, Policy, Storage};
 
 use crate::memory_with_manual_clock;
@@ -275,6 +277,12 @@ impl<St: Storage + Clone> Storage for FakeStorage<St> {
     fn clear_all(&self) -> StorageFuture<u64> {
         let inner = self.inner.clone();
         self.answer(Operation::Change, async move { inner.clear_all().await })
+    }
+
+    /// Behaves as a peek does.
+    fn keys(&self, request: KeysRequest<'_>) -> StorageFuture<KeyPage> {
+        let listed = self.inner.keys(request);
+        self.answer(Operation::Decide(Op::Peek), listed)
     }
 
     fn validate(&self, policy: &Policy) -> Result<(), ConfigError> {

@@ -1,7 +1,8 @@
 //! Storages with one fault each. The suite must report the law that each breaks.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::hash::{DefaultHasher, Hash, Hasher};
+use std::ops::Bound;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
@@ -10,7 +11,8 @@ use common::assert_each_breaks;
 use common::fake_cas_store::{FakeCasStore, Fault};
 use tokio::task::yield_now;
 use tower_ratelimit::storage::{
-    Cas, Clock, ManualClock, Member, StorageError, StorageErrorKind, StorageFuture, StorageRequest, Summary,
+    Cas, Clock, KeyPage, KeysRequest, ManualClock, Member, StorageError, StorageErrorKind, StorageFuture,
+    StorageRequest, Summary,
 };
 use tower_ratelimit::strategy::{Log, State, Status};
 use tower_ratelimit::testing::{CasLaws, StorageLaws};
@@ -124,6 +126,12 @@ enum StorageFault {
     AllowsEqualMembers,
     /// Loads and stores several keys in two steps.
     DecidesMembersInSteps,
+    /// Lists keys whose states have expired.
+    ListsExpiredKeys,
+    /// Lists no keys after the first page.
+    ListsOnePage,
+    /// Lists keys with other beginnings.
+    IgnoresThePrefix,
 }
 
 type Name = (String, String, u32);
@@ -134,6 +142,8 @@ struct Broken {
     fault: StorageFault,
     clock: ManualClock,
     states: Arc<Mutex<HashMap<Name, (State, Instant)>>>,
+    /// All keys, by their texts.
+    keys: Arc<Mutex<BTreeMap<String, Key>>>,
     /// Held during a decision.
     step: Arc<Mutex<()>>,
     replies: Arc<Mutex<VecDeque<Decision>>>,
@@ -219,6 +229,7 @@ impl Broken {
     }
 
     fn save(&self, policy: &Policy, key: &Key, states: Vec<State>) {
+        self.keys.lock().unwrap().insert(key.to_string(), key.clone());
         let names = self.names(policy, key).into_iter().zip(states).enumerate();
         let most = match self.fault {
             StorageFault::KeepsFourLimits => 4,
@@ -463,6 +474,30 @@ impl Storage for Broken {
         StorageFuture::ok((before - states.len()) as u64)
     }
 
+    fn keys(&self, request: KeysRequest<'_>) -> StorageFuture<KeyPage> {
+        let after = request.after.map_or(Bound::Unbounded, Bound::Excluded);
+        let keys = self.keys.lock().unwrap();
+        let page = keys.range::<str, _>((after, Bound::Unbounded)).take(request.limit);
+        let page: Vec<_> = page.map(|(text, key)| (text.clone(), key.clone())).collect();
+        let next = page.last().filter(|_| self.fault != StorageFault::ListsOnePage).map(|(text, _)| text.clone());
+        let listed = page.into_iter().filter_map(|(text, key)| {
+            let begins = self.fault == StorageFault::IgnoresThePrefix || text.starts_with(request.prefix);
+            let has_state = || {
+                let states = self.states.lock().unwrap();
+                self.names(request.policy, &key)
+                    .iter()
+                    .any(|name| states.get(name).is_some_and(|(state, _)| *state != State::Fresh))
+            };
+            let peek = self.hit(request.policy, &key, Op::Peek, 1);
+            let is_listed = match self.fault {
+                StorageFault::ListsExpiredKeys => has_state(),
+                _ => !peek.reset_after().is_zero(),
+            };
+            (begins && is_listed).then_some((key, peek))
+        });
+        StorageFuture::ok(KeyPage::new(listed.collect(), next))
+    }
+
     fn settle(&self, policy: &Policy, key: &Key, decision: &Decision, actual: u32) -> StorageFuture<()> {
         if self.fault == StorageFault::SettlesInSteps {
             return self.settle_in_steps(policy, key, decision, actual);
@@ -524,8 +559,8 @@ fn waits_longer(decision: Decision) -> Decision {
 /// Runs the suite on a storage with this fault.
 fn check(fault: StorageFault) {
     let empty = |clock| {
-        let (states, step, replies, decisions, latest) = Default::default();
-        Broken { fault, clock, states, step, replies, decisions, latest }
+        let (states, keys, step, replies, decisions, latest) = Default::default();
+        Broken { fault, clock, states, keys, step, replies, decisions, latest }
     };
     // These two faults need the keys and hits of 256 scripts.
     let is_rare = matches!(fault, StorageFault::HashesKeys | StorageFault::LosesAnUpdateInAThousand);
@@ -610,6 +645,9 @@ fn each_fault_breaks_its_law() {
         (StorageFault::SpendsMembersInOrder, "law 15: all hits of several keys spend"),
         (StorageFault::AllowsEqualMembers, "law 15: two members with the same states"),
         (StorageFault::DecidesMembersInSteps, "law 15: all hits of several keys spend"),
+        (StorageFault::ListsExpiredKeys, "law of listing: the pages have the keys in use: "),
+        (StorageFault::ListsOnePage, "law of listing: the pages have the keys in use: "),
+        (StorageFault::IgnoresThePrefix, "law of listing: the pages have the keys in use: "),
     ];
     assert_each_breaks(faults, check);
 }

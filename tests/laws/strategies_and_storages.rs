@@ -17,6 +17,8 @@ use tower_ratelimit::{
 #[test]
 fn memory_obeys_the_laws() {
     StorageLaws::new(memory).check();
+    let keeps_keys = |clock| MemoryStorage::builder().clock(clock).keep_keys(true).build().unwrap();
+    StorageLaws::new(keeps_keys).scripts(64).check();
 }
 
 /// `PROPTEST_CASES` sets the number of scripts.

@@ -10,6 +10,7 @@ mod coarse_clock;
 mod divided_quotas;
 mod full_storage;
 mod kept_units;
+mod keys;
 mod live_policies;
 mod live_policy;
 mod lockout;

@@ -4,6 +4,7 @@ mod clock_skew;
 mod connecting;
 mod etcd;
 mod faults;
+mod keys;
 mod long_logs;
 mod memcached;
 mod postgres;

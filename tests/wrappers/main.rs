@@ -3,6 +3,7 @@
 mod any;
 mod breaker;
 mod check_and_clear_all;
+mod keys;
 mod leases;
 mod leases_eviction;
 mod leases_lost_replies;

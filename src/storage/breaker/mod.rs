@@ -19,7 +19,7 @@ use crate::decision::{Decision, DecisionSource};
 use crate::error::ConfigError;
 use crate::key::Key;
 use crate::policy::{Op, Policy};
-use crate::storage::contract::OwnedRequest;
+use crate::storage::contract::{OwnedRequest, forward_storage};
 use crate::storage::{
     AnyStorage, Storage, StorageError, StorageErrorKind, StorageFuture, StorageRequest, Summary, layers,
 };
@@ -423,6 +423,8 @@ impl Storage for Breaker {
         let Some(fallback) = &self.0.fallback else { return primary };
         both([primary, fallback.storage.clear_all()])
     }
+
+    forward_storage!(self => self.0.primary; keys);
 
     /// Returns the primary.
     fn wrapped(&self) -> Option<&dyn Storage> {

@@ -20,9 +20,13 @@ use crate::policy::Policy;
 use crate::storage::Clock;
 use crate::storage::calls::measured;
 use crate::storage::contract::{OwnedRequest, forward_storage};
+use crate::storage::keys::cannot_list;
+use crate::storage::listing::NameRange;
 use crate::storage::net::{CONNECT_WITHIN, overloaded};
 use crate::storage::url::CasOptions;
-use crate::storage::{Claim, Granted, SlotStore, Storage, StorageError, StorageFuture, StorageRequest, names};
+use crate::storage::{
+    Claim, Granted, KeyPage, KeysRequest, SlotStore, Storage, StorageError, StorageFuture, StorageRequest, names,
+};
 
 /// The largest number of log entries of a key, unless long logs are allowed. This many entries take
 /// up to 19 kB.
@@ -75,6 +79,17 @@ pub(in crate::storage) trait ServerStore: CasStorage<Error = StorageError> {
         prefix: &str,
         deadline: std::time::Instant,
     ) -> impl Future<Output = Result<u64, StorageError>> + Send;
+
+    /// Returns the next names of a range, in the order of their bytes. The default implementation
+    /// cannot list names.
+    fn list(
+        &self,
+        range: &NameRange,
+        deadline: std::time::Instant,
+    ) -> impl Future<Output = Result<Vec<String>, StorageError>> + Send {
+        let _ = (range, deadline);
+        std::future::ready(Err(cannot_list()))
+    }
 }
 
 /// A [`Cas`] over servers: it waits for the first connection, fails at once while the servers are
@@ -238,6 +253,22 @@ impl<S: ServerStore> Storage for ServerCas<S> {
         })
     }
 
+    fn keys(&self, request: KeysRequest<'_>) -> StorageFuture<KeyPage> {
+        let range = match NameRange::new(&self.cas.prefix, &request) {
+            Ok(range) => range,
+            Err(error) => return StorageFuture::ready(Err(error)),
+        };
+        let (storage, policy) = (self.clone(), request.policy.clone());
+        StorageFuture::new(async move {
+            Handle::try_current().map_err(|_| StorageError::no_runtime())?;
+            if storage.is_new() {
+                storage.first_connection().await;
+            }
+            let found = storage.store().list(&range, store_deadline(storage.cas.timeout)).await;
+            range.page(&storage, &policy, &found.map_err(StorageError::uncounted)?).await
+        })
+    }
+
     fn slots(&self) -> Option<Arc<dyn SlotStore>> {
         Some(Arc::new(self.clone()))
     }
@@ -257,8 +288,8 @@ macro_rules! forward_to_server_cas {
             use crate::storage::{SlotStore, Storage, StorageFuture, StorageRequest, Summary};
 
             impl Storage for $name {
-                forward_storage!(self => self.0; decide, try_admit, decide_all, clear, settle, check, clear_all, validate,
-                    validate_members, slots, wrapped);
+                forward_storage!(self => self.0; decide, try_admit, decide_all, clear, settle, check, clear_all, keys,
+                                                    validate, validate_members, slots, wrapped);
             }
         };
 

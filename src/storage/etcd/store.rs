@@ -8,10 +8,11 @@ use super::connection::is_lease_not_found;
 use super::lease::{EtcdLeases, KeyLease};
 use super::members::Members;
 use super::wire::{
-    Compare, DeleteRangeRequest, OpKind, PutRequest, RangeRequest, RangeResponse, ReadTxnRequest, RequestOp,
-    TxnRequest, TxnResponse,
+    Compare, DeleteRangeRequest, ListRequest, OpKind, PutRequest, RangeRequest, RangeResponse, ReadTxnRequest,
+    RequestOp, TxnRequest, TxnResponse,
 };
 use crate::storage::cas::{KeySwap, ServerStore, SeveralFuture, SeveralKeys, SwapEach, SwappedAll, TextSwap, Together};
+use crate::storage::listing::NameRange;
 use crate::storage::{CasStorage, Loaded, StorageError, Swapped, names};
 use crate::sync::join_all;
 
@@ -180,6 +181,16 @@ impl ServerStore for EtcdStore {
         let all = DeleteRangeRequest { key: prefix.into(), end: names::after(prefix).into() };
         let response = self.members.call(&all, deadline.into()).await?;
         Ok(u64::try_from(response.deleted).unwrap_or(0))
+    }
+
+    async fn list(&self, range: &NameRange, deadline: Instant) -> Result<Vec<String>, StorageError> {
+        // The first text after another one is the text with a zero byte.
+        let next = format!("{}\0", range.after);
+        let key = if range.after.is_empty() { range.first.clone() } else { next.max(range.first.clone()) };
+        let limit = i64::try_from(range.limit).unwrap_or(i64::MAX);
+        let list = ListRequest { key: key.into(), end: range.end.clone().into(), limit, keys_only: true };
+        let response = self.members.call(&list, deadline.into()).await?;
+        Ok(response.found.into_iter().map(|found| String::from_utf8_lossy(&found.key).into_owned()).collect())
     }
 }
 

@@ -31,6 +31,7 @@ macro_rules! calls {
 
 calls! {
     RangeRequest "/etcdserverpb.KV/Range" true RangeResponse;
+    ListRequest "/etcdserverpb.KV/Range" true ListResponse;
     // A second deletion removes nothing that must be kept.
     DeleteRangeRequest "/etcdserverpb.KV/DeleteRange" true DeleteRangeResponse;
     TxnRequest "/etcdserverpb.KV/Txn" false TxnResponse;
@@ -52,6 +53,32 @@ pub(super) struct RangeRequest {
 pub(super) struct RangeResponse {
     #[prost(message, repeated, tag = "2")]
     pub(super) found: Vec<KeyValue>,
+}
+
+/// Lists the first `limit` keys from `key`, inclusive, to `end`, exclusive, in their order.
+#[derive(Clone, PartialEq, Message)]
+pub(super) struct ListRequest {
+    #[prost(bytes = "vec", tag = "1")]
+    pub(super) key: Vec<u8>,
+    #[prost(bytes = "vec", tag = "2")]
+    pub(super) end: Vec<u8>,
+    #[prost(int64, tag = "3")]
+    pub(super) limit: i64,
+    /// `true`, because the values are not used.
+    #[prost(bool, tag = "8")]
+    pub(super) keys_only: bool,
+}
+
+#[derive(Clone, PartialEq, Message)]
+pub(super) struct ListResponse {
+    #[prost(message, repeated, tag = "2")]
+    pub(super) found: Vec<ListedKey>,
+}
+
+#[derive(Clone, PartialEq, Message)]
+pub(super) struct ListedKey {
+    #[prost(bytes = "vec", tag = "1")]
+    pub(super) key: Vec<u8>,
 }
 
 /// Deletes all keys from `key`, inclusive, to `end`, exclusive.

@@ -16,6 +16,7 @@ use crate::decision::Decision;
 use crate::error::ConfigError;
 use crate::key::Key;
 use crate::policy::{Limit, Op, Policy};
+use crate::storage::contract::forward_storage;
 use crate::storage::key_table::{assert_max_keys, checked_ttl};
 use crate::storage::{AnyStorage, Clock, Storage, StorageError, StorageFuture, StorageRequest, Summary, SystemClock};
 use crate::strategy::Status;
@@ -380,6 +381,8 @@ impl Storage for Leases {
         let shared = Arc::clone(&self.0);
         self.0.inner.clear_all().finally(move || shared.table.visit_all(LeaseEntry::forget))
     }
+
+    forward_storage!(self => self.0.inner; keys);
 
     fn wrapped(&self) -> Option<&dyn Storage> {
         Some(&self.0.inner)

@@ -151,6 +151,7 @@ impl MemoryInner {
     #[inline(never)]
     fn decide_new<A: Answer>(&self, mut locked: LockedKey<'_>, request: &StorageRequest<'_>, answer: A) -> A::Output {
         let now = locked.now;
+        self.keep_key(&locked.shard, locked.number, locked.key, request);
         match self.insert_new(&mut locked, request, answer.mode()) {
             Some(NewKey::Decided(state, outcome)) => {
                 self.finish(locked);
@@ -239,6 +240,7 @@ impl MemoryInner {
     #[inline(never)]
     fn decide_any<A: Answer>(&self, mut locked: LockedKey<'_>, request: &StorageRequest<'_>, answer: A) -> A::Output {
         let mode = answer.mode();
+        self.keep_key(&locked.shard, locked.number, locked.key, request);
         let decision = with_states(request.policy, |states| self.decide_all(&mut locked, request, mode, states));
         self.finish(locked);
         answer.by_decision(decision)

@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 
 use foldhash::quality::RandomState;
 
+use super::kept_keys::KeptKeys;
 use super::padded::Padded;
 use super::shard::{KeyHash, Shard};
 use super::size::{Bounds, Size};
@@ -39,6 +40,8 @@ pub(super) struct MemoryInner {
     pub(super) bounds: Bounds,
     pub(super) on_full: OnFull,
     pub(super) counts: Counts,
+    /// The names of the keys, if the storage lists them.
+    pub(super) kept: Option<KeptKeys>,
     /// The times, in microseconds, until which a search for a key to evict skips the other shards.
     /// The first is for any key, the second for a key with a log.
     pub(super) full_until: [AtomicU64; 2],
@@ -98,7 +101,7 @@ impl<'a> LockedKey<'a> {
 }
 
 impl MemoryInner {
-    pub(super) fn new(bounds: Bounds, on_full: OnFull, clock: StorageClock) -> Self {
+    pub(super) fn new(bounds: Bounds, on_full: OnFull, clock: StorageClock, keeps_keys: bool) -> Self {
         let few = (bounds.keys / MIN_KEYS_PER_SHARD).min(MIN_SHARDS);
         let shards = (bounds.keys / KEYS_PER_SHARD).max(few).clamp(1, 4_096).next_power_of_two();
         Self {
@@ -108,6 +111,7 @@ impl MemoryInner {
             bounds,
             on_full,
             counts: Counts::default(),
+            kept: keeps_keys.then(|| KeptKeys::new(shards)),
             full_until: Default::default(),
             sweeping: AtomicUsize::new(0),
             is_clean: AtomicBool::new(true),
@@ -192,6 +196,14 @@ impl MemoryInner {
         drop(swept.logs);
     }
 
+    /// Keeps the name of a key that the request may add.
+    #[inline]
+    pub(super) fn keep_key(&self, shard: &Shard, number: usize, key: KeyHash, request: &StorageRequest<'_>) {
+        if let Some(kept) = &self.kept {
+            kept.keep(number, shard, key, request);
+        }
+    }
+
     /// Removes the states of a key.
     pub(super) fn clear(&self, policy: &Policy, key: &Key) {
         let (key, number) = self.locate(policy, key);
@@ -205,14 +217,15 @@ impl MemoryInner {
 
     /// Removes all keys. Returns their number.
     pub(super) fn remove_all(&self) -> u64 {
-        let remove = |padded: &Padded| {
+        let remove = |(number, padded): (usize, &Padded)| {
             let mut shard = padded.lock();
             padded.clear_any_hint();
             let freed = shard.reset();
+            self.kept.iter().for_each(|kept| kept.clear(number));
             drop(shard);
             self.usage.settle(freed, Size::default());
             freed.keys as u64
         };
-        self.shards.iter().map(remove).sum()
+        self.shards.iter().enumerate().map(remove).sum()
     }
 }

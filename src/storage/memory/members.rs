@@ -148,6 +148,8 @@ impl<'a> Locked<'a> {
             }
             let is_changed = member.no_room.is_none() && (decision.has_spent() || decision.is_refused());
             self.save(member, now, is_changed.then_some(&*decision));
+            let (inner, Loaded { request, key, number, .. }) = (self.inner, &*member);
+            inner.keep_key(self.shard(*number), *number, *key, request);
             self.inner.complete(decision);
         }
         decisions

@@ -29,6 +29,8 @@ mod answer;
 mod decide;
 mod evict;
 mod inner;
+mod kept_keys;
+mod keys;
 #[cfg(all(test, tower_ratelimit_loom))]
 mod loom;
 mod members;
@@ -50,7 +52,7 @@ pub use self::inner::OnFull;
 use self::size::Bounds;
 use self::time::StorageClock;
 pub use self::usage::MemoryStats;
-use super::{Clock, Storage, StorageFuture, StorageRequest, Summary, SystemClock};
+use super::{Clock, KeyPage, KeysRequest, Storage, StorageFuture, StorageRequest, Summary, SystemClock};
 use crate::decision::Decision;
 use crate::error::ConfigError;
 use crate::key::Key;
@@ -196,11 +198,12 @@ pub struct MemoryStorageBuilder {
     max_bytes: Option<usize>,
     on_full: OnFull,
     clock: Option<StorageClock>,
+    keeps_keys: bool,
 }
 
 impl MemoryStorageBuilder {
     fn new() -> Self {
-        Self { max_keys: MAX_KEYS, max_bytes: None, on_full: OnFull::Refuse, clock: None }
+        Self { max_keys: MAX_KEYS, max_bytes: None, on_full: OnFull::Refuse, clock: None, keeps_keys: false }
     }
 
     /// Sets the maximum number of keys, at least 1. Defaults to 1,000,000. A key counts once for
@@ -237,6 +240,17 @@ impl MemoryStorageBuilder {
         Self { clock: Some(StorageClock::of(clock)), ..self }
     }
 
+    /// Keeps the text of each key beside its hash if `keep` is `true`, for [`Storage::keys`]. Defaults to
+    /// `false`.
+    ///
+    /// A text takes about 80 bytes more than its length. The texts of one policy and key have at most
+    /// 200 bytes together, and longer ones are not kept. [`max_bytes`](Self::max_bytes) does not count
+    /// them. There are at most twice as many as keys, plus 64 per shard. A hit of a new key takes longer, and
+    /// so does each hit on a log or with more than six limits.
+    pub fn keep_keys(self, keep: bool) -> Self {
+        Self { keeps_keys: keep, ..self }
+    }
+
     /// Builds the storage.
     ///
     /// # Errors
@@ -254,7 +268,7 @@ impl MemoryStorageBuilder {
         let clock = self.clock.unwrap_or_else(|| StorageClock::System(SystemClock::new()));
         let default_bytes = self.max_keys.saturating_mul(BYTES_PER_KEY).max(MIN_DEFAULT_BYTES);
         let bounds = Bounds { keys: self.max_keys, bytes: self.max_bytes.unwrap_or(default_bytes) };
-        Ok(MemoryStorage(Arc::new(MemoryInner::new(bounds, self.on_full, clock))))
+        Ok(MemoryStorage(Arc::new(MemoryInner::new(bounds, self.on_full, clock, self.keeps_keys))))
     }
 }
 
@@ -326,5 +340,11 @@ impl Storage for MemoryStorage {
     /// ```
     fn clear_all(&self) -> StorageFuture<u64> {
         StorageFuture::ok(self.0.remove_all())
+    }
+
+    /// Lists keys if the storage was built with [`keep_keys`](MemoryStorageBuilder::keep_keys). Locks one
+    /// shard at a time. The future is ready immediately.
+    fn keys(&self, request: KeysRequest<'_>) -> StorageFuture<KeyPage> {
+        StorageFuture::ready(keys::page(&self.0, &request))
     }
 }

@@ -11,6 +11,7 @@ use super::recent::Recent;
 use super::sweep::Sweep;
 use super::table::{self, Query, Statement, number};
 use crate::storage::cas::{KeySwap, ServerStore, SeveralFuture, SeveralKeys, SwapEach, SwappedAll, TextSwap, Together};
+use crate::storage::listing::NameRange;
 use crate::storage::net::MOST;
 use crate::storage::{CasStorage, Loaded, StorageError, Swapped, names};
 use crate::time::{Timestamp, micros};
@@ -238,6 +239,13 @@ impl ServerStore for PostgresStore {
             return Err(StorageError::refused(self.link.server(), "other transactions changed the same rows"));
         };
         Ok(u64::try_from(reply.written).unwrap_or(0))
+    }
+
+    async fn list(&self, range: &NameRange, deadline: Instant) -> Result<Vec<String>, StorageError> {
+        let [first, after, end] = [&range.first, &range.after, &range.end].map(|name| table::text(name));
+        let limit = number(i64::try_from(range.limit).unwrap_or(i64::MAX));
+        let reply = self.query(Query::new(Statement::List, [first, after, end, limit]), deadline).await?;
+        reply.map(|reply| reply.text).ok_or_else(|| self.rolled_back_read())
     }
 }
 

@@ -146,6 +146,10 @@ impl StatesTable {
                  ORDER BY position), {NOW} FROM compared LEFT JOIN stored ON stored.name = compared.name",
                 expires("keep")
             ),
+            Statement::List => format!(
+                "SELECT 0::int8, ARRAY(SELECT key FROM {table} WHERE key >= $1 AND key > $2 AND key < $3 \
+                 ORDER BY key LIMIT $4), {NOW}"
+            ),
             Statement::Sweep => {
                 let page = |offset| format!("('(' || $1::int8 % (SELECT pages FROM size) + {offset} || ',0)')::tid");
                 let pages = format!("ctid >= {} AND ctid < {}", page("0::int8"), page("$2::int8"));
@@ -174,7 +178,7 @@ impl StatesTable {
 /// 1. the number of rows that were written or deleted, or 1 if [`SwapAll`](Self::SwapAll) has stored all
 ///    texts
 /// 2. the text of the key before the statement, or `NULL` if there is none, or an array of the texts of
-///    all keys
+///    all keys, or of the keys themselves
 /// 3. the server's time
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Statement {
@@ -200,6 +204,8 @@ pub(super) enum Statement {
     /// Deletes the expired rows of `$2` pages of the table. The first page is `$1` modulo the
     /// number of pages.
     Sweep,
+    /// Lists up to `$4` keys from `$1` up to, but not including, `$3`, that are after `$2`.
+    List,
     /// Deletes the keys from `$1` up to, but not including, `$2`.
     DeleteAll,
 }

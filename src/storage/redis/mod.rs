@@ -12,6 +12,7 @@
 
 mod combine;
 mod error;
+mod keys;
 mod link;
 mod operate;
 mod record;
@@ -41,7 +42,9 @@ use crate::storage::calls::measured;
 use crate::storage::contract::OwnedRequest;
 use crate::storage::credentials::{Credentials, LoginSource};
 use crate::storage::net::overloaded;
-use crate::storage::{Cas, Clock, SlotStore, Storage, StorageError, StorageErrorKind, StorageFuture, StorageRequest};
+use crate::storage::{
+    Cas, Clock, KeyPage, KeysRequest, SlotStore, Storage, StorageError, StorageErrorKind, StorageFuture, StorageRequest,
+};
 use crate::time::Timestamp;
 
 /// Shares rate limit states between processes through Redis (6.2 or later) or Valkey (7.2 or later).
@@ -320,6 +323,19 @@ impl Storage for RedisStorage {
     fn clear_all(&self) -> StorageFuture<u64> {
         let storage = self.clone();
         StorageFuture::new(async move { storage.delete_all().await })
+    }
+
+    /// Finds the keys with `SCAN`, in steps of at most about 500 keys, and peeks at each. Each step and
+    /// each peek has its own [timeout](RedisStorage#options). A page takes at most 50 steps, so it can be
+    /// empty on a server with many other keys.
+    fn keys(&self, request: KeysRequest<'_>) -> StorageFuture<KeyPage> {
+        if let Err(error) = request.check() {
+            return StorageFuture::ready(Err(error));
+        }
+        let KeysRequest { policy, prefix, after, limit, .. } = request;
+        let (storage, policy) = (self.clone(), policy.clone());
+        let (prefix, after) = (prefix.to_owned(), after.map(str::to_owned));
+        StorageFuture::new(async move { keys::page(&storage, &policy, &prefix, after.as_deref(), limit).await })
     }
 
     fn validate(&self, policy: &Policy) -> Result<(), ConfigError> {

@@ -31,16 +31,16 @@ impl RedisStorage {
 
 /// The approximate number of keys that one `SCAN` visits. The server runs other commands between
 /// two scans.
-const SCAN_COUNT: u32 = 500;
+const SCAN_COUNT: usize = 500;
 
 impl RedisStorage {
     /// Deletes all keys with the prefix, and returns the number of deleted keys.
     pub(super) async fn delete_all(&self) -> Result<u64, StorageError> {
-        let mut deleted = 0;
+        let (mut deleted, pattern) = (0, format!("{}:{{*", record::escaped(&self.prefix)));
         for node in self.link.nodes(Instant::now() + self.timeout).await? {
             let mut cursor = "0".to_owned();
             loop {
-                let (next, names) = self.scan(&node, &cursor).await?;
+                let (next, names) = self.scan(&node, &cursor, &pattern, SCAN_COUNT).await?;
                 for name in names {
                     // One key per command, because a command on several slots fails in a cluster.
                     let reply = node.run(cmd("UNLINK").arg(name), Instant::now() + self.timeout).await?;
@@ -55,18 +55,17 @@ impl RedisStorage {
         Ok(deleted)
     }
 
-    /// Runs one `SCAN`. Returns the next cursor and the names of the keys found.
-    async fn scan(&self, node: &Node, cursor: &str) -> Result<(String, Vec<Vec<u8>>), StorageError> {
-        // Escapes the characters of the prefix that have a meaning in patterns.
-        let prefix = self.prefix.chars().fold(String::new(), |mut text, c| {
-            if matches!(c, '*' | '?' | '[' | ']' | '\\') {
-                text.push('\\');
-            }
-            text.push(c);
-            text
-        });
+    /// Runs one `SCAN`, which visits about `count` keys. Returns the next cursor and the names of the keys
+    /// found.
+    pub(super) async fn scan(
+        &self,
+        node: &Node,
+        cursor: &str,
+        pattern: &str,
+        count: usize,
+    ) -> Result<(String, Vec<Vec<u8>>), StorageError> {
         let mut command = cmd("SCAN");
-        command.arg(cursor).arg("MATCH").arg(format!("{prefix}:{{*")).arg("COUNT").arg(SCAN_COUNT);
+        command.arg(cursor).arg("MATCH").arg(pattern).arg("COUNT").arg(count);
         let reply = node.run(&command, Instant::now() + self.timeout).await?;
         let unexpected = || StorageError::unexpected_reply(node.name(), "SCAN did not return a cursor and keys");
         let Value::Array(parts) = reply else { return Err(unexpected()) };

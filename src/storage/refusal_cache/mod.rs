@@ -283,6 +283,8 @@ impl Storage for RefusalCache {
         cleared.finally(move || cache.invalidate_all())
     }
 
+    forward_storage!(self => self.inner; keys);
+
     fn wrapped(&self) -> Option<&dyn Storage> {
         Some(&self.inner)
     }

@@ -10,6 +10,7 @@ use rusqlite::{Connection, OpenFlags, OptionalExtension, params};
 use super::Durability;
 use super::error::is_busy;
 use super::reserve::{self, Kept, Reserve, create};
+use crate::storage::listing::NameRange;
 use crate::time::Timestamp;
 
 /// The table of the states. `gone_at` is the wall clock's time, in microseconds since the epoch, at
@@ -160,6 +161,14 @@ impl File {
         }
         self.swept = last.unwrap_or_default();
         Ok(deleted)
+    }
+
+    /// Returns the next keys of a range.
+    pub(super) fn list(&self, range: &NameRange) -> rusqlite::Result<Vec<String>> {
+        let list = "SELECT key FROM tower_ratelimit WHERE key >= ?1 AND key > ?2 AND key < ?3 ORDER BY key LIMIT ?4";
+        let limit = i64::try_from(range.limit).unwrap_or(i64::MAX);
+        let mut list = self.connection.prepare_cached(list)?;
+        list.query_map(params![range.first, range.after, range.end, limit], |row| row.get(0))?.collect()
     }
 
     /// Deletes all keys with this prefix, and returns their number.

@@ -37,9 +37,12 @@ use crate::key::Key;
 use crate::policy::{Op, Policy};
 use crate::storage::calls::{TIMEOUT, measured};
 use crate::storage::cas::Command;
+use crate::storage::listing::NameRange;
 use crate::storage::ticket::{Ticket, Unanswered};
 use crate::storage::url::{Options, PREFIX, decoded};
-use crate::storage::{Clock, Storage, StorageError, StorageErrorKind, StorageFuture, StorageRequest, names};
+use crate::storage::{
+    Clock, KeyPage, KeysRequest, Storage, StorageError, StorageErrorKind, StorageFuture, StorageRequest, names,
+};
 
 /// Shares rate limit states between the processes of one machine, in an SQLite file.
 ///
@@ -328,9 +331,24 @@ impl Storage for SqliteStorage {
             }
         })
     }
+
+    /// Lists the keys in one transaction that only reads, and peeks at each in another one.
+    fn keys(&self, request: KeysRequest<'_>) -> StorageFuture<KeyPage> {
+        match NameRange::new(&format!("{}:", self.prefix), &request) {
+            Ok(range) => StorageFuture::new(self.clone().key_page(range, request.policy.clone())),
+            Err(error) => StorageFuture::ready(Err(error)),
+        }
+    }
 }
 
 impl SqliteStorage {
+    async fn key_page(self, range: NameRange, policy: Policy) -> Result<KeyPage, StorageError> {
+        match self.call(Work::List(range.clone())).await.map_err(StorageError::uncounted)? {
+            WorkResult::Listed(found) => range.page(&self, &policy, &found).await,
+            _ => Err(ended(&self.shared.path)),
+        }
+    }
+
     fn name(&self, policy: &Policy, key: &Key) -> Arc<str> {
         format!("{}:{}", self.prefix, names::of(policy, key)).into()
     }

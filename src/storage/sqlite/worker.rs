@@ -20,6 +20,7 @@ use crate::storage::calls::MAX_SKEW;
 use crate::storage::cas::skew::Skew;
 use crate::storage::cas::{Batch, Command};
 use crate::storage::contract::OwnedRequest;
+use crate::storage::listing::NameRange;
 use crate::storage::ticket::Ticket;
 use crate::storage::{Clock, StorageError};
 use crate::time::Timestamp;
@@ -225,6 +226,7 @@ pub(super) fn execute(file: &mut File, skew: &Skew, jobs: &[FileJob]) -> rusqlit
             // They follow all others, because each has several keys.
             Work::DecideAll { .. } => {}
             Work::Check => answers[index] = Some(Ok(WorkResult::Done(0))),
+            Work::List(range) => answers[index] = Some(Ok(WorkResult::Listed(file.list(range)?))),
             Work::DeleteAll { prefix } => answers[index] = Some(Ok(WorkResult::Done(file.delete_all(prefix)?))),
         }
     }
@@ -273,7 +275,7 @@ fn execute_key<'a>(
                 let executed = batch.execute(policy, command);
                 Some(executed.map(|decision| decision.map_or(WorkResult::Done(0), WorkResult::Decided)))
             }
-            Work::DecideAll { .. } | Work::Check | Work::DeleteAll { .. } => None,
+            Work::DecideAll { .. } | Work::Check | Work::List(_) | Work::DeleteAll { .. } => None,
         };
     }
     let Some((text, keep)) = batch.and_then(|batch| batch.finish(skew.max())) else { return Ok(0) };
@@ -319,6 +321,8 @@ pub(super) enum Work {
     DecideAll { members: Vec<(Arc<str>, OwnedRequest)> },
     /// Checks that the file can be written to.
     Check,
+    /// Lists keys.
+    List(NameRange),
     /// Deletes all keys with this prefix.
     DeleteAll { prefix: Arc<str> },
 }
@@ -328,6 +332,7 @@ pub(super) enum Work {
 pub(super) enum WorkResult {
     Decided(Decision),
     DecidedAll(Vec<Decision>),
+    Listed(Vec<String>),
     /// The number of deleted keys, or 0 for a call that deletes none.
     Done(u64),
 }
@@ -346,7 +351,7 @@ pub(super) struct FileJob {
 impl FileJob {
     /// Returns `true` if the job needs the write lock.
     pub(super) fn writes(&self) -> bool {
-        !matches!(self.work, Work::Peek { .. })
+        !matches!(self.work, Work::Peek { .. } | Work::List(_))
     }
 
     /// Returns the time of a decision that is made now.

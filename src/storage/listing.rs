@@ -1,0 +1,93 @@
+//! Makes a page of keys from the names that a storage has.
+
+#[cfg(any(feature = "memcached", feature = "etcd", feature = "postgres", feature = "sqlite"))]
+use super::keys::{KeyPage, KeysRequest};
+#[cfg(any(feature = "memcached", feature = "etcd", feature = "postgres", feature = "sqlite"))]
+use super::names;
+#[cfg(any(feature = "redis", feature = "memcached", feature = "etcd", feature = "postgres", feature = "sqlite"))]
+use super::{Storage, StorageError, StorageRequest};
+use crate::decision::Decision;
+#[cfg(any(feature = "redis", feature = "memcached", feature = "etcd", feature = "postgres", feature = "sqlite"))]
+use crate::key::Key;
+#[cfg(any(feature = "redis", feature = "memcached", feature = "etcd", feature = "postgres", feature = "sqlite"))]
+use crate::policy::{Op, Policy};
+#[cfg(any(feature = "redis", feature = "memcached", feature = "etcd", feature = "postgres", feature = "sqlite"))]
+use crate::sync::join_all;
+
+/// Returns `true` if the peek shows a state that has an effect.
+pub(super) fn is_in_use(peek: &Decision) -> bool {
+    peek.statuses().iter().any(|status| status.reset_after_micros() > 0)
+}
+
+/// The number of peeks that are in flight at once.
+#[cfg(any(feature = "redis", feature = "memcached", feature = "etcd", feature = "postgres", feature = "sqlite"))]
+const AT_ONCE: usize = 16;
+
+/// Peeks at the keys, and returns those that are in use.
+#[cfg(any(feature = "redis", feature = "memcached", feature = "etcd", feature = "postgres", feature = "sqlite"))]
+pub(super) async fn in_use(
+    storage: &dyn Storage,
+    policy: &Policy,
+    keys: Vec<Key>,
+) -> Result<Vec<(Key, Decision)>, StorageError> {
+    let mut seen = Vec::with_capacity(keys.len());
+    let mut keys = keys.into_iter();
+    loop {
+        let some: Vec<Key> = keys.by_ref().take(AT_ONCE).collect();
+        if some.is_empty() {
+            return Ok(seen);
+        }
+        let peek = |key| storage.decide(StorageRequest::new(policy, key, Op::Peek, 1));
+        let peeks = join_all(some.iter().map(peek).collect()).await;
+        for (key, peek) in some.into_iter().zip(peeks) {
+            seen.extend(Some((key, peek?)).filter(|(_, peek)| is_in_use(peek)));
+        }
+    }
+}
+
+/// The names of a page on a store that orders them.
+#[cfg(any(feature = "memcached", feature = "etcd", feature = "postgres", feature = "sqlite"))]
+#[cfg_attr(
+    not(any(feature = "etcd", feature = "postgres", feature = "sqlite")),
+    allow(dead_code, reason = "memcached cannot list its keys")
+)]
+#[derive(Clone, Debug)]
+pub(super) struct NameRange {
+    /// The first possible name.
+    pub(super) first: String,
+    /// The last name of the page before, or an empty text.
+    pub(super) after: String,
+    /// A text after all names.
+    pub(super) end: String,
+    /// The largest number of names.
+    pub(super) limit: usize,
+    /// The length of the part before the key.
+    before_key: usize,
+}
+
+#[cfg(any(feature = "memcached", feature = "etcd", feature = "postgres", feature = "sqlite"))]
+impl NameRange {
+    /// Returns the range of a page. `prefix` is the one of the storage, with its `:`.
+    pub(super) fn new(prefix: &str, request: &KeysRequest<'_>) -> Result<Self, StorageError> {
+        request.check()?;
+        let before = format!("{prefix}{}", names::of_policy(request.policy));
+        let first = format!("{before}{}", request.prefix);
+        let after = request.after.map_or_else(String::new, |after| format!("{before}{after}"));
+        // Names are printable ASCII.
+        let end = format!("{first}\u{7f}");
+        Ok(Self { first, after, end, limit: request.limit, before_key: before.len() })
+    }
+
+    /// Returns the page with the names that the store has found.
+    pub(super) async fn page(
+        &self,
+        storage: &dyn Storage,
+        policy: &Policy,
+        found: &[String],
+    ) -> Result<KeyPage, StorageError> {
+        let text = |name: &String| name.get(self.before_key..).map(str::to_owned);
+        let next = found.last().filter(|_| found.len() >= self.limit).and_then(text);
+        let keys = found.iter().filter_map(|name| names::key(name.get(self.before_key..)?)).collect();
+        Ok(KeyPage::new(in_use(storage, policy, keys).await?, next))
+    }
+}

@@ -1,0 +1,95 @@
+//! The names of the keys, which a storage keeps only if it lists them.
+//!
+//! A name is added when a hit finds no state of its key, and not when a state is stored, so the fast
+//! path does not change. It is not removed with the states. Instead, a shard that has twice as many
+//! names as after the last time removes those without states.
+
+use std::collections::BTreeMap;
+use std::ops::Bound;
+use std::sync::Mutex;
+
+use super::shard::{KeyHash, Shard};
+use crate::policy::Op;
+use crate::storage::{StorageRequest, names};
+use crate::sync::unpoisoned;
+
+/// The number of names of a shard that are never removed.
+const FEW: usize = 64;
+
+/// The largest number of names that are visited for a page, so that it takes at most a few
+/// milliseconds.
+const MOST_VISITED: usize = 16_384;
+
+/// The names of the keys of each shard.
+#[derive(Debug)]
+pub(super) struct KeptKeys(Box<[Mutex<ShardNames>]>);
+
+/// The names of the keys of a shard, `POLICY|KEY`, by their hashes.
+#[derive(Debug)]
+struct ShardNames {
+    names: BTreeMap<(u64, u32), Box<str>>,
+    /// The number of names at which those without states are removed.
+    clean_at: usize,
+}
+
+/// The position of a key in the order of a listing: the number of its shard, and its hash.
+pub(super) type Position = (usize, (u64, u32));
+
+impl KeptKeys {
+    pub(super) fn new(shards: usize) -> Self {
+        let empty = || Mutex::new(ShardNames { names: BTreeMap::new(), clean_at: FEW });
+        Self((0..shards).map(|_| empty()).collect())
+    }
+
+    /// Keeps the name of a key in this shard, unless the request adds no state.
+    #[cold]
+    pub(super) fn keep(&self, number: usize, shard: &Shard, key: KeyHash, request: &StorageRequest<'_>) {
+        if request.op == Op::Peek || request.cost == 0 {
+            return;
+        }
+        let mut kept = unpoisoned(self.0[number].lock());
+        let KeyHash { hash, rest } = key;
+        if kept.names.contains_key(&(hash, rest)) {
+            return;
+        }
+        let name = names::of(request.policy, request.key);
+        if !names::is_whole(&name) {
+            return;
+        }
+        if kept.names.len() >= kept.clean_at {
+            kept.names.retain(|&(hash, rest), _| !shard.run(KeyHash { hash, rest }).is_empty());
+            kept.clean_at = 2 * kept.names.len() + FEW;
+        }
+        kept.names.insert((hash, rest), name.into());
+    }
+
+    /// Removes all names.
+    pub(super) fn clear(&self, number: usize) {
+        unpoisoned(self.0[number].lock()).names.clear();
+    }
+
+    /// Returns up to `limit` names that begin with `beginning` and are behind `after`. Also returns the
+    /// position of the last visited name, if there are more.
+    pub(super) fn list(
+        &self,
+        after: Option<Position>,
+        beginning: &str,
+        limit: usize,
+    ) -> (Vec<Box<str>>, Option<Position>) {
+        let (mut found, mut visited) = (Vec::new(), 0);
+        let (start, behind) = after.map_or((0, None), |(number, hash)| (number, Some(hash)));
+        for (number, names) in self.0.iter().enumerate().skip(start) {
+            let behind = behind.filter(|_| number == start).map_or(Bound::Unbounded, Bound::Excluded);
+            for (&hash, name) in unpoisoned(names.lock()).names.range((behind, Bound::Unbounded)) {
+                if name.starts_with(beginning) {
+                    found.push(name.clone());
+                }
+                visited += 1;
+                if found.len() >= limit || visited >= MOST_VISITED {
+                    return (found, Some((number, hash)));
+                }
+            }
+        }
+        (found, None)
+    }
+}
