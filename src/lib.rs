@@ -88,6 +88,7 @@
 //! | `partition-key` | `Headers::partition_key`, which adds a hash of the key to the IETF header fields |
 //! | `redis` | `RedisStorage`, for Redis and Valkey |
 //! | `redis-cluster`, `redis-sentinel`, `redis-rustls` | `redis+cluster://`, `redis+sentinel://` and `rediss://` URLs |
+//! | `redis-connection-manager`, `redis-cluster-async` | `RedisStorage` on a connection that a program has already, of the crate `redis` 1 |
 //! | `memcached`, `memcached-rustls` | `MemcachedStorage`, and `memcacheds://` URLs |
 //! | `etcd`, `etcd-rustls` | `EtcdStorage`, and `etcds://` URLs |
 //! | `serde` | [`Quota`], [`Policy`], [`Headers`], [`OnError`] and [`StorageUrl`](storage::StorageUrl) as strings |

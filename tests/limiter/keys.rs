@@ -62,7 +62,7 @@ fn pages_have_every_key_of_the_policy_once() {
 }
 
 #[test]
-fn peeks_show_who_is_near_the_limit() {
+fn listed_keys_have_the_numbers_of_a_peek() {
     let (storage, _) = keeping(1_000);
     let limiter = RateLimiter::with_storage(policy("fixed-window 3/day; lockout 9/day for 1h"), storage);
     for (name, hits) in [("alice", 3), ("bob", 1)] {

@@ -289,7 +289,7 @@ macro_rules! forward_to_server_cas {
 
             impl Storage for $name {
                 forward_storage!(self => self.0; decide, try_admit, decide_all, clear, settle, check, clear_all, keys,
-                                                    validate, validate_members, slots, wrapped);
+                                                                            validate, validate_members, slots, wrapped);
             }
         };
 

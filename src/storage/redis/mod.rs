@@ -33,7 +33,7 @@ use self::error::unprepared_time;
 use self::link::Link;
 use self::script::{Call, ScriptKind, ScriptTime, Scripts, unexpected_reply};
 use self::swap::SwapStore;
-use self::url::{Access, RedisUrl, Servers};
+use self::url::{Access, Combine, RedisUrl, Servers};
 use crate::decision::Decision;
 use crate::error::{BoxError, ConfigError};
 use crate::key::Key;
@@ -99,8 +99,9 @@ use crate::time::Timestamp;
 #[derive(Clone)]
 pub struct RedisStorage {
     link: Link,
-    /// The settings of `link`, to create another one with other logins or certificates.
-    target: Arc<(Servers, Access)>,
+    /// The settings of `link`, to create another one with other logins or certificates. `None` on a
+    /// connection of the program.
+    target: Option<Arc<(Servers, Access)>>,
     prefix: Arc<str>,
     timeout: Duration,
     scripts: Scripts,
@@ -127,10 +128,95 @@ impl RedisStorage {
     pub fn new(url: &str) -> Result<Self, ConfigError> {
         let RedisUrl { servers, access, prefix, timeout, combine } = RedisUrl::parse(url)?;
         let (link, target) = (Link::new(servers.clone(), &access), Arc::new((servers, access)));
-        let (scripts, prefix) = (Scripts::default(), Arc::from(prefix));
+        Ok(Self::over(link, Some(target), prefix.into(), timeout, combine))
+    }
+
+    fn over(
+        link: Link,
+        target: Option<Arc<(Servers, Access)>>,
+        prefix: Arc<str>,
+        timeout: Duration,
+        combine: Combine,
+    ) -> Self {
         let cas = swap::cas(&link, &prefix, timeout, None);
         let combiner = Combiner::new(combine, Arc::clone(&prefix));
-        Ok(Self { link, target, prefix, timeout, scripts, combiner, cas, clock: None })
+        Self { link, target, prefix, timeout, scripts: Scripts::default(), combiner, cas, clock: None }
+    }
+
+    /// Creates a storage on a connection manager of the crate `redis` 1 (feature
+    /// `redis-connection-manager`). A new major version of that crate is a breaking change of the
+    /// feature.
+    ///
+    /// `options` has the form of the query of a URL, such as `"prefix=shop&timeout=200ms"` or `""`. It
+    /// can contain the [options](Self#options) `prefix` and `timeout`.
+    ///
+    /// Other users of the connection are not disturbed. The storage sends single commands that do not
+    /// block, and at most 1,024 at once. It changes no state of the connection, and a call that times out
+    /// leaves the connection as it is.
+    ///
+    /// A storage with its own connection, by [`new`](Self::new), does more:
+    ///
+    /// | | by a URL | on a connection manager |
+    /// |---|---|---|
+    /// | connecting again | by the storage, after any error | by the manager, which stops after some errors that are not of the network, such as a wrong password |
+    /// | a connection without replies | is replaced after a few timeouts | stays until the manager notices it |
+    /// | timeout of a call | the storage's | the shorter one of the storage's and the manager's `response_timeout` |
+    /// | concurrent hits | [share calls](Self#shared-calls) | one call per hit |
+    /// | [several keys](crate::RateLimitLayer::and) | on one server | only [within](crate::Key::within) the same key |
+    /// | an error whose call was not sent | is known, unless the connection broke | is known if the server refuses connections, and otherwise [may have counted](StorageError::may_have_counted) |
+    /// | pushes, logins, certificates | of the storage | of the manager |
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if an option is unknown or invalid.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use redis::aio::{ConnectionManager, ConnectionManagerConfig};
+    /// use tower_ratelimit::storage::RedisStorage;
+    ///
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// let client = redis::Client::open("redis://localhost")?;
+    /// let manager = ConnectionManager::new_lazy_with_config(client, ConnectionManagerConfig::new())?;
+    /// let storage = RedisStorage::from_connection_manager(manager.clone(), "prefix=shop&timeout=50ms")?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    #[cfg(feature = "redis-connection-manager")]
+    pub fn from_connection_manager(manager: redis::aio::ConnectionManager, options: &str) -> Result<Self, ConfigError> {
+        Self::on_shared(Link::on_manager(manager), options)
+    }
+
+    /// Creates a storage on an asynchronous cluster connection of the crate `redis` 1 (feature
+    /// `redis-cluster-async`). A new major version of that crate is a breaking change of the feature.
+    ///
+    /// `options` and the differences from a storage with its own connections are those of
+    /// `from_connection_manager` (feature `redis-connection-manager`). There are three more:
+    ///
+    /// - The connection sends a command again after the connection to a node was lost, so a hit can count
+    ///   twice. Its option `retries(0)` prevents that, but then calls on a slot that moves fail, too.
+    /// - [`check`](Storage::check) tests the commands on one node.
+    /// - [`clear_all`](Storage::clear_all) and [`keys`](Storage::keys) return an error of the kind
+    ///   [`Unsupported`](StorageErrorKind::Unsupported).
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if an option is unknown or invalid.
+    #[cfg(feature = "redis-cluster-async")]
+    pub fn from_cluster_connection(
+        connection: redis::cluster_async::ClusterConnection,
+        options: &str,
+    ) -> Result<Self, ConfigError> {
+        Self::on_shared(Link::on_cluster(connection), options)
+    }
+
+    #[cfg(any(feature = "redis-connection-manager", feature = "redis-cluster-async"))]
+    fn on_shared(link: Link, options: &str) -> Result<Self, ConfigError> {
+        let read = crate::storage::url::read_options(options, |options, _| Ok((options.prefix()?, options.timeout()?)));
+        let (prefix, timeout) = read?;
+        Ok(Self::over(link, None, prefix.into(), timeout, Combine::Never))
     }
 
     /// Creates the compare-and-swap storage and the combiner again, with the current settings.
@@ -187,14 +273,20 @@ impl RedisStorage {
     /// });
     /// # Ok::<(), tower_ratelimit::ConfigError>(())
     /// ```
+    ///
+    /// # Panics
+    ///
+    /// Panics if the storage was created on a connection of the program.
     #[must_use]
+    #[track_caller]
     pub fn credentials<F, Fut>(self, provider: F) -> Self
     where
         F: Fn() -> Fut + Send + Sync + 'static,
         Fut: Future<Output = Result<Credentials, BoxError>> + Send + 'static,
     {
-        let access = Access { login: LoginSource::provider(provider), ..self.target.1.clone() };
-        self.with_access(access)
+        let target = self.target.clone().expect("a connection of the program has its own login: set it there");
+        let access = Access { login: LoginSource::provider(provider), ..target.1.clone() };
+        self.with_access(&target.0, access)
     }
 
     /// Sets the certificates and the private key for TLS. Overrides the options `ca`, `cert` and
@@ -204,23 +296,26 @@ impl RedisStorage {
     ///
     /// # Errors
     ///
-    /// Returns an error if a part of `config` is malformed, or if the scheme of the URL has no TLS.
+    /// Returns an error if a part of `config` is malformed, if the scheme of the URL has no TLS, or
+    /// if the storage was created on a connection of the program.
     #[cfg(feature = "redis-rustls")]
     pub fn try_tls(self, config: &crate::storage::TlsConfig) -> Result<Self, crate::ConfigError> {
         use crate::error::ConfigError;
-        let Some(tls) = &self.target.1.tls else {
+        let Some(target) = self.target.clone() else {
+            return Err(ConfigError::new("a connection of the program has its own certificates: set them there"));
+        };
+        let Some(tls) = &target.1.tls else {
             return Err(ConfigError::new("the URL has no TLS: write rediss:// instead of redis://"));
         };
         let tls = tls.with(config).map_err(ConfigError::new)?;
-        let access = Access { tls: Some(tls), ..self.target.1.clone() };
-        Ok(self.with_access(access))
+        let access = Access { tls: Some(tls), ..target.1.clone() };
+        Ok(self.with_access(&target.0, access))
     }
 
     /// Replaces the logins and certificates, and opens new connections on the next call.
-    fn with_access(self, access: Access) -> Self {
-        let servers = self.target.0.clone();
+    fn with_access(self, servers: &Servers, access: Access) -> Self {
         let link = Link::new(servers.clone(), &access);
-        Self { link, target: Arc::new((servers, access)), ..self }.with_new_cas()
+        Self { link, target: Some(Arc::new((servers.clone(), access))), ..self }.with_new_cas()
     }
 }
 
@@ -353,7 +448,7 @@ impl Storage for RedisStorage {
         policies.iter().try_for_each(validate_member)
     }
 
-    /// Returns `true` for a cluster.
+    /// Returns `true` for a cluster, and for a connection of the program.
     fn needs_outer_key(&self, _: Option<&str>) -> bool {
         self.link.single().is_none()
     }

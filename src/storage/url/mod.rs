@@ -65,7 +65,7 @@ pub(super) fn read<T>(
 }
 
 /// Reads the options of a storage that has no URL, from the text of a URL's query.
-#[cfg(feature = "deadpool-postgres")]
+#[cfg(any(feature = "deadpool-postgres", feature = "redis-connection-manager", feature = "redis-cluster-async"))]
 pub(super) fn read_options<T>(
     query: &str,
     parse: impl FnOnce(&mut Options<'_>, &Wrong<'_>) -> Result<T, ConfigError>,

@@ -15,6 +15,7 @@ mod sentinels;
 mod server;
 mod several_keys;
 mod several_keys_of_cluster;
+mod shared;
 mod slots;
 mod states;
 mod tls;

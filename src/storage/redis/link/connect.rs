@@ -5,8 +5,12 @@
 //! server. It is dropped after an I/O error or a malformed reply, when the server replies
 //! `READONLY` or asks for another login, and when it stops replying.
 
+#[cfg(feature = "redis-connection-manager")]
+use redis::aio::ConnectionManager;
 use redis::aio::MultiplexedConnection;
-use redis::{AsyncConnectionConfig, Cmd, ErrorKind, RedisConnectionInfo, RedisError, ServerErrorKind, Value};
+use redis::{AsyncConnectionConfig, Cmd, ErrorKind, Pipeline, RedisConnectionInfo, RedisError, ServerErrorKind, Value};
+#[cfg(feature = "redis-cluster-async")]
+use redis::{aio::ConnectionLike, cluster_async::ClusterConnection};
 
 use super::super::error::while_connecting;
 use super::super::url::Access;
@@ -14,11 +18,47 @@ use crate::storage::StorageError;
 use crate::storage::net::{self, Driver, FirstBytes, ServerStream};
 use crate::storage::url::{Address, Login};
 
-/// A connection, and the task that does its I/O.
-#[derive(Debug)]
+/// A handle to send commands on a connection: one of the storage, or one of the program.
+#[derive(Clone)]
+pub(super) enum Sender {
+    Own(MultiplexedConnection),
+    #[cfg(feature = "redis-connection-manager")]
+    Manager(ConnectionManager),
+    #[cfg(feature = "redis-cluster-async")]
+    Cluster(ClusterConnection),
+}
+
+impl Sender {
+    pub(super) async fn send_packed_command(&mut self, command: &Cmd) -> Result<Value, RedisError> {
+        match self {
+            Self::Own(connection) => connection.send_packed_command(command).await,
+            #[cfg(feature = "redis-connection-manager")]
+            Self::Manager(manager) => manager.send_packed_command(command).await,
+            #[cfg(feature = "redis-cluster-async")]
+            Self::Cluster(connection) => connection.req_packed_command(command).await,
+        }
+    }
+
+    pub(super) async fn send_packed_commands(
+        &mut self,
+        commands: &Pipeline,
+        offset: usize,
+        count: usize,
+    ) -> Result<Vec<Value>, RedisError> {
+        match self {
+            Self::Own(connection) => connection.send_packed_commands(commands, offset, count).await,
+            #[cfg(feature = "redis-connection-manager")]
+            Self::Manager(manager) => manager.send_packed_commands(commands, offset, count).await,
+            #[cfg(feature = "redis-cluster-async")]
+            Self::Cluster(connection) => connection.req_packed_commands(commands, offset, count).await,
+        }
+    }
+}
+
+/// A connection, and the task that does its I/O unless the connection is one of the program.
 pub(super) struct RedisConnection {
-    commands: MultiplexedConnection,
-    driver: Driver,
+    sender: Sender,
+    driver: Option<Driver>,
 }
 
 impl RedisConnection {
@@ -33,7 +73,7 @@ impl RedisConnection {
             let failed = |error: RedisError| while_connecting(&server, hide_password(error, &login));
             let stream = net::open(address, access.tls.as_ref(), &first).await.map_err(|error| failed(error.into()))?;
             let mut connection = Self::log_in(stream, access.db, &login).await.map_err(failed)?;
-            let reply = connection.commands.send_packed_command(hello).await;
+            let reply = connection.sender.send_packed_command(hello).await;
             match reply.and_then(Value::extract_error) {
                 // A user without the right to run `hello` may have the rights to run the scripts.
                 Err(error) if error.kind() == ErrorKind::Server(ServerErrorKind::NoPerm) => {
@@ -58,17 +98,23 @@ impl RedisConnection {
         // Callers apply their own timeouts.
         let config = AsyncConnectionConfig::new().set_response_timeout(None).set_connection_timeout(None);
         let (commands, io) = MultiplexedConnection::new_with_config(&info, stream, config).await?;
-        Ok(Self { commands, driver: Driver::spawn(io) })
+        Ok(Self { sender: Sender::Own(commands), driver: Some(Driver::spawn(io)) })
     }
 
     /// Returns a handle to send commands.
-    pub(super) fn commands(&self) -> MultiplexedConnection {
-        self.commands.clone()
+    pub(super) fn commands(&self) -> Sender {
+        self.sender.clone()
+    }
+
+    /// Creates a handle to a connection of the program.
+    #[cfg(any(feature = "redis-connection-manager", feature = "redis-cluster-async"))]
+    pub(super) fn shared(sender: Sender) -> Self {
+        Self { sender, driver: None }
     }
 
     /// Returns `true` if the server closed the connection, or the runtime that opened it has ended.
     pub(super) fn is_closed(&self) -> bool {
-        self.driver.is_finished()
+        self.driver.as_ref().is_some_and(Driver::is_finished)
     }
 }
 

@@ -9,6 +9,8 @@ mod node;
 mod proof;
 #[cfg(feature = "redis-sentinel")]
 mod sentinel;
+#[cfg(any(feature = "redis-connection-manager", feature = "redis-cluster-async"))]
+mod shared;
 #[cfg(test)]
 mod tests;
 
@@ -20,8 +22,12 @@ use self::cluster::Cluster;
 pub(super) use self::node::Node;
 #[cfg(feature = "redis-sentinel")]
 use self::sentinel::Sentinels;
+#[cfg(any(feature = "redis-connection-manager", feature = "redis-cluster-async"))]
+use self::shared::Shared;
 use super::url::{Access, Servers};
 use crate::storage::StorageError;
+#[cfg(any(feature = "redis-connection-manager", feature = "redis-cluster-async"))]
+use crate::storage::StorageErrorKind;
 
 /// A handle to the connections. Clones share them.
 #[derive(Clone, Debug)]
@@ -33,6 +39,9 @@ enum Topology {
     Single(Node),
     #[cfg(feature = "redis-cluster")]
     Cluster(Cluster),
+    /// A connection of the program. It may lead to several servers.
+    #[cfg(any(feature = "redis-connection-manager", feature = "redis-cluster-async"))]
+    Shared { node: Node, is_cluster: bool },
 }
 
 impl Link {
@@ -48,6 +57,16 @@ impl Link {
             #[allow(unreachable_patterns, reason = "depends on the enabled features")]
             _ => unreachable!("the URL's parser rejects servers whose feature is not enabled"),
         })
+    }
+
+    #[cfg(feature = "redis-connection-manager")]
+    pub(super) fn on_manager(manager: redis::aio::ConnectionManager) -> Self {
+        Self(Topology::Shared { node: Node::new(Shared::manager(manager)), is_cluster: false })
+    }
+
+    #[cfg(feature = "redis-cluster-async")]
+    pub(super) fn on_cluster(connection: redis::cluster_async::ClusterConnection) -> Self {
+        Self(Topology::Shared { node: Node::new(Shared::cluster(connection)), is_cluster: true })
     }
 
     /// Sends `command`, and returns the reply.
@@ -69,16 +88,20 @@ impl Link {
             Topology::Single(node) => node.run(command, deadline).await,
             #[cfg(feature = "redis-cluster")]
             Topology::Cluster(cluster) => cluster.run(command, deadline).await,
+            #[cfg(any(feature = "redis-connection-manager", feature = "redis-cluster-async"))]
+            Topology::Shared { node, .. } => node.run(command, deadline).await,
         }
     }
 
-    /// Returns the only server, or `None` for a cluster.
+    /// Returns the only server. Returns `None` for a cluster, and for a connection of the program.
     #[allow(clippy::unnecessary_wraps, reason = "there are no clusters without the feature")]
     pub(super) fn single(&self) -> Option<&Node> {
         match &self.0 {
             Topology::Single(node) => Some(node),
             #[cfg(feature = "redis-cluster")]
             Topology::Cluster(_) => None,
+            #[cfg(any(feature = "redis-connection-manager", feature = "redis-cluster-async"))]
+            Topology::Shared { .. } => None,
         }
     }
 
@@ -90,6 +113,8 @@ impl Link {
             Topology::Single(node) => node.overload(),
             #[cfg(feature = "redis-cluster")]
             Topology::Cluster(_) => None,
+            #[cfg(any(feature = "redis-connection-manager", feature = "redis-cluster-async"))]
+            Topology::Shared { node, .. } => node.overload(),
         }
     }
 
@@ -108,6 +133,8 @@ impl Link {
             }
             #[cfg(feature = "redis-cluster")]
             Topology::Cluster(cluster) => cluster.key_on_each(deadline, name).await,
+            #[cfg(any(feature = "redis-connection-manager", feature = "redis-cluster-async"))]
+            Topology::Shared { .. } => Ok(vec![name(0)]),
         }
     }
 
@@ -121,6 +148,14 @@ impl Link {
             }
             #[cfg(feature = "redis-cluster")]
             Topology::Cluster(cluster) => cluster.nodes(deadline).await,
+            #[cfg(any(feature = "redis-connection-manager", feature = "redis-cluster-async"))]
+            Topology::Shared { node, is_cluster } => {
+                if *is_cluster {
+                    Err(cannot_list_nodes())
+                } else {
+                    Ok(vec![node.clone()])
+                }
+            }
         }
     }
 
@@ -130,6 +165,16 @@ impl Link {
             Topology::Single(node) => node.ping(deadline).await,
             #[cfg(feature = "redis-cluster")]
             Topology::Cluster(cluster) => cluster.ping(deadline).await,
+            #[cfg(any(feature = "redis-connection-manager", feature = "redis-cluster-async"))]
+            Topology::Shared { node, .. } => node.ping(deadline).await,
         }
     }
+}
+
+/// Returns the error of a call that each node has to answer.
+#[cfg(any(feature = "redis-connection-manager", feature = "redis-cluster-async"))]
+fn cannot_list_nodes() -> StorageError {
+    let message = "a cluster connection of the program cannot list the keys of each node: create another storage from \
+                   a URL with redis+cluster://";
+    StorageError::new(StorageErrorKind::Unsupported, message)
 }

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use redis::{Cmd, RedisError, Value};
 use tokio::time::{Instant, timeout, timeout_at};
 
-use super::super::error::{from_redis, is_permission_denied, needs_new_connection};
+use super::super::error::{from_redis, is_permission_denied, needs_new_connection, while_connecting};
 use super::super::url::Access;
 use super::connect::RedisConnection;
 use super::proof::{Commands, Proof, is_refusal_of_a_slot};
@@ -27,8 +27,8 @@ struct NodeInner {
 
 /// Finds a server. The [`fmt::Display`] form names the server in error messages.
 pub(super) trait Route: fmt::Display + Send + Sync + 'static {
-    /// Opens a connection to the server. Returns it with the server's address.
-    fn connect(self: Arc<Self>) -> BoxFuture<Result<(RedisConnection, Address), StorageError>>;
+    /// Opens a connection to the server. Returns it with the server's address, if that is known.
+    fn connect(self: Arc<Self>) -> BoxFuture<Result<(RedisConnection, Option<Address>), StorageError>>;
 
     /// Returns `true` if the caller must now check with [`has_moved`](Self::has_moved).
     fn take_check(&self) -> bool {
@@ -50,10 +50,10 @@ struct Fixed {
 }
 
 impl Route for Fixed {
-    fn connect(self: Arc<Self>) -> BoxFuture<Result<(RedisConnection, Address), StorageError>> {
+    fn connect(self: Arc<Self>) -> BoxFuture<Result<(RedisConnection, Option<Address>), StorageError>> {
         Box::pin(async move {
             let (connection, _) = RedisConnection::open(&self.address, &self.access, &redis::cmd("PING")).await?;
-            Ok((connection, self.address.clone()))
+            Ok((connection, Some(self.address.clone())))
         })
     }
 }
@@ -67,12 +67,13 @@ impl fmt::Display for Fixed {
 /// An open connection.
 pub(super) struct OpenConnection {
     connection: RedisConnection,
-    address: Address,
+    /// The server, unless the connection is one of the program.
+    address: Option<Address>,
     proof: Proof,
 }
 
 impl OpenConnection {
-    fn new(connection: RedisConnection, address: Address) -> Self {
+    fn new(connection: RedisConnection, address: Option<Address>) -> Self {
         Self { connection, address, proof: Proof::new() }
     }
 
@@ -224,11 +225,16 @@ impl Node {
         deadline: Instant,
         reply: impl Future<Output = Result<Value, RedisError>>,
     ) -> Result<Value, StorageError> {
+        let server = || open.address.as_ref().map_or_else(|| self.name().to_owned(), Address::to_string);
         let Ok(reply) = timeout_at(deadline, reply).await else {
-            return Err(StorageError::timed_out(&open.address.to_string()));
+            return Err(StorageError::timed_out(&server()));
         };
         call.answered();
-        let reply = reply.and_then(Value::extract_error).map_err(|error| from_redis(&open.address.to_string(), error));
+        let reply = reply.and_then(Value::extract_error).map_err(|error| match open.address {
+            // A connection of the program has tried to connect again, so it has sent nothing.
+            None if error.is_connection_refusal() => while_connecting(&server(), error),
+            _ => from_redis(&server(), error),
+        });
         match &reply {
             Err(error) if error.kind() == StorageErrorKind::ConnectionLost => self.0.connection.give_up(open, None),
             // The error delays the next attempt to connect, because the cause can persist.
@@ -240,10 +246,8 @@ impl Node {
 
     /// Checks the address in the background, and drops the connection if the server has moved.
     fn check_route(&self, open: &Arc<Open<OpenConnection>>) {
-        if !self.0.route.take_check() {
-            return;
-        }
-        let has_moved = Arc::clone(&self.0.route).has_moved(open.address.clone());
+        let Some(address) = open.address.as_ref().filter(|_| self.0.route.take_check()) else { return };
+        let has_moved = Arc::clone(&self.0.route).has_moved(address.clone());
         let (connection, open) = (Arc::clone(&self.0.connection), Arc::clone(open));
         tokio::spawn(async move {
             if has_moved.await {

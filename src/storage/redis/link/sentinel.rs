@@ -66,7 +66,7 @@ impl Sentinels {
 
 impl Route for Sentinels {
     /// Connects to the server that the sentinels report. Checks with `ROLE` that it is a primary.
-    fn connect(self: Arc<Self>) -> BoxFuture<Result<(RedisConnection, Address), StorageError>> {
+    fn connect(self: Arc<Self>) -> BoxFuture<Result<(RedisConnection, Option<Address>), StorageError>> {
         Box::pin(async move {
             let address = Address::Tcp(self.primary().await?);
             let (connection, role) = RedisConnection::open(&address, &self.access, &cmd("ROLE")).await?;
@@ -74,7 +74,7 @@ impl Route for Sentinels {
                 let why = format!("the sentinels report {address}, which is not a primary according to ROLE");
                 return Err(StorageError::unreachable(&self.to_string(), why));
             }
-            Ok((connection, address))
+            Ok((connection, Some(address)))
         })
     }
 
