@@ -5,8 +5,9 @@
 
 use axum::Router;
 use axum::extract::Request;
+use axum::http::StatusCode;
 use axum::middleware::{Next, from_fn};
-use axum::response::Response;
+use axum::response::{IntoResponse, Response};
 use axum::routing::get;
 use tower_ratelimit::extract::{Extension, Head};
 use tower_ratelimit::{ConfigError, Global, Key, Policy, RateLimitLayer, policy_by};
@@ -32,9 +33,10 @@ fn user_of(api_key: &[u8]) -> Option<User> {
 
 async fn authenticate(mut request: Request, next: Next) -> Response {
     let user = request.headers().get("x-api-key").and_then(|key| user_of(key.as_bytes()));
-    if let Some(user) = user {
-        request.extensions_mut().insert(user);
-    }
+    let Some(user) = user else {
+        return (StatusCode::UNAUTHORIZED, "unknown API key\n").into_response();
+    };
+    request.extensions_mut().insert(user);
     next.run(request).await
 }
 
@@ -53,9 +55,10 @@ fn app() -> Result<Router, ConfigError> {
         .and(for_all, Global::new());
     Ok(Router::new()
         .route("/", get(|| async { "hello" }))
+        .layer(limit.clone())
+        // After the limit, so that looking at the usage is not limited.
         .route("/usage", get(limit.usage_handler()))
-        .layer(limit)
-        // Outside of the limit, so that the limit finds the user.
+        // Outside of both, so that they find the user.
         .layer(from_fn(authenticate)))
 }
 
@@ -68,15 +71,43 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
 
 #[cfg(test)]
 mod tests {
-    use axum::body::Body;
-    use axum::http::{Request, StatusCode};
+    use axum::body::{Body, to_bytes};
+    use axum::http::Request;
     use tower::ServiceExt;
 
     use super::*;
 
-    async fn ask(app: &Router, key: &str) -> Response {
-        let request = Request::get("/").header("x-api-key", key).body(Body::empty()).unwrap();
+    async fn ask_path(app: &Router, path: &str, key: &str) -> Response {
+        let request = Request::get(path).header("x-api-key", key).body(Body::empty()).unwrap();
         app.clone().oneshot(request).await.unwrap()
+    }
+
+    async fn ask(app: &Router, key: &str) -> Response {
+        ask_path(app, "/", key).await
+    }
+
+    #[tokio::test]
+    async fn usage_is_not_limited_and_spends_nothing() {
+        let app = app().unwrap();
+        for expected in [200, 200, 200, 429] {
+            let usage = ask_path(&app, "/usage", "key-of-alice").await;
+            assert_eq!(usage.status(), StatusCode::OK);
+            assert_eq!(ask(&app, "key-of-alice").await.status(), expected);
+        }
+        let usage = ask_path(&app, "/usage", "key-of-alice").await;
+        let usage = to_bytes(usage.into_body(), usize::MAX).await.unwrap();
+        let usage = String::from_utf8(usage.to_vec()).unwrap();
+        assert!(usage.contains(r#""admitted":false"#) && usage.contains(r#""name":"tenant""#), "{usage}");
+    }
+
+    #[tokio::test]
+    async fn unknown_key_gets_a_401_and_spends_nothing() {
+        let app = app().unwrap();
+        for path in ["/", "/usage"] {
+            assert_eq!(ask_path(&app, path, "key-of-mallory").await.status(), StatusCode::UNAUTHORIZED);
+        }
+        let first = ask(&app, "key-of-alice").await;
+        assert_eq!(first.headers()["x-ratelimit-remaining"], "2");
     }
 
     #[tokio::test]
