@@ -19,7 +19,7 @@ const QUICK: Duration = Duration::from_millis(300);
 
 const LOGIN: Duration = Duration::from_millis(400);
 
-/// Creates a user `app` that may use the keys that begin with `rl`, and returns a token of the user
+/// Creates a user `app` that may use the keys that begin with `rl:`, and returns a token of the user
 /// `root`.
 fn with_logins(etcd: &Etcd, password: &str) -> String {
     let ask = |path: &str, body: Value| etcd.ask(&format!("auth/{path}"), &body);
@@ -28,8 +28,8 @@ fn with_logins(etcd: &Etcd, password: &str) -> String {
     ask("user/grant", json!({ "user": "root", "role": "root" }));
     ask("user/add", json!({ "name": "app", "password": password }));
     ask("role/add", json!({ "name": "limits" }));
-    // From `rl` to `rm`.
-    let range = json!({ "permType": 2, "key": "cmw=", "range_end": "cm0=" });
+    // The documented rights: keys that begin with `rl:`, so from `rl:` to `rl;`.
+    let range = json!({ "permType": 2, "key": "cmw6", "range_end": "cmw7" });
     ask("role/grant", json!({ "name": "limits", "perm": range }));
     ask("user/grant", json!({ "user": "app", "role": "limits" }));
     ask("enable", json!({}));

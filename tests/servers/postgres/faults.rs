@@ -60,6 +60,29 @@ fn wrong_password_is_a_clear_error_and_the_right_one_recovers() {
     assert_eq!(hit(&wrong).unwrap(), 998);
 }
 
+/// As the page of the storage describes the rotation of logins.
+#[test]
+fn second_user_goes_on_with_the_counts_of_the_first() {
+    let server = Postgres::start(&[]);
+    server.ask("CREATE USER app PASSWORD 'old'; GRANT ALL ON SCHEMA public TO app");
+    server.set_access("local all all trust\nhost all all 127.0.0.1/32 scram-sha-256\n");
+    let login = |login: &str| {
+        let url = format!("postgres://{login}@127.0.0.1:{}/postgres?connections=1", server.port());
+        limiter(PostgresStorage::new(&with_timeout(&url, LONG)).unwrap())
+    };
+    let first = login("app:old");
+    assert_eq!(hit(&first).unwrap(), 999);
+    server.ask("ALTER USER app PASSWORD 'new'");
+    assert_eq!(hit(&first).unwrap(), 998, "an open connection stays logged in");
+    let error = hit(&login("app:old")).unwrap_err();
+    assert!(format!("{error:#}").starts_with("cannot log in to 127.0.0.1:") && !error.may_have_counted(), "{error:#}");
+    server.ask(
+        "CREATE ROLE limits_b LOGIN PASSWORD 'new'; GRANT USAGE ON SCHEMA public TO limits_b; \
+         GRANT SELECT, INSERT, UPDATE, DELETE ON tower_ratelimit TO limits_b",
+    );
+    assert_eq!(hit(&login("limits_b:new")).unwrap(), 997);
+}
+
 #[test]
 fn dropped_table_is_a_clear_error_and_is_created_again() {
     let server = Postgres::start(&[]);
