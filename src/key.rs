@@ -31,7 +31,7 @@ const INLINE: usize = 46;
 /// concatenation of its parts. A key with up to 45 bytes of content needs no allocation.
 ///
 /// A number is a `u64`. For a signed one, such as an id from a database, write
-/// `Key::from(id.cast_unsigned())`.
+/// `Key::from(id.cast_unsigned())`. For a UUID, write `Key::from(id.as_bytes().as_slice())`.
 ///
 /// ```
 /// use std::net::{IpAddr, Ipv4Addr};

@@ -152,6 +152,7 @@ impl<R> RateLimitLayer<R> {
 
     /// Passes a [`Reservation`](crate::Reservation) to the handler of each admitted request. The
     /// handler settles it when the actual cost is known, for example at the end of a streamed body.
+    /// Without this option, requests have no reservation, and handlers that take one respond with 500.
     /// A request whose reservation is dropped keeps its estimated cost, which is that of
     /// [`cost`](Self::cost), and the layer reports
     /// [`EventKind::Unsettled`](crate::EventKind::Unsettled).

@@ -3,6 +3,7 @@
 
 use std::collections::BTreeSet;
 use std::fs;
+use std::mem;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -63,11 +64,89 @@ fn code_of_the_readme_is_in_the_guides_or_the_crate_docs() {
     let checked: String = guides().into_iter().map(|(_, text)| text).chain([read("src/lib.rs")]).collect();
     let checked: Vec<&str> = checked.lines().map(|line| line.trim_start_matches("//!").trim()).collect();
     let readme = readme();
-    let blocks: Vec<&str> = readme.split("```rust\n").skip(1).map(|rest| rest.split("```").next().unwrap()).collect();
+    let blocks = rust_blocks(&readme, "rust");
     assert!(blocks.len() >= 9, "the code was found");
-    for line in blocks.into_iter().flat_map(str::lines).map(str::trim) {
+    let lines = blocks.into_iter().flat_map(str::lines).map(str::trim);
+    // The next test checks the imports.
+    for line in lines.filter(|line| !line.starts_with("use ")) {
         assert!(checked.contains(&line), "no guide has the line {line:?}");
     }
+}
+
+/// Returns the texts of the blocks of Rust in a page.
+fn rust_blocks<'a>(page: &'a str, fence: &str) -> Vec<&'a str> {
+    page.split(&format!("```{fence}\n")).skip(1).map(|rest| rest.split("```").next().unwrap()).collect()
+}
+
+/// Returns the paths of the items that code imports, such as `tower_ratelimit::Key`.
+fn imported(code: &str) -> BTreeSet<String> {
+    let code: Vec<&str> = code.lines().map(|line| line.trim_start_matches("//!").trim()).collect();
+    let mut paths = BTreeSet::new();
+    for import in code.join("\n").split("\nuse ").skip(1).filter_map(|rest| Some(rest.split_once(';')?.0)) {
+        // The prefixes of the braces that are open.
+        let (mut prefixes, mut path) = (Vec::new(), String::new());
+        for c in import.chars().filter(|c| !c.is_whitespace()) {
+            match c {
+                '{' => prefixes.push(mem::take(&mut path)),
+                ',' => drop(paths.insert(prefixes.concat() + &mem::take(&mut path))),
+                '}' => {
+                    paths.insert(prefixes.concat() + &mem::take(&mut path));
+                    prefixes.pop();
+                }
+                c => path.push(c),
+            }
+        }
+        paths.insert(prefixes.concat() + &path);
+    }
+    paths.retain(|path| !path.is_empty() && !path.ends_with("::"));
+    paths
+}
+
+/// A reader copies the recipes. So each name in them is imported, or named before the recipes.
+#[test]
+fn readme_imports_the_names_in_its_code() {
+    let (readme, checked) = (readme(), guides().into_iter().map(|(_, text)| text).collect::<String>());
+    let code = rust_blocks(&readme, "rust").join("\n");
+    let imports = imported(&format!("\n{code}"));
+    assert!(imports.contains("tower_ratelimit::extract::Extension") && imports.len() > 12, "{imports:?}");
+    let of_guides = imported(&(checked + &read("src/lib.rs")));
+    for path in &imports {
+        assert!(of_guides.contains(path), "no guide imports {path}");
+    }
+    let recipes = readme.split("## Recipes").nth(1).unwrap();
+    let prose = recipes.split("```").next().unwrap();
+    let known: BTreeSet<&str> = imports.iter().filter_map(|path| path.rsplit("::").next()).collect();
+    // Names after `::` belong to a type.
+    let code = code.replace("::", "::_");
+    let names = code.split(|c: char| !c.is_alphanumeric() && c != '_').filter(|name| {
+        let mut chars = name.chars();
+        chars.next().is_some_and(char::is_uppercase) && chars.any(char::is_lowercase)
+    });
+    for name in names {
+        let is_known = known.contains(name) || prose.contains(&format!("{name}`"));
+        assert!(is_known, "the README does not import {name}");
+    }
+}
+
+/// The code of a guide that needs another crate is not compiled there, but in an example.
+#[test]
+fn code_of_guides_that_is_not_compiled_is_in_an_example() {
+    let mut blocks = 0;
+    let examples: String = files_of("examples").into_iter().map(|(_, text)| text).collect();
+    let lines: BTreeSet<&str> = examples.lines().map(str::trim).collect();
+    for (file, text) in guides() {
+        for line in rust_blocks(&text, "rust,ignore").into_iter().inspect(|_| blocks += 1).flat_map(str::lines) {
+            assert!(lines.contains(line.trim()), "{file}: no example has the line {line:?}");
+        }
+    }
+    assert!(blocks > 0, "the code was found");
+}
+
+#[test]
+fn readme_names_the_oldest_version_of_rust() {
+    let manifest = read("Cargo.toml");
+    let version = manifest.split("rust-version = \"").nth(1).unwrap().split('"').next().unwrap();
+    assert!(readme().contains(&format!("Rust {version} or later")), "Rust {version}");
 }
 
 /// The compiler checks that the pages of links exist, but not that they have the headings.
