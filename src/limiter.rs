@@ -121,7 +121,7 @@ impl RateLimiter {
         let storage = AnyStorage::new(storage);
         let bound = storage.clone();
         // All later policies of a live one are checked too.
-        let policy = policy.into_shared().bind(move |policy| validate(policy, &bound))?;
+        let policy = policy.into_shared().bind(move |policy, _| validate(policy, &bound))?;
         Ok(Self::of(policy, storage))
     }
 

@@ -97,7 +97,7 @@ impl RateLimitLayer {
     pub fn new(policy: impl IntoPolicySource, key: impl KeyExtractor) -> Self {
         let storage = MemoryStorage::new().into();
         // A memory storage supports every policy.
-        Self::with(or_panic(policy.into_policy_source().bind(&storage, false)), key, storage)
+        Self::with(or_panic(policy.into_policy_source().bind_alone(&storage)), key, storage)
     }
 
     /// Creates a layer that shares the policy, the storage and the counts of `limiter`. It follows

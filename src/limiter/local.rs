@@ -63,7 +63,7 @@ impl LocalLimiter {
     /// refusals](crate::Lockout::by_refusals) alone.
     #[track_caller]
     pub fn with_storage(policy: impl IntoPolicy, storage: MemoryStorage) -> Self {
-        Self { policy: or_panic(policy.into_shared().bind(Policy::validate)), storage }
+        Self { policy: or_panic(policy.into_shared().bind(|policy, _| policy.validate())), storage }
     }
 
     /// Spends one unit of `key` and returns `true` if the hit is admitted without a delay.

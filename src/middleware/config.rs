@@ -11,9 +11,10 @@ use crate::headers::Headers;
 use crate::key::Key;
 use crate::lint::Lint;
 use crate::middleware::options::{CostFn, PolicySource, SettleOptions, SkipFn};
+use crate::middleware::together::{MemberPolicy, Together};
 use crate::observe::{Event, EventKind, Reporter};
-use crate::policy::{Policy, SharedPolicy};
-use crate::storage::{AnyStorage, Storage};
+use crate::policy::{Policy, PolicyChanges, SharedPolicy};
+use crate::storage::AnyStorage;
 use crate::waiting::WaitBounds;
 
 /// The action of a layer if the storage, or the lookup of the policy, fails for a request. The
@@ -153,16 +154,14 @@ impl LayerConfig {
     /// Checks that the storage supports the policies, and all later policies of live ones. With several
     /// members, also checks that it decides on them together.
     pub(crate) fn bind(mut self, storage: &AnyStorage) -> Result<Self, ConfigError> {
-        let is_member = !self.others.is_empty();
-        let current = |member: &LayerMember| member.policies.shared().map(|policy| policy.read().into_owned());
-        let current: Vec<Policy> = self.members().filter_map(current).collect();
-        if is_member {
-            storage.validate_members(&current)?;
-            self.check_outer_key(storage)?;
-            check_distinct(&current)?;
-        }
+        let policy_of = |member: &LayerMember| MemberPolicy::new(member.policies.shared(), member.key.is_global());
+        let together = (!self.others.is_empty()).then(|| {
+            let members = self.members().map(policy_of).collect();
+            Arc::new(Together::new(storage.clone(), members, self.outer_key.is_some()))
+        });
+        together.as_ref().map_or(Ok(()), |together| together.check(&PolicyChanges::default()))?;
         for member in once(&mut self.first).chain(&mut self.others) {
-            member.policies = member.policies.clone().bind(storage, is_member)?;
+            member.policies = member.policies.clone().bind(storage, together.clone())?;
         }
         Ok(self)
     }
@@ -170,31 +169,6 @@ impl LayerConfig {
     /// Returns `true` if a request is decided by the storage's `decide_all`.
     pub(crate) fn decides_all(&self) -> bool {
         !self.others.is_empty() || self.outer_key.is_some()
-    }
-
-    /// Returns an error if the storage decides only on keys within one key, and some of them are
-    /// not.
-    fn check_outer_key(&self, storage: &AnyStorage) -> Result<(), ConfigError> {
-        const INSTEAD: &str = "wrap the storage as `InOrder::new(storage)`, which decides on one key after the other";
-        let needs = |member: &&LayerMember| {
-            let policy = member.policies.shared().map(SharedPolicy::read);
-            storage.needs_outer_key(policy.as_ref().and_then(|policy| policy.name()))
-        };
-        let together: Vec<_> = self.members().filter(needs).collect();
-        if together.len() > 1 && self.outer_key.is_none() {
-            return Err(ConfigError::new(format!(
-                "a Redis Cluster keeps the keys of a request on several servers: before `and` and `storage`, call \
-                 `within` with the key that the others belong to, for example that of the tenant, or {INSTEAD}"
-            )));
-        }
-        if together.len() > 1 && together.iter().any(|member| member.key.is_global()) {
-            return Err(ConfigError::new(format!(
-                "the key of all clients is not within another one, and a Redis Cluster keeps it on another server than \
-                 the other keys of a request: lease its policy alone, as in \
-                 `Leases::new(storage, 100).only(\"all\")`, or {INSTEAD}"
-            )));
-        }
-        Ok(())
     }
 
     /// Panics if the layer has several keys and an option that does not support them.
@@ -217,6 +191,12 @@ impl LayerConfig {
         once(&self.first).chain(&self.others)
     }
 
+    /// Returns `true` if a request is limited by a key that the client chooses.
+    pub(super) fn has_chosen_key(&self) -> bool {
+        let is_chosen = |key: &Arc<dyn KeyExtractor>| key.lints(None).contains(&Lint::LockoutByHeader);
+        self.outer_key.as_ref().is_none_or(is_chosen) && self.members().any(|member| is_chosen(&member.key))
+    }
+
     /// Returns `true` if a `skip` or an allow list selects the request.
     #[inline]
     pub(crate) fn skips(&self, head: &Head<'_>) -> bool {
@@ -234,30 +214,22 @@ impl LayerConfig {
         self.reporter.report(&Event { kind, policy, key, shadow: self.shadow });
     }
 
-    /// Returns the lints of the allow lists and of the extractor. See [`KeyExtractor::lints`]. Omits
-    /// [`Lint::ForwardedPeer`] if the extractor reads a forwarding field, and
+    /// Returns the extractors of all keys, also that of the outer key.
+    fn extractors(&self) -> impl Iterator<Item = &Arc<dyn KeyExtractor>> {
+        self.members().map(|member| &member.key).chain(&self.outer_key)
+    }
+
+    /// Returns the lints of the allow lists and of the extractors. See [`KeyExtractor::lints`]. Omits
+    /// [`Lint::ForwardedPeer`] if an extractor reads a forwarding field, and
     /// [`Lint::LockoutByHeader`], which depends on the policy.
     pub(crate) fn lints(&self, head: Option<&Head<'_>>) -> impl Iterator<Item = Lint> {
         let is_omitted = |lint: &Lint| match lint {
-            Lint::ForwardedPeer => self.members().any(|member| member.key.reads_forwarding()),
+            Lint::ForwardedPeer => self.extractors().any(KeyExtractor::reads_forwarding),
             Lint::LockoutByHeader => true,
             _ => false,
         };
         let lists = self.allow_lists.iter().flat_map(move |list| list.lints(head));
-        let keys = self.members().flat_map(move |member| member.key.lints(head));
+        let keys = self.extractors().flat_map(move |key| key.lints(head));
         lists.chain(keys).filter(move |lint| !is_omitted(lint))
-    }
-}
-
-/// Returns an error if two policies have the same identity. If their keys were equal for a request, they
-/// would share their states.
-fn check_distinct(policies: &[Policy]) -> Result<(), ConfigError> {
-    let is_twice = |at: &usize| policies[..*at].iter().any(|before| before.identity() == policies[*at].identity());
-    match (1..policies.len()).find(is_twice) {
-        None => Ok(()),
-        Some(at) => Err(ConfigError::new(format!(
-            "two policies of the layer are {:?}: give each of them its own name, for example \"tenant\"",
-            policies[at].identity()
-        ))),
     }
 }

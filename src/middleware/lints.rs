@@ -6,7 +6,7 @@
 use std::any::Any;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
-use super::config::{LayerConfig, LayerMember};
+use super::config::LayerConfig;
 use super::exchange::Exchange;
 use crate::lint::Lint;
 use crate::policy::{Limit, Policy};
@@ -84,8 +84,7 @@ impl Lints {
         let clients =
             storage.and_then(|storage| clients_to_fill(storage, policy)).filter(|clients| *clients < FEW_CLIENTS);
         let is_aligned = policy.limits().iter().any(is_aligned_to_weeks_or_more);
-        let by_header = |member: &LayerMember| member.key.lints(None).contains(&Lint::LockoutByHeader);
-        let is_chosen = policy.limits().iter().any(Limit::locks) && config.members().any(by_header);
+        let is_chosen = policy.limits().iter().any(Limit::locks) && config.has_chosen_key();
         let lints = [
             is_refunded.then_some(Lint::ElasticWindowRefunded),
             clients.map(|clients| Lint::SmallStorage { clients }),

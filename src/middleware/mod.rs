@@ -13,6 +13,7 @@ pub(crate) mod post_response;
 mod respond;
 pub(crate) mod state;
 pub(crate) mod step;
+mod together;
 
 pub use self::config::OnError;
 pub use self::options::{ChosenPolicy, IntoCost, IntoPolicySource, PolicySource, ResponseHead, policy_by};

@@ -3,7 +3,6 @@
 
 use std::borrow::Cow;
 use std::fmt;
-use std::slice;
 use std::sync::Arc;
 
 use http::{Extensions, HeaderMap, Response, StatusCode, Version};
@@ -13,9 +12,10 @@ use crate::extract::{Head, KeyError};
 use crate::limiter::validate;
 #[cfg(feature = "lookup")]
 use crate::lookup::{FindTenant, PolicyLookup};
+use crate::middleware::together::Together;
 use crate::policy::{IntoPolicy, Policy, SharedPolicy};
 use crate::reservation::Correction;
-use crate::storage::{AnyStorage, Storage};
+use crate::storage::AnyStorage;
 
 type PolicyFn = dyn Fn(&Head<'_>) -> Option<Policy> + Send + Sync;
 pub(crate) type CostFn = dyn Fn(&Head<'_>) -> Result<u32, KeyError> + Send + Sync;
@@ -92,16 +92,20 @@ impl PolicySource {
 
     /// Checks that the storage supports the policy and its shadow limits, and all later policies of
     /// a live one. A policy that depends on the request is not checked.
-    /// If `is_member` is `true`, also checks that the storage decides on the policy together with
-    /// others.
-    pub(crate) fn bind(self, storage: &AnyStorage, is_member: bool) -> Result<Self, ConfigError> {
+    /// If it is one of several, also checks that the storage decides on all of them `together`.
+    pub(super) fn bind(self, storage: &AnyStorage, together: Option<Arc<Together>>) -> Result<Self, ConfigError> {
         let Choice::Always(policy) = self.0 else { return Ok(self) };
         let storage = storage.clone();
-        let bound = policy.bind(move |policy| {
+        let bound = policy.bind(move |policy, changes| {
             validate(policy, &storage)?;
-            if is_member { storage.validate_members(slice::from_ref(policy)) } else { Ok(()) }
+            together.as_ref().map_or(Ok(()), |together| together.check(changes))
         });
         Ok(Self(Choice::Always(bound?)))
+    }
+
+    /// The same for the only policy of a layer.
+    pub(crate) fn bind_alone(self, storage: &AnyStorage) -> Result<Self, ConfigError> {
+        self.bind(storage, None)
     }
 }
 

@@ -84,6 +84,13 @@ impl LivePolicy {
     ///
     /// Returns an error, and keeps the old policy, if the storage of a layer or a limiter that uses
     /// this live policy does not support the new policy or one of its shadow limits.
+    ///
+    /// The name of a policy can matter to a layer with [several keys](crate::RateLimitLayer::and). So
+    /// it is an error, too, if such a layer could not be built with the new policy:
+    ///
+    /// - Another policy of the layer has the same name.
+    /// - [`Leases::only`](crate::storage::Leases::only) no longer leases the policy of all clients,
+    ///   and the storage is a Redis Cluster.
     pub fn set(&self, policy: impl IntoPolicy) -> Result<(), ConfigError> {
         PolicyCell::set_all(&[(&self.0, policy.into_policy())]).map_err(|(_, error)| error)
     }
@@ -222,6 +229,23 @@ impl SharedPolicy {
         }
     }
 
+    /// Returns the policy after `changes`.
+    pub(crate) fn after(&self, changes: &PolicyChanges<'_>) -> Policy {
+        let changed = match &self.0 {
+            PolicyKind::Live { live, .. } => changes.0.iter().find(|(cell, _)| Arc::ptr_eq(cell, live)),
+            PolicyKind::Fixed(_) => None,
+        };
+        changed.map_or_else(|| self.read().into_owned(), |(_, policy)| policy.clone())
+    }
+
+    /// Returns the policy without its registration, so that later policies are not validated for it.
+    pub(crate) fn unregistered(&self) -> Self {
+        Self(match &self.0 {
+            PolicyKind::Fixed(policy) => PolicyKind::Fixed(policy.clone()),
+            PolicyKind::Live { live, .. } => PolicyKind::Live { live: Arc::clone(live), user: None },
+        })
+    }
+
     /// Calls `f` with the current policy. Faster than [`read`](Self::read).
     #[inline(always)]
     pub(crate) fn with<T>(&self, f: impl FnOnce(&Policy) -> T) -> T {
@@ -277,11 +301,11 @@ impl SharedPolicy {
     /// Validates the policy. If it is live, later policies are validated when they are set.
     pub(crate) fn bind(
         self,
-        validate: impl Fn(&Policy) -> Result<(), ConfigError> + Send + Sync + 'static,
+        validate: impl Fn(&Policy, &PolicyChanges<'_>) -> Result<(), ConfigError> + Send + Sync + 'static,
     ) -> Result<Self, ConfigError> {
         match self.0 {
             PolicyKind::Fixed(policy) => {
-                validate(&policy)?;
+                validate(&policy, &PolicyChanges::default())?;
                 Ok(Self(PolicyKind::Fixed(policy)))
             }
             PolicyKind::Live { live, .. } => {
@@ -329,7 +353,15 @@ struct PolicyUser {
     has_changed: AtomicBool,
 }
 
-type Validate = dyn Fn(&Policy) -> Result<(), ConfigError> + Send + Sync;
+type Validate = dyn Fn(&Policy, &PolicyChanges<'_>) -> Result<(), ConfigError> + Send + Sync;
+
+/// The policies that change together, before they are published.
+#[derive(Default)]
+pub(crate) struct PolicyChanges<'a>(&'a [(&'a Arc<PolicyCell>, Policy)]);
+
+/// Held while policies change. A layer compares the new policy of one of its keys with those of the
+/// others, so two of them must not change at the same time.
+static CHANGE: Mutex<()> = Mutex::new(());
 
 impl PolicyCell {
     fn new(policy: &Policy) -> Self {
@@ -346,6 +378,7 @@ impl PolicyCell {
     fn set_all<'a>(changes: &'a [(&Arc<Self>, Policy)]) -> Result<(), (&'a Policy, ConfigError)> {
         // Dropped after the locks are released, because a user may be the last owner of a storage.
         let mut present = Vec::new();
+        let _change = unpoisoned(CHANGE.lock());
         // The locks are held until all policies are published, so a user that joins meanwhile
         // validates the new policy.
         let mut locked = Vec::new();
@@ -354,7 +387,8 @@ impl PolicyCell {
             let first = present.len();
             present.extend(users.iter().filter_map(Weak::upgrade));
             locked.push(users);
-            let validated = present[first..].iter().try_for_each(|user| (user.validate)(policy));
+            let pending = PolicyChanges(changes);
+            let validated = present[first..].iter().try_for_each(|user| (user.validate)(policy, &pending));
             validated.map_err(|error| (policy, error))?;
         }
         for (cell, policy) in changes {
@@ -389,7 +423,7 @@ impl PolicyCell {
     /// handle is dropped.
     fn join(&self, validate: Box<Validate>) -> Result<Arc<PolicyUser>, ConfigError> {
         let mut users = self.users();
-        validate(&self.read())?;
+        validate(&self.read(), &PolicyChanges::default())?;
         let user = Arc::new(PolicyUser { validate, has_changed: AtomicBool::new(false) });
         users.retain(|user| user.strong_count() > 0);
         users.push(Arc::downgrade(&user));

@@ -283,6 +283,39 @@ async fn lockout_by_header_lint_is_reported_once() {
     }
 }
 
+/// The outer key is a part of each key.
+#[tokio::test]
+async fn lints_of_the_outer_key_are_reported_once() {
+    let linted = LintObserver::default();
+    let layer = linted.layer(Header::new("x-client")).within(PeerIp::new().ipv6_prefix(128));
+    for _ in 0..2 {
+        let _ = layer.clone().layer(Inner::default());
+    }
+    assert_eq!(linted.take(), [Lint::Ipv6PerAddress], "before the first request");
+    let request = || {
+        let mut request = forwarded("x-forwarded-for");
+        request.headers_mut().insert("x-client", "a".parse().unwrap());
+        request
+    };
+    let service = linted.layer(Header::new("x-client")).within(PeerIp::new()).layer(Inner::default());
+    for _ in 0..2 {
+        assert_eq!(status(&service, request()).await, 200);
+    }
+    assert_eq!(linted.take(), [Lint::ForwardedPeer]);
+    let client = ClientIp::behind(["10.0.0.0/8"]).unwrap();
+    let service = linted.layer(PeerIp::new()).within(client).layer(Inner::default());
+    assert_eq!(status(&service, request()).await, 200);
+    assert_eq!(linted.take(), [], "the outer key reads the field");
+    let lockout = || {
+        let account = Header::new("x-account");
+        RateLimitLayer::new(policy("lockout 5/10m for 15m"), account).on_lint(linted.keep())
+    };
+    let _ = lockout().within(PeerIp::new()).layer(Inner::default());
+    assert_eq!(linted.take(), [], "an account of one address");
+    let _ = lockout().within(Header::new("x-tenant")).layer(Inner::default());
+    assert_eq!(linted.take(), [Lint::LockoutByHeader]);
+}
+
 #[tokio::test]
 async fn layers_can_share_an_observer_as_a_trait_object() {
     let outcomes = Arc::new(Mutex::new(Vec::new()));

@@ -6,8 +6,10 @@ use common::{Behavior, FakeStorage, Inner, ask, get, memory_with_manual_clock, n
 use http::Response;
 use tower::Layer;
 use tower_ratelimit::extract::Head;
+use tower_ratelimit::storage::{Leases, StorageFuture, StorageRequest};
 use tower_ratelimit::{
-    Event, Global, Header, Headers, Lint, LivePolicy, MemoryStorage, OnError, Policy, RateLimitLayer, policy_by,
+    ConfigError, Decision, Event, Global, Header, Headers, Key, Lint, LivePolicy, MemoryStorage, OnError, Policy,
+    RateLimitLayer, Storage, policy_by,
 };
 
 fn api(text: &str) -> Policy {
@@ -142,4 +144,71 @@ async fn added_shadow_limits_are_decided_on_the_next_request() {
     live.set(api("5/day; shadow 1/day")).unwrap();
     assert_eq!(status(&service, get("/")).await, 200);
     assert_eq!(*observed.lock().unwrap(), ["api", "api", "api\u{b7}shadow-1"]);
+}
+
+/// Decides on several keys only if they are within one key, like a Redis Cluster.
+#[derive(Clone, Debug)]
+struct LikeCluster(MemoryStorage);
+
+impl Storage for LikeCluster {
+    fn decide(&self, request: StorageRequest<'_>) -> StorageFuture<Decision> {
+        self.0.decide(request)
+    }
+
+    fn decide_all(&self, members: &[StorageRequest<'_>]) -> StorageFuture<Vec<Decision>> {
+        self.0.decide_all(members)
+    }
+
+    fn clear(&self, policy: &Policy, key: &Key) -> StorageFuture<()> {
+        self.0.clear(policy, key)
+    }
+
+    fn settle(&self, policy: &Policy, key: &Key, decision: &Decision, actual: u32) -> StorageFuture<()> {
+        self.0.settle(policy, key, decision, actual)
+    }
+
+    fn validate_members(&self, _: &[Policy]) -> Result<(), ConfigError> {
+        Ok(())
+    }
+
+    fn needs_outer_key(&self, _: Option<&str>) -> bool {
+        true
+    }
+}
+
+/// A layer whose policies are leased by name, or whose keys are decided together.
+#[tokio::test]
+async fn name_that_several_keys_do_not_support_is_rejected() {
+    let named = |text: &str, name: &str| policy(text).with_name(name);
+    let [user, tenant, all] = ["user", "tenant", "all"].map(|name| LivePolicy::new(named("fixed-window 9/hour", name)));
+    let leases = Leases::new(LikeCluster(MemoryStorage::new()), 100).only("all");
+    let layer = RateLimitLayer::new(user.clone(), Header::new("x-client"))
+        .within(Header::new("x-tenant"))
+        .and(tenant.clone(), Header::new("x-tenant"))
+        .and(all.clone(), Global::new())
+        .storage(leases, OnError::Refuse);
+    let error = all.set(named("fixed-window 9/hour", "everyone")).unwrap_err().to_string();
+    assert!(error.contains(r#".only("all")"#), "{error}");
+    let error = user.set(named("fixed-window 9/hour", "all")).unwrap_err().to_string();
+    assert!(error.contains(r#"two policies of the layer are "all""#), "{error}");
+    assert_eq!((user.get().name(), all.get().name()), (Some("user"), Some("all")), "the old policies stay");
+    all.set(named("fixed-window 8/hour", "all")).unwrap();
+    user.set(named("fixed-window 9/hour", "client")).unwrap();
+    let mut request = with("x-client", "a");
+    request.headers_mut().insert("x-tenant", "t".parse().unwrap());
+    assert_eq!(status(&layer.layer(Inner::default()), request).await, 200);
+
+    // Policies that change together are compared after the change.
+    let swapped = [(&user, named("9/hour", "tenant")), (&tenant, named("9/hour", "client"))];
+    user.set(swapped[0].1.clone()).unwrap_err();
+    LivePolicy::set_all(swapped).unwrap();
+    let error = LivePolicy::set_all([(&user, named("9/hour", "x")), (&tenant, named("9/hour", "x"))]).unwrap_err();
+    assert!(error.to_string().contains(r#"two policies of the layer are "x""#), "{error}");
+
+    // Another storage replaces the rules of the first one.
+    let layer = layer.storage(MemoryStorage::new(), OnError::Refuse);
+    all.set(named("9/hour", "everyone")).unwrap();
+    user.set(named("9/hour", "everyone")).unwrap_err();
+    drop(layer);
+    user.set(named("9/hour", "everyone")).unwrap();
 }
