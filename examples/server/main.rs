@@ -48,6 +48,9 @@ fn app(options: &Options, storage: &AnyStorage) -> Result<Router, String> {
 /// and both layers choose from them.
 fn app_of_file(options: &Options, storage: &AnyStorage, current: Current) -> Result<Router, String> {
     let mut by_client = by_client(options, storage)?;
+    if let Some(outer) = &current.get().within {
+        by_client = by_client.within(options.key_of(outer).map_err(|error| format!("--policies: within: {error}"))?);
+    }
     for (position, key) in current.get().keys().iter().enumerate() {
         let also = policy_by(move |head| policies_of(head).also.get(position).map(|also| also.policy.clone()));
         let key = options.key_of(key).map_err(|error| format!("--policies: [[also]]: {error}"))?;
@@ -112,9 +115,12 @@ fn check(policies: &Policies, storage: &AnyStorage) -> Result<(), String> {
 }
 
 /// Checks a policies file that was changed. The keys stay those of the start.
-fn check_change(policies: &Policies, keys: &[String], storage: &AnyStorage) -> Result<(), String> {
-    if policies.keys() != keys {
+fn check_change(policies: &Policies, at_start: &Policies, storage: &AnyStorage) -> Result<(), String> {
+    if policies.keys() != at_start.keys() {
         return Err("the keys of [[also]] have changed: restart the server to use them".to_owned());
+    }
+    if policies.within != at_start.within {
+        return Err("`within` has changed: restart the server to use it".to_owned());
     }
     check(policies, storage)
 }
@@ -239,14 +245,15 @@ async fn start(options: Options) -> Result<(), String> {
         None => app(&options, &storage)?,
         Some((file, policies)) => {
             check(&policies, &storage).map_err(|error| format!("--policies: {error}"))?;
-            let keys = policies.keys();
-            if options.shadow && !keys.is_empty() {
-                return Err("--shadow does not support [[also]]: write shadow limits into the file".to_owned());
+            if options.shadow && (!policies.also.is_empty() || policies.within.is_some()) {
+                return Err(
+                    "--shadow does not support [[also]] and within: write shadow limits into the file".to_owned()
+                );
             }
             let current = Current::new(policies);
             let app = app_of_file(&options, &storage, current.clone())?;
-            let storage = storage.clone();
-            tokio::spawn(file.follow(current, move |policies| check_change(policies, &keys, &storage)));
+            let (storage, at_start) = (storage.clone(), current.get());
+            tokio::spawn(file.follow(current, move |policies| check_change(policies, &at_start, &storage)));
             app
         }
     };

@@ -21,7 +21,9 @@ An axum server with rate limits. /status/CODE responds with that status, every o
 --route PATH=POLICY      adds a layer with this policy to one route; repeat it for more routes
 --policies FILE          reads the limits from a TOML file and reloads it when it changes, and at SIGHUP:
                          default = \"10/minute\", [routes] \"/login\" = \"5/minute\", [tiers] paid = \"100/second\",
-                         [[also]] policy = \"1000/second\", key = \"global\" (a key as in --key): spends from all or none
+                         [[also]] policy = \"1000/second\", key = \"global\" (a key as in --key): spends from all or none;
+                         within = \"header:x-tenant\": the keys of default, [tiers] and [[also]] are within this one,
+                         which a Redis Cluster needs to decide on several keys
 --tier-header NAME       header field with the client's tier in that file (default x-tier). Only a proxy in front
                          of the server may set it
 --in-flight N            refuses requests of a client that has N in flight, until a response has ended;

@@ -31,6 +31,8 @@ pub(crate) struct Policies {
     /// Limits with a key of their own, in addition to those of the client.
     #[serde(default)]
     pub(crate) also: Vec<Also>,
+    /// The key, as in `--key`, that the keys of the client and of `also` are within.
+    pub(crate) within: Option<String>,
 }
 
 /// A policy with a key of its own. A request spends from all policies or from none.

@@ -124,6 +124,28 @@ fn policies_with_keys_of_their_own_are_all_or_none() {
     }
 }
 
+/// The users of each tenant are counted separately, and the tenant over all of its users.
+#[test]
+fn keys_are_within_the_outer_key_of_the_file() {
+    let within = "within = \"header:x-tenant\"\n[[also]]";
+    let file = PoliciesFile::new("within", &ALSO.replacen("[[also]]", within, 1));
+    let flags = ["--policies", file.path(), "--key", "header:x-user"];
+    let mut server = Server::start_with(&flags, Stdio::piped());
+    let mut log = BufReader::new(server.child.stderr.take().unwrap()).lines().map(Result::unwrap);
+    let ask = |user: &str, tenant: &str| server.get("/", &format!("x-user: {user}\r\nx-tenant: {tenant}\r\n")).0;
+    for (user, tenant, expected) in
+        [("alice", "acme", [200, 200, 200, 429]), ("alice", "umbrella", [200, 200, 200, 429])]
+    {
+        assert_eq!([(); 4].map(|()| ask(user, tenant)), expected, "{user} of {tenant}");
+    }
+    assert_eq!([(); 3].map(|()| ask("bob", "acme")), [200, 200, 429], "five of the tenant");
+    file.replace(ALSO);
+    assert!(log.any(|line| line.contains("`within` has changed: restart the server")));
+    let file = PoliciesFile::new("within-unknown", &ALSO.replacen("[[also]]", "within = \"tenant\"\n[[also]]", 1));
+    let error = String::from_utf8(refused(&["--policies", file.path()]).stderr).unwrap();
+    assert!(error.contains("--policies: within: unknown key \"tenant\""), "{error}");
+}
+
 #[test]
 fn keys_of_a_policies_file_cannot_change_while_the_server_runs() {
     let file = PoliciesFile::new("also-changes", ALSO);
