@@ -611,6 +611,25 @@ async fn too_long_text_is_not_sent() {
     assert_eq!(store.trips().1, 0);
 }
 
+/// The hits of a batch that fit are stored.
+#[tokio::test]
+async fn text_that_is_too_long_fails_only_the_hits_that_do_not_fit() {
+    let store = FakeCasStore::with_max_len(230);
+    let storage = over(&store);
+    let named = |text| RateLimiter::with_storage(policy(text).with_name("n".repeat(90)), storage.clone());
+    let [hour, day, elastic, week] =
+        ["fixed-window 3/hour", "fixed-window 3/day", "elastic-window 3/day", "fixed-window 3/week"].map(named);
+    let key = key();
+    let hits = tokio::join!(hour.hit(&key), day.hit(&key), elastic.hit(&key), week.hit(&key), hour.hit(&key));
+    for (hit, remaining) in [(hits.0, 2), (hits.1, 2), (hits.4, 1)] {
+        assert_eq!(hit.unwrap().remaining(), remaining);
+    }
+    // The third and the fourth do not fit together.
+    let error = [hits.2, hits.3].into_iter().find_map(Result::err).unwrap();
+    assert!(error.to_string().contains("keeps at most 230") && !error.may_have_counted(), "{error}");
+    assert!(store.text(&format!("{}|t:k", "n".repeat(90))).len() <= 230);
+}
+
 #[test]
 fn timeout_outside_of_one_millisecond_to_one_hour_panics() {
     let cas = || Cas::new(FakeCasStore::default());

@@ -30,6 +30,18 @@ const IMMEDIATE_RETRIES: u32 = 4;
 /// The texts of the keys of a batch.
 type Texts<V> = HashMap<Arc<str>, Loaded<V>>;
 
+/// The result of executing a batch.
+enum Attempt<V> {
+    /// All jobs have an answer, or their callers have left.
+    Answered,
+    /// The race for a key was lost. Contains the jobs to execute again, and the newer texts if the store
+    /// returned them.
+    Lost(Vec<Job>, Option<Texts<V>>),
+    /// The new texts are too long for one step, and nothing was sent. Contains the jobs to execute again
+    /// in several steps, and the texts that they were executed on.
+    TooLong(Vec<Job>, Texts<V>),
+}
+
 /// Executes the jobs of one key, or those of several keys. If it is dropped early, the waiting callers get an error.
 pub(super) struct Worker<S: CasStorage> {
     shared: Arc<CasShared<S>>,
@@ -98,14 +110,14 @@ impl<S: CasStorage> Worker<S> {
         // If the store recalls all texts, the first load is not needed.
         if let Some(recalled) = self.recall(&jobs) {
             match self.attempt(jobs, recalled, true).await {
-                Ok(()) => return,
-                Err((remaining, newer)) => {
-                    // An outdated recalled text does not count as a lost race.
-                    for job in &remaining {
-                        job.ticket.take_back();
-                    }
+                Attempt::Answered => return,
+                // An outdated recalled text does not count as a lost race.
+                Attempt::Lost(remaining, newer) => {
+                    take_back(&remaining);
                     (jobs, newest) = (self.in_time(remaining), newer);
                 }
+                // The recalled texts may be outdated.
+                Attempt::TooLong(remaining, _) => jobs = self.half_of(remaining),
             }
         }
         for attempt in 0_u32.. {
@@ -121,8 +133,12 @@ impl<S: CasStorage> Worker<S> {
             };
             let now = self.now(&loaded);
             match self.attempt(self.in_time(jobs), loaded, false).await {
-                Ok(()) => return,
-                Err((lost, newer)) => (jobs, newest) = (lost, newer),
+                Attempt::Answered => return,
+                Attempt::Lost(lost, newer) => (jobs, newest) = (lost, newer),
+                Attempt::TooLong(remaining, loaded) => {
+                    (jobs, newest) = (self.half_of(remaining), Some(loaded));
+                    continue;
+                }
             }
             for job in &mut jobs {
                 job.set_lost(now);
@@ -143,19 +159,27 @@ impl<S: CasStorage> Worker<S> {
         keys(jobs).into_iter().map(recall).collect()
     }
 
+    /// Takes jobs back whose texts are too long together. Returns the first half of them, and keeps the
+    /// rest for the next batches. So a text that is too long fails the jobs on its own key only.
+    fn half_of(&mut self, mut jobs: Vec<Job>) -> Vec<Job> {
+        take_back(&jobs);
+        let rest = jobs.split_off(jobs.len().div_ceil(2));
+        self.waiting.splice(..0, rest);
+        self.in_time(jobs)
+    }
+
     /// Executes the jobs on the loaded states, and stores the result. After a lost race, returns the
     /// jobs that have to be executed again, and the newer states if the store returned them.
     ///
     /// A recalled state may be outdated, so no job is answered before a swap has confirmed it. If
     /// the jobs change nothing, there is no swap, and all of them have to be executed again on a
     /// loaded state.
-    #[allow(clippy::type_complexity, reason = "private, with one caller")]
     async fn attempt(
         &mut self,
         jobs: Vec<Job>,
         mut loaded: Texts<S::Version>,
         is_recalled: bool,
-    ) -> Result<(), (Vec<Job>, Option<Texts<S::Version>>)> {
+    ) -> Attempt<S::Version> {
         let (shared, now) = (Arc::clone(&self.shared), self.now(&loaded));
         let (mut batches, mut behind) = (Batches::default(), Vec::new());
         for (key, loaded) in &loaded {
@@ -180,10 +204,18 @@ impl<S: CasStorage> Worker<S> {
         let texts = batches.finish(shared.skew.max());
         if texts.iter().all(|(_, change)| change.is_none()) {
             if is_recalled {
-                return Err((pending.into_iter().map(|(job, _)| job).collect(), None));
+                return Attempt::Lost(jobs_of(pending), None);
             }
             Self::send_all(pending);
-            return Ok(());
+            return Attempt::Answered;
+        }
+        let bytes = texts.iter().filter_map(|(_, change)| change.as_ref()).map(|(text, _)| text.len()).sum::<usize>();
+        if let Some(longest) = shared.store.longest().filter(|longest| bytes > *longest) {
+            if pending.len() > 1 {
+                return Attempt::TooLong(jobs_of(pending), loaded);
+            }
+            Self::send_all(pending.into_iter().map(|(job, _)| (job, Err(too_long(bytes, longest)))));
+            return Attempt::Answered;
         }
         // A recalled text is compared even if it does not change.
         let swaps = texts.iter().filter(|(_, change)| is_recalled || change.is_some()).filter_map(|(key, change)| {
@@ -204,11 +236,11 @@ impl<S: CasStorage> Worker<S> {
                     loaded.extend(keys.into_iter().zip(newer));
                     loaded
                 });
-                return Err((pending.into_iter().map(|(job, _)| job).collect(), newer));
+                return Attempt::Lost(jobs_of(pending), newer);
             }
             Err(error) => Self::send_all(pending.into_iter().map(|(job, _)| (job, Err(error.clone())))),
         }
-        Ok(())
+        Attempt::Answered
     }
 
     async fn load(&mut self, jobs: &[Job]) -> Result<Texts<S::Version>, StorageError> {
@@ -229,10 +261,6 @@ impl<S: CasStorage> Worker<S> {
         swaps: &[KeySwap<'_, S::Version>],
         now: Timestamp,
     ) -> Result<SwappedAll<S::Version>, StorageError> {
-        let bytes = swaps.iter().filter_map(|swap| swap.change).map(|(text, _)| text.len()).sum::<usize>();
-        if let Some(longest) = self.shared.store.longest().filter(|longest| bytes > *longest) {
-            return Err(too_long(bytes, longest));
-        }
         let shared = Arc::clone(&self.shared);
         let jobs = pending.iter().map(|(job, _)| job);
         let begun = Instant::now();
@@ -292,6 +320,17 @@ impl<S: CasStorage> Worker<S> {
             job.ticket.answer(answer);
         }
     }
+}
+
+/// Marks jobs as not executed.
+fn take_back(jobs: &[Job]) {
+    for job in jobs {
+        job.ticket.take_back();
+    }
+}
+
+fn jobs_of(pending: Vec<(Job, JobResult)>) -> Vec<Job> {
+    pending.into_iter().map(|(job, _)| job).collect()
 }
 
 /// Returns the keys of the jobs, each once.
