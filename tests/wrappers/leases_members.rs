@@ -3,11 +3,11 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use common::{FakeStorage, Inner, memory_with_manual_clock, policy, poll, status};
+use common::{Behavior, FakeStorage, Inner, memory_with_manual_clock, policy, poll, status};
 use http::Request;
 use tokio::task::JoinSet;
 use tower::Layer;
-use tower_ratelimit::storage::{InOrder, Leases, StorageError, StorageErrorKind, StorageRequest};
+use tower_ratelimit::storage::{InOrder, Leases, RefusalCache, StorageError, StorageErrorKind, StorageRequest};
 use tower_ratelimit::{Decision, Global, Header, Key, MemoryStorage, OnError, Op, Policy, RateLimitLayer, Storage};
 
 /// The policies of a user and of all clients.
@@ -172,4 +172,42 @@ async fn layer_leases_the_policy_of_all_clients_alone() {
     assert!(leases.validate(&leaky).is_err() && leases.validate(&leaky.with_name("user")).is_ok());
     assert!(are_admitted(&leases.decide_all(&hits(&policies[..1], &keys(1))).await.unwrap()));
     assert!(are_admitted(&leases.decide_all(&hits(&policies[1..], &keys(1)[1..])).await.unwrap()));
+}
+
+/// The layer does not know the policies that are chosen for each request, so one known policy beside
+/// the leased one does not show that there are no more.
+#[tokio::test]
+async fn storage_that_decides_one_key_needs_in_order_which_adds_no_call() {
+    let (fake, clock) = FakeStorage::in_memory(Behavior::Works);
+    let policies = two(["fixed-window 900/minute", "fixed-window 100000/minute"]);
+    let error = Leases::new(fake.clone(), 100).only("all").validate_members(&policies).unwrap_err().to_string();
+    assert!(error.contains("InOrder::new(storage)"), "{error}");
+    let leases = Leases::new(InOrder::new(fake.clone()), 100).only("all").clock(clock);
+    leases.validate_members(&policies).unwrap();
+    for _ in 0..200 {
+        let requests = leases.misses();
+        assert!(are_admitted(&hit(&leases, &policies, 1).await));
+        assert_eq!(fake.take_decisions(), 1 + leases.misses() - requests);
+    }
+    assert!(leases.misses() < 20, "{leases:?}");
+}
+
+/// A refused client would otherwise cause a call of the server with each request.
+#[tokio::test]
+async fn refusal_by_the_leased_policy_from_a_cache_asks_for_no_other_key() {
+    let (fake, clock) = FakeStorage::in_memory(Behavior::Works);
+    let cache = RefusalCache::new(fake.clone()).clock(clock.clone());
+    let leases = Leases::new(InOrder::new(cache), 100).only("all").clock(clock);
+    let policies = two(["fixed-window 900/minute", "fixed-window 20/minute"]);
+    for round in 0..20 {
+        assert!(are_admitted(&hit(&leases, &policies, 1).await), "round {round}");
+    }
+    for round in 0..50 {
+        fake.take_decisions();
+        let decisions = hit(&leases, &policies, 1).await;
+        assert!(decisions[1].is_refused() && decisions.iter().all(|decision| !decision.has_spent()), "{decisions:?}");
+        assert!(decisions[0].is_admitted() && decisions[0].statuses().is_empty(), "{decisions:?}");
+        assert!(round == 0 || fake.take_decisions() == 0, "round {round}");
+    }
+    assert_eq!(spent(fake.inner(), &policies[0], &Key::from(1)).await, 20);
 }

@@ -1,6 +1,8 @@
 //! Several keys, of which one policy is leased: its units are taken first, and then the storage
 //! decides on the other keys together.
 
+use std::any::Any;
+
 use tokio::runtime::Handle;
 
 use super::Leases;
@@ -11,7 +13,7 @@ use crate::policy::Op;
 use crate::storage::contract::OwnedRequest;
 use crate::storage::in_order::log_kept_units;
 use crate::storage::runtime::runtime_with_time;
-use crate::storage::{Storage, StorageError, StorageFuture, StorageRequest};
+use crate::storage::{AnyStorage, RefusalCache, Storage, StorageError, StorageFuture, StorageRequest, layers};
 
 /// Decides on the members of a request.
 pub(super) fn decide_all(leases: &Leases, members: &[StorageRequest<'_>]) -> StorageFuture<Vec<Decision>> {
@@ -54,14 +56,17 @@ async fn decide_leased_first(
     for request in requests.iter_mut().filter(|_| is_refused) {
         request.op = Op::Peek;
     }
-    let decided = leases.0.inner.decide_all(&requests).await;
+    // A cache refuses without a call of the server, so its refusals cause no call for the others.
+    let decided = if is_refused && caches_refusals(&leases.0.inner) {
+        Ok(undecided(&taken.hit, &others))
+    } else {
+        leases.0.inner.decide_all(&requests).await
+    };
     taken.is_decided = true;
     let mut decisions = match decided {
         Ok(decisions) => decisions,
         // No failure turns the refusal into an error, because an error can admit the request.
-        Err(_) if is_refused => {
-            others.iter().map(|other| Decision::of_limits(taken.hit.at(), other.cost, [].into_iter())).collect()
-        }
+        Err(_) if is_refused => undecided(&taken.hit, &others),
         Err(error) => {
             let returned = taken.give_back().await;
             return Err(if returned.is_ok() { error } else { error.with_may_have_counted(true) });
@@ -74,6 +79,19 @@ async fn decide_leased_first(
     }
     decisions.insert(position, if is_kept { taken.hit.clone() } else { unspent(taken.hit.clone()) });
     Ok(decisions)
+}
+
+/// Returns `true` if a cache of refusals is around the server.
+fn caches_refusals(storage: &AnyStorage) -> bool {
+    layers(storage).any(|layer| {
+        let layer: &dyn Any = layer;
+        layer.is::<RefusalCache>()
+    })
+}
+
+/// Returns decisions without limits, because the states of the members are not known.
+fn undecided(refusal: &Decision, others: &[OwnedRequest]) -> Vec<Decision> {
+    others.iter().map(|other| Decision::of_limits(refusal.at(), other.cost, [].into_iter())).collect()
 }
 
 /// The decision on the leased member. If it is dropped before the others are decided, because the

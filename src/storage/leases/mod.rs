@@ -207,8 +207,13 @@ impl Leases {
     /// | units of a refused request | taken from the lease for about one round trip. Meanwhile they can be the reason that another request is refused |
     /// | a request that is dropped | the units of the leased policy return; those of the others may stay spent |
     /// | round trips | one for the other policies; one more if the lease is used up, also if the leased policy refuses |
-    /// | a refusal by the leased policy | the others spend nothing, and an elastic window or a lockout by refusals does not count it |
+    /// | a refusal by the leased policy | the others spend nothing, and an elastic window or a lockout by refusals does not count it. Around a [`RefusalCache`](super::RefusalCache) they are not asked, so lists of header fields leave them out |
     /// | a decision of the storage that fails | the units return, and the request gets the error; a refusal stays a refusal |
+    ///
+    /// Wrap a storage that decides on one key, such as memcached, in
+    /// [`InOrder`](super::InOrder) first, also if there is only one other key. A layer does not know
+    /// the policies of [`policy_by`](crate::policy_by) when it is built, so the storage must support
+    /// several. With one other key, `InOrder` adds no call of the storage.
     ///
     /// The returned storage has no leases, and is independent of clones of this one.
     #[must_use]
