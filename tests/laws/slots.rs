@@ -27,6 +27,10 @@ const SECOND: Duration = Duration::from_secs(1);
 
 const TIME_TO_LIVE: Duration = Duration::from_secs(30);
 
+/// The time between two claims of a process with slots in use: a third of the time to live, the timeout of
+/// a claim that fails meanwhile, that of the renewal, and the time between two checks.
+const RENEWAL: Duration = Duration::from_secs(13);
+
 /// The time by which a message is late at most, with the timeout of a call and the time between two checks.
 const LATE: Duration = Duration::from_secs(6);
 
@@ -40,6 +44,8 @@ struct Link {
     /// The number of losses in 100 messages.
     losses: u64,
     is_up: Arc<AtomicBool>,
+    /// The instant at which the process began its last claim.
+    begun: Arc<Mutex<Instant>>,
     /// The instant of the last claim that was stored.
     stored: Arc<Mutex<Instant>>,
 }
@@ -63,6 +69,7 @@ impl CasStorage for Link {
     type Version = u64;
 
     async fn load(&self, key: &str, deadline: std::time::Instant) -> Result<Loaded<u64>, BoxError> {
+        *self.begun.lock().unwrap() = Instant::now();
         self.pass().await;
         let loaded = self.store.load(key, deadline).await?;
         self.pass().await;
@@ -134,6 +141,9 @@ struct Schedule {
     was_late: bool,
     /// The instant by which the last late process has claimed its slots again.
     back_by: Instant,
+    /// `true` if requests could be admitted at the last check although too many slots are in use.
+    may_exceed: bool,
+    checked: Instant,
     reached: Reached,
 }
 
@@ -159,6 +169,8 @@ impl Schedule {
             processes: Vec::new(),
             was_late: false,
             back_by: Instant::now(),
+            may_exceed: true,
+            checked: Instant::now(),
             reached: Reached::default(),
         };
         for _ in 0..2 + schedule.numbers.below(3) {
@@ -170,8 +182,9 @@ impl Schedule {
 
     fn process(&mut self) -> Process {
         let numbers = Arc::new(Mutex::new(Numbers(self.numbers.below(u64::MAX) + 1)));
-        let (is_up, stored) = (Arc::new(AtomicBool::new(true)), Arc::new(Mutex::new(Instant::now())));
-        let link = Link { store: self.store.clone(), numbers, losses: self.losses, is_up, stored };
+        let is_up = Arc::new(AtomicBool::new(true));
+        let [begun, stored] = [(); 2].map(|()| Arc::new(Mutex::new(Instant::now())));
+        let link = Link { store: self.store.clone(), numbers, losses: self.losses, is_up, begun, stored };
         let clock = Ahead { clock: Arc::clone(&self.clock), by: self.numbers.below(self.skew + 1) };
         let storage = Cas::new(link.clone()).clock(clock).timeout(SECOND);
         let cost = |head: &Head<'_>| head.uri().path()[1..].parse::<u32>().unwrap();
@@ -235,17 +248,22 @@ impl Schedule {
         }
         sleep(time).await;
         let (now, margin) = (Instant::now(), LATE + Duration::from_micros(self.skew));
-        let mut in_use = 0;
+        let (mut in_use, mut all_admitted) = (0, 0);
         for Process { layer, link, requests, held, .. } in &mut self.processes {
+            let mut admitted = 0;
             while let Some(answer) = requests.try_join_next() {
-                held.extend(
-                    answer.ok().filter(|answer| answer.status() == 200).inspect(|_| self.reached.admitted += 1),
-                );
+                held.extend(answer.ok().filter(|answer| answer.status() == 200).inspect(|_| admitted += 1));
             }
-            in_use += layer.in_use();
-            if layer.in_use() > 0 && now - *link.stored.lock().unwrap() + margin > TIME_TO_LIVE {
+            let (begun, stored) = (*link.begun.lock().unwrap(), *link.stored.lock().unwrap());
+            let is_renewing = layer.in_use() == 0 || now - begun <= RENEWAL;
+            assert!(is_renewing, "a process does not renew its slots in schedule {}", self.seed);
+            let has_ended = self.checked.saturating_duration_since(stored) > TIME_TO_LIVE;
+            assert!(!has_ended || admitted == 0, "a claim admits after its end in schedule {}", self.seed);
+            if layer.in_use() > 0 && now - stored + margin > TIME_TO_LIVE {
                 (self.was_late, self.back_by) = (true, now + LATE);
             }
+            in_use += layer.in_use();
+            all_admitted += admitted;
         }
         // A process that has not reached the store since then admits requests by its claim from
         // before, until that claim ends.
@@ -254,9 +272,15 @@ impl Schedule {
             stored <= self.back_by && now - stored <= TIME_TO_LIVE
         };
         let slots = u64::from(self.slots);
-        self.was_late &= in_use > slots || now <= self.back_by || self.processes.iter().any(is_from_before);
-        let is_kept = self.was_late || in_use <= slots;
+        let may_exceed = now <= self.back_by || self.processes.iter().any(is_from_before);
+        self.was_late &= in_use > slots || may_exceed;
+        // When all processes know of the slots of the late one, no request is admitted until enough of
+        // them have ended.
+        let may_admit = may_exceed || self.may_exceed || all_admitted == 0;
+        let is_kept = in_use <= slots || self.was_late && may_admit;
         assert!(is_kept, "law 16: {in_use} of {slots} slots are in use in schedule {}", self.seed);
+        (self.may_exceed, self.checked) = (may_exceed, now);
+        self.reached.admitted += all_admitted;
         self.reached.full += u64::from(!self.was_late && in_use == slots);
         self.reached.late += u64::from(self.was_late && in_use > slots);
     }
