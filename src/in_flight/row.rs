@@ -1,5 +1,8 @@
 //! The slots in use and the waiting requests of one key.
 
+#[cfg(test)]
+mod tests;
+
 use std::collections::BTreeMap;
 use std::mem;
 use std::sync::Arc;

@@ -202,8 +202,14 @@ enum Phase {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn ten_thousand_aborted_streams_leak_no_slot() {
+    // A layer without options takes slots on a short path.
+    for layer in [layer(3), layer(3).wait(Duration::from_secs(60), 100)] {
+        abort_streams(&layer).await;
+    }
+}
+
+async fn abort_streams(layer: &InFlightLayer) {
     const USERS: usize = 20;
-    let layer = layer(3).wait(Duration::from_secs(60), 100);
     let inner = service_fn(|request: Request<()>| async move {
         yield_now().await;
         let permit = request.extensions().get::<Permit>().cloned();
@@ -251,7 +257,7 @@ async fn ten_thousand_aborted_streams_leak_no_slot() {
     common::time::eventually("all slots are given back", async || layer.in_use() == 0).await;
     for user in 0..USERS {
         let user = user.to_string();
-        let streams = streams(&layer);
+        let streams = streams(layer);
         let bodies = [(); 3].map(|()| streams.clone().oneshot(of(&user)));
         let bodies: Vec<_> = futures_util::future::join_all(bodies).await;
         assert!(bodies.iter().all(|response| response.as_ref().unwrap().status() == 200), "user {user}");
