@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use tokio::runtime::Handle;
+use tokio::runtime::{Handle, Id};
 use tokio::sync::Notify;
 use tokio::time::timeout;
 
@@ -21,6 +21,9 @@ use crate::sync::unpoisoned;
 /// The time between two claims while requests wait for slots of other processes.
 const POLL: Duration = Duration::from_millis(100);
 
+/// The number of runtimes that a layer remembers.
+const RUNTIMES: usize = 64;
+
 /// The source of the claims of a layer.
 pub(super) struct Claims {
     store: Arc<dyn SlotStore>,
@@ -28,8 +31,9 @@ pub(super) struct Claims {
     process: u64,
     sequence: AtomicU64,
     time_to_live: Duration,
-    /// The runtime of the last claim. A body can be dropped on a thread without one.
-    runtime: Mutex<Option<Handle>>,
+    /// The runtimes of claims. That of the last claim is the last one. A body can be dropped on a thread
+    /// without a runtime.
+    runtimes: Mutex<Vec<Handle>>,
     /// Notified when the task of a row has ended.
     pub(super) idle: Notify,
 }
@@ -41,18 +45,31 @@ impl Claims {
             process: RandomState::new().hash_one(time_to_live),
             sequence: AtomicU64::new(1),
             time_to_live,
-            runtime: Mutex::default(),
+            runtimes: Mutex::default(),
             idle: Notify::new(),
         })
     }
 
     /// Returns the current runtime, or else that of the last claim.
     pub(super) fn runtime(&self) -> Option<Handle> {
-        let mut last = unpoisoned(self.runtime.lock());
-        if let Ok(current) = Handle::try_current() {
-            *last = Some(current);
+        let mut runtimes = unpoisoned(self.runtimes.lock());
+        if let Ok(current) = Handle::try_current()
+            && runtimes.last().is_none_or(|last| last.id() != current.id())
+        {
+            runtimes.retain(|runtime| runtime.id() != current.id());
+            if runtimes.len() == RUNTIMES {
+                runtimes.remove(0);
+            }
+            runtimes.push(current);
         }
-        last.clone()
+        runtimes.last().cloned()
+    }
+
+    /// Forgets a runtime that has ended. Returns the last one of the others.
+    pub(super) fn runtime_after(&self, ended: Id) -> Option<Handle> {
+        let mut runtimes = unpoisoned(self.runtimes.lock());
+        runtimes.retain(|runtime| runtime.id() != ended);
+        runtimes.last().cloned()
     }
 
     /// Returns the task that makes the claims of a row.

@@ -4,6 +4,7 @@ use std::pin::pin;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
 
+use tokio::runtime::{Handle, Id};
 use tokio::task::JoinSet;
 use tokio::time::{MissedTickBehavior, interval};
 
@@ -22,10 +23,14 @@ pub(super) struct Renewals {
     is_running: AtomicBool,
 }
 
-/// The task that renews slots. It ends when the layer and all of its requests are gone.
+/// The task that renews slots. It ends when the layer and all of its requests are gone. If its runtime ends
+/// before that, another one goes on with it.
 struct Running {
     renewals: Arc<Renewals>,
     table: Weak<SlotTable>,
+    runtime: Id,
+    /// `true` if the slots have to be renewed at once, because another task may not have done it for long.
+    is_late: bool,
 }
 
 impl Renewals {
@@ -39,9 +44,13 @@ impl Renewals {
         let task = self.claims.task(table, row);
         let Some(runtime) = self.claims.runtime() else { return };
         if !self.is_running.swap(true, Ordering::Relaxed) {
-            runtime.spawn(Running { renewals: Arc::clone(self), table: Arc::downgrade(table) }.run());
+            self.run_on(&runtime, Arc::downgrade(table), false);
         }
         runtime.spawn(task.run());
+    }
+
+    fn run_on(self: &Arc<Self>, runtime: &Handle, table: Weak<SlotTable>, is_late: bool) {
+        runtime.spawn(Running { renewals: Arc::clone(self), table, runtime: runtime.id(), is_late }.run());
     }
 
     /// Gives the slots of all keys back to the store, also those in use.
@@ -68,7 +77,9 @@ impl Running {
         let claims = &self.renewals.claims;
         let mut rounds = interval(claims.time_to_live() / 3);
         rounds.set_missed_tick_behavior(MissedTickBehavior::Delay);
-        rounds.tick().await;
+        if !self.is_late {
+            rounds.tick().await;
+        }
         loop {
             rounds.tick().await;
             let Some(table) = self.table.upgrade() else { return };
@@ -82,7 +93,13 @@ impl Running {
 
 impl Drop for Running {
     fn drop(&mut self) {
-        self.renewals.is_running.store(false, Ordering::Relaxed);
+        let Self { renewals, table, runtime, .. } = self;
+        let next = renewals.claims.runtime_after(*runtime).filter(|_| table.strong_count() > 0);
+        match next {
+            // If this one has ended, too, the task is dropped again.
+            Some(next) => renewals.run_on(&next, Weak::clone(table), true),
+            None => renewals.is_running.store(false, Ordering::Relaxed),
+        }
     }
 }
 

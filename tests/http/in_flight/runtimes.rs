@@ -1,0 +1,49 @@
+//! Shared slots of a layer that is used in several runtimes, some of which end. Tokio's time is paused.
+
+use common::ask;
+use common::fake_cas_store::FakeCasStore;
+use tokio::runtime::{Builder, Runtime};
+use tokio::time::sleep;
+use tower_ratelimit::InFlightLayer;
+
+use super::shared::{Answer, TIME_TO_LIVE, process};
+use super::{of, streams};
+
+/// A runtime in which a request of this user is in flight.
+fn with_stream(layer: &InFlightLayer, user: &str) -> (Runtime, Answer) {
+    let runtime = Builder::new_current_thread().enable_all().start_paused(true).build().unwrap();
+    let held = runtime.block_on(ask(&streams(layer), of(user)));
+    assert_eq!(held.status(), 200);
+    (runtime, held)
+}
+
+#[test]
+fn renewals_go_on_in_another_runtime_without_a_new_request() {
+    let store = FakeCasStore::default();
+    let layer = process(&store, 4);
+    let (first, _held) = with_stream(&layer, "a");
+    let (second, _more) = with_stream(&layer, "b");
+    let (third, _most) = with_stream(&layer, "c");
+    // The last runtime cannot go on with the renewals of the first one.
+    drop(third);
+    drop(first);
+    store.trips();
+    second.block_on(async {
+        sleep(TIME_TO_LIVE / 6).await;
+        assert_eq!(store.trips(), (3, 3), "the slots of the runtimes that have ended are renewed at once");
+        sleep(TIME_TO_LIVE * 10).await;
+    });
+    assert_eq!((store.trips(), layer.in_use()), ((90, 90), 3));
+}
+
+#[test]
+fn renewals_begin_again_with_the_next_request_if_all_runtimes_have_ended() {
+    let store = FakeCasStore::default();
+    let layer = process(&store, 4);
+    let (first, _held) = with_stream(&layer, "a");
+    drop(first);
+    let (second, _more) = with_stream(&layer, "b");
+    store.trips();
+    second.block_on(async { sleep(TIME_TO_LIVE * 10 + TIME_TO_LIVE / 6).await });
+    assert_eq!(store.trips(), (60, 60));
+}
