@@ -62,6 +62,23 @@ pub(super) struct SlotWait {
     pub(super) keeps_service_ready: bool,
 }
 
+/// A request for slots.
+#[derive(Clone, Copy)]
+struct Hit<'a> {
+    policy: &'a Policy,
+    key: &'a Key,
+    cost: u32,
+    /// `true` if the store was asked.
+    asked_store: bool,
+}
+
+impl<'a> Hit<'a> {
+    /// Creates a request that has not asked the store yet.
+    fn new(policy: &'a Policy, key: &'a Key, cost: u32) -> Self {
+        Self { policy, key, cost, asked_store: false }
+    }
+}
+
 impl SlotOptions {
     pub(super) fn new(config: LayerConfig) -> Self {
         let table = SlotTable::new(None);
@@ -118,7 +135,9 @@ impl SlotState {
         if self.lints.is_inspecting() {
             self.lints.inspect(config, None, exchange, policy);
         }
-        let Some(taken) = table.try_take(policy, key, 1) else { return self.take((policy, key, 1), exchange, permit) };
+        let Some(taken) = table.try_take(policy, key, 1) else {
+            return self.take(Hit::new(policy, key, 1), exchange, permit);
+        };
         *permit = Some(Permit::insert(Some(taken.slot), exchange.extensions_mut()));
         Step::Forward(ResponsePlan::only(config.headers.numbers_in_flight(number_of_slots(policy), taken.remaining)))
     }
@@ -140,22 +159,17 @@ impl SlotState {
         if self.lints.is_inspecting() {
             self.lints.inspect(config, None, exchange, &policy);
         }
+        let hit = Hit::new(&policy, key, cost);
         if cost == 0 {
-            let remaining = table.free(&policy, key);
-            return Step::Forward(self.forward(remaining, (&policy, key, cost), exchange));
+            return Step::Forward(self.forward(table.free(&policy, key), hit, exchange));
         }
-        self.take((&policy, key, cost), exchange, permit)
+        self.take(hit, exchange, permit)
     }
 
     /// Lets a request with a cost take its slots, wait for them, or be refused.
     #[inline(never)]
-    fn take(
-        &self,
-        hit: (&Policy, &Key, u32),
-        exchange: &mut dyn Exchange,
-        permit: &mut Option<Permit>,
-    ) -> Step<SlotWait> {
-        let (SlotOptions { config, table, .. }, (policy, key, cost)) = (&self.options, hit);
+    fn take(&self, hit: Hit<'_>, exchange: &mut dyn Exchange, permit: &mut Option<Permit>) -> Step<SlotWait> {
+        let (SlotOptions { config, table, .. }, Hit { policy, key, cost, .. }) = (&self.options, hit);
         let seats = self.seats.as_ref().filter(|_| !config.shadow);
         let take = table.take(policy, key, cost, seats, || config.first.policy_of_later_hits(policy));
         self.apply(take, hit, exchange, permit)
@@ -169,17 +183,17 @@ impl SlotState {
         exchange: &mut dyn Exchange,
         permit: &mut Option<Permit>,
     ) -> Step<SlotWait> {
-        self.apply(take, (policy, key, *cost), exchange, permit)
+        self.apply(take, Hit { policy, key, cost: *cost, asked_store: true }, exchange, permit)
     }
 
     fn apply(
         &self,
         take: Take,
-        (policy, key, cost): (&Policy, &Key, u32),
+        hit: Hit<'_>,
         exchange: &mut dyn Exchange,
         permit: &mut Option<Permit>,
     ) -> Step<SlotWait> {
-        let hit = (policy, key, cost);
+        let Hit { policy, key, cost, .. } = hit;
         match take {
             Take::Taken(taken) => Step::Forward(self.admitted(taken, hit, exchange, permit)),
             Take::Full(remaining) => self.refuse(remaining, hit, exchange),
@@ -200,7 +214,7 @@ impl SlotState {
     fn admitted(
         &self,
         taken: Taken,
-        hit: (&Policy, &Key, u32),
+        hit: Hit<'_>,
         exchange: &mut dyn Exchange,
         permit: &mut Option<Permit>,
     ) -> ResponsePlan {
@@ -209,37 +223,47 @@ impl SlotState {
     }
 
     /// Inserts a permit that holds nothing, for handlers, and returns the plan for the response.
-    fn forward(&self, remaining: u32, hit: (&Policy, &Key, u32), exchange: &mut dyn Exchange) -> ResponsePlan {
+    fn forward(&self, remaining: u32, hit: Hit<'_>, exchange: &mut dyn Exchange) -> ResponsePlan {
         drop(Permit::insert(None, exchange.extensions_mut()));
         self.plan(remaining, hit)
     }
 
     /// Reports an admission, and returns the plan for its response.
-    fn plan(&self, remaining: u32, (policy, key, cost): (&Policy, &Key, u32)) -> ResponsePlan {
-        let config = &self.options.config;
+    fn plan(&self, remaining: u32, hit: Hit<'_>) -> ResponsePlan {
+        let (config, Hit { policy, key, cost, asked_store }) = (&self.options.config, hit);
         let headers = config.headers;
         let numbers = headers.numbers_in_flight(number_of_slots(policy), remaining).filter(|_| !config.shadow);
         // The log reports when a store that has failed succeeds again.
-        if !config.wants_decisions && !self.options.table.is_shared() {
+        let is_from_store = asked_store && self.options.table.is_shared();
+        if !(config.wants_decisions || is_from_store) {
             return ResponsePlan::only(numbers);
         }
         let decision = self.decision(policy, remaining, cost, true);
-        config.report(EventKind::Decided(&decision), policy, Some(key));
+        self.report(&decision, hit);
         let request = StorageRequest::new(policy, key, Op::Hit, cost);
         let other_fields = headers.other_fields_of(slice::from_ref(&decision), &[request]).filter(|_| !config.shadow);
         ResponsePlan { numbers, after: other_fields.map(|fields| Box::new(PostResponse::of_fields(headers, fields))) }
     }
 
-    fn refuse(&self, remaining: u32, hit: (&Policy, &Key, u32), exchange: &mut dyn Exchange) -> Step<SlotWait> {
-        let (config, (policy, key, cost)) = (&self.options.config, hit);
+    fn refuse(&self, remaining: u32, hit: Hit<'_>, exchange: &mut dyn Exchange) -> Step<SlotWait> {
+        let (config, Hit { policy, key, cost, .. }) = (&self.options.config, hit);
         let decision = self.decision(policy, remaining, cost, false);
+        self.report(&decision, hit);
         if config.shadow {
-            config.report(EventKind::Decided(&decision), policy, Some(key));
             drop(Permit::insert(None, exchange.extensions_mut()));
             return Step::Forward(ResponsePlan::NOTHING);
         }
-        config.refuse(&[decision], &[StorageRequest::new(policy, key, Op::Hit, cost)], exchange);
+        config.respond_to_refused(&[decision], &[StorageRequest::new(policy, key, Op::Hit, cost)], exchange);
         Step::Respond
+    }
+
+    fn report(&self, decision: &Decision, Hit { policy, key, asked_store, .. }: Hit<'_>) {
+        let config = &self.options.config;
+        if asked_store {
+            config.report(EventKind::Decided(decision), policy, Some(key));
+        } else {
+            config.report_without_storage(decision, policy, key);
+        }
     }
 
     /// Returns the decision on a request after which `remaining` slots are free.

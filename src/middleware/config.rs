@@ -5,6 +5,7 @@ use std::iter::once;
 use std::str::FromStr;
 use std::sync::Arc;
 
+use crate::decision::Decision;
 use crate::error::ConfigError;
 use crate::extract::{AllowList, Head, KeyError, KeyExtractor};
 use crate::headers::Headers;
@@ -212,6 +213,12 @@ impl LayerConfig {
     #[inline]
     pub(crate) fn report(&self, kind: EventKind<'_>, policy: &Policy, key: Option<&Key>) {
         self.reporter.report(&Event { kind, policy, key, shadow: self.shadow });
+    }
+
+    /// Like [`report`](Self::report), for a decision that was made without the storage.
+    pub(crate) fn report_without_storage(&self, decision: &Decision, policy: &Policy, key: &Key) {
+        let (kind, key) = (EventKind::Decided(decision), Some(key));
+        self.reporter.report_without_storage(&Event { kind, policy, key, shadow: self.shadow });
     }
 
     /// Returns the extractors of all keys, also that of the outer key.

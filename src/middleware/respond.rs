@@ -15,8 +15,7 @@ use crate::rejection::{LimitExceeded, RejectReason};
 use crate::storage::{StorageError, StorageRequest};
 
 impl LayerConfig {
-    /// Reports the decisions that refuse, and builds the response. It has the one of them in its
-    /// extensions that header fields report.
+    /// Reports the decisions that refuse, and builds the response.
     pub(crate) fn refuse(&self, decisions: &[Decision], requests: &[StorageRequest<'_>], exchange: &mut dyn Exchange) {
         for (decision, request) in decisions.iter().zip(requests).filter(|(decision, _)| decision.is_refused()) {
             self.report(EventKind::Decided(decision), request.policy, Some(request.key));
@@ -24,6 +23,17 @@ impl LayerConfig {
                 self.report(EventKind::Locked(lock), request.policy, Some(request.key));
             }
         }
+        self.respond_to_refused(decisions, requests, exchange);
+    }
+
+    /// Builds the response to a refused request. It has the decision in its extensions that header
+    /// fields report.
+    pub(crate) fn respond_to_refused(
+        &self,
+        decisions: &[Decision],
+        requests: &[StorageRequest<'_>],
+        exchange: &mut dyn Exchange,
+    ) {
         let shown = shown_of(decisions);
         let (decision, StorageRequest { policy, key, .. }) = (&decisions[shown], requests[shown]);
         let fields = self.headers;

@@ -62,6 +62,15 @@ impl Reporter {
         }
     }
 
+    /// Like [`report`](Self::report), for a decision that was made without the storage.
+    pub(crate) fn report_without_storage(&self, event: &Event<'_>) {
+        #[cfg(feature = "tracing")]
+        self.log.event_without_storage(event, self.logs_keys);
+        if let Some(observer) = &self.observer {
+            observer(event);
+        }
+    }
+
     /// Like [`report`](Self::report), for code that may run in a destructor. While the thread
     /// unwinds, catches a panic of the observer or of the log. A panic that leaves a destructor
     /// then would abort the process.

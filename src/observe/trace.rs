@@ -47,12 +47,21 @@ impl Default for EventLog {
 }
 
 impl EventLog {
+    /// Logs an event. A decision shows that the storage works.
     #[inline]
     pub(super) fn event(&self, event: &Event<'_>, with_key: bool) {
+        if let EventKind::Decided(_) = event.kind
+            && let Some(failed) = self.storage_failures.ended()
+        {
+            tracing::info!(policy = event.policy.identity(), failed, "rate limit storage recovered");
+        }
+        self.event_without_storage(event, with_key);
+    }
+
+    /// Like [`event`](Self::event), but a decision does not show that the storage works.
+    #[inline]
+    pub(super) fn event_without_storage(&self, event: &Event<'_>, with_key: bool) {
         if let EventKind::Decided(decision) = event.kind {
-            if let Some(failed) = self.storage_failures.ended() {
-                tracing::info!(policy = event.policy.identity(), failed, "rate limit storage recovered");
-            }
             if decision.is_refused() {
                 refused(event, decision, with_key);
             }
