@@ -8,10 +8,13 @@ mod grpc;
 #[cfg(feature = "metrics")]
 mod metrics;
 mod permit;
+mod recovery;
 mod refusals;
+mod runtimes;
 mod shared;
 mod sockets;
 mod stacking;
+mod tunnels;
 mod wait;
 
 use std::collections::VecDeque;

@@ -8,7 +8,7 @@ use common::fake_cas_store::FakeCasStore;
 use common::{ask, status};
 use http::{Request, Response};
 use tokio::task::JoinHandle;
-use tokio::time::{Instant, sleep};
+use tokio::time::{Instant, sleep, sleep_until};
 use tower::{Layer, ServiceExt, service_fn};
 use tower_ratelimit::storage::{Breaker, Cas, TokioClock};
 use tower_ratelimit::{Event, Global, InFlightBody, InFlightLayer, LiveSlots, MemoryStorage, OnError, Permit};
@@ -309,4 +309,23 @@ async fn slots_that_the_storage_has_lost_count_again_after_the_next_renewal() {
     store.put("*in-flight|t:a", "");
     sleep(TIME_TO_LIVE / 3).await;
     assert_eq!(status(&streams(&two), of("a")).await, 429);
+}
+
+#[tokio::test(start_paused = true)]
+async fn claim_admits_until_its_time_to_live_has_passed_since_it_was_sent() {
+    let store = FakeCasStore::default();
+    let layer = process(&store, 3);
+    store.answer_after(400);
+    let (begin, service) = (Instant::now(), streams(&layer));
+    let (_held, second, third) = tokio::join!(ask(&service, of("a")), ask(&service, of("a")), ask(&service, of("a")));
+    assert_eq!((begin.elapsed().as_millis(), layer.in_use()), (800, 3), "a load and a swap");
+    // The slots cannot be given back, so the process can use them again.
+    store.fail(true);
+    drop((second, third));
+    sleep_until(begin + TIME_TO_LIVE - Duration::from_millis(100)).await;
+    let last = ask(&service, of("a")).await;
+    assert_eq!(last.status(), 200);
+    // The renewal that began meanwhile has failed.
+    sleep_until(begin + TIME_TO_LIVE + Duration::from_millis(500)).await;
+    assert_eq!((status(&service, of("a")).await, layer.in_use()), (503, 2));
 }
