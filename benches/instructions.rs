@@ -7,6 +7,7 @@
 mod support;
 
 use std::convert::Infallible;
+use std::mem;
 use std::pin::Pin;
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
@@ -31,7 +32,7 @@ const MINUTE: Duration = Duration::from_secs(60);
 
 type Path = fn(usize);
 
-const PATHS: [(&str, Path); 22] = [
+const PATHS: [(&str, Path); 23] = [
     ("admit token bucket", |times| admit(TokenBucket::generous(), times)),
     ("admit live token bucket", |times| admit(LivePolicy::new(TokenBucket::generous()), times)),
     ("admit three limits", |times| admit(several(3, u32::MAX), times)),
@@ -56,6 +57,7 @@ const PATHS: [(&str, Path); 22] = [
     ("middleware refusal", |times| serve(layer(stingy::<TokenBucket>()).layer(Hello), times)),
     ("in flight no headers", |times| serve(in_flight().headers(Headers::none()).layer(Hello), times)),
     ("in flight two headers", |times| serve(in_flight().layer(Hello), times)),
+    ("in flight refusal", in_flight_refusal),
 ];
 
 fn main() {
@@ -163,6 +165,15 @@ fn alice() -> Key {
 /// A layer with one key, so the row of the key is added and removed with each request.
 fn in_flight() -> InFlightLayer {
     InFlightLayer::new(BURST, PeerIp::new())
+}
+
+/// The only slot of the key is in use.
+fn in_flight_refusal(times: usize) {
+    let layer = InFlightLayer::new(1, PeerIp::new());
+    let service = layer.layer(Hello);
+    mem::forget(service.clone().call(request()));
+    assert_eq!(layer.in_use(), 1);
+    serve(service, times);
 }
 
 fn layer(policy: impl IntoPolicy) -> RateLimitLayer {
