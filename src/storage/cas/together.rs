@@ -265,6 +265,9 @@ mod tests {
 
     const TIMEOUT: Duration = Duration::from_secs(4);
 
+    /// The result of a call with this number of keys.
+    type Several = fn(usize) -> Result<Vec<Option<Swapped<u64>>>, StorageError>;
+
     /// A store that records the keys of each call.
     #[derive(Clone, Debug)]
     struct Calls(Arc<CallsInner>);
@@ -274,12 +277,11 @@ mod tests {
         calls: Mutex<Vec<Vec<String>>>,
         /// The calls that may end.
         may_end: Semaphore,
-        /// The result of each call with several keys.
-        several: fn(usize) -> Result<Vec<Option<Swapped<u64>>>, StorageError>,
+        several: Several,
     }
 
     impl Calls {
-        fn new(several: fn(usize) -> Result<Vec<Option<Swapped<u64>>>, StorageError>) -> Self {
+        fn new(several: Several) -> Self {
             Self(Arc::new(CallsInner { calls: Mutex::default(), may_end: Semaphore::new(0), several }))
         }
 
@@ -413,9 +415,9 @@ mod tests {
         let store = Calls::new(|_| Ok(Vec::new()));
         let (together, mut swaps) = (Together::new(1), Swaps::new());
         start(&mut swaps, &together, &store, &["a", "b"]).await;
-        tokio::time::sleep(TIMEOUT / 4 - Duration::from_millis(10)).await;
+        tokio::time::sleep(TIMEOUT / 5).await;
         assert_eq!(store.calls(), [["a"]]);
-        tokio::time::sleep(Duration::from_millis(20)).await;
+        tokio::time::sleep(TIMEOUT / 10).await;
         assert_eq!(store.calls(), [["a"], ["b"]]);
         store.0.may_end.add_permits(2);
         assert!(results(swaps).await.iter().all(Result::is_ok));
