@@ -26,6 +26,10 @@ use super::{CasStorage, Swapped};
 use crate::storage::StorageError;
 use crate::sync::unpoisoned;
 
+/// The maximum number of swaps in a call. An operation of a nested transaction of etcd counts on top of
+/// those around it.
+const MAX_SWAPS: usize = MAX_KEYS - 1;
+
 /// The length of all keys and texts of a call from which it takes no further swap, in bytes.
 const MAX_BYTES: usize = 100_000;
 
@@ -182,7 +186,7 @@ impl<V> Queue<V> {
         let (mut keys, mut bytes) = (HashSet::from([Arc::clone(&first.swap.key)]), first.len());
         let mut taken = vec![first];
         let mut at = 0;
-        while at < self.waiting.len() && taken.len() < MAX_KEYS && bytes < MAX_BYTES {
+        while at < self.waiting.len() && taken.len() < MAX_SWAPS && bytes < MAX_BYTES {
             let waiting = &self.waiting[at];
             if waiting.runtime.id() == taken[0].runtime.id() && keys.insert(Arc::clone(&waiting.swap.key)) {
                 bytes += waiting.len();

@@ -49,6 +49,9 @@ const HTTP2: Option<&'static [u8]> = Some(b"h2");
 /// processes together never admit more than the limit. A hit that loses every race is refused as
 /// [contended](crate::Decision::is_contended). [`Cas`](crate::storage::Cas) has the details.
 ///
+/// While four transactions of a process are in flight, hits on different keys wait for at most a quarter of
+/// their time, and share one, in which each is stored or lost on its own.
+///
 /// A hit of [several keys](crate::RateLimitLayer::and) loads all of them in one call, and stores all
 /// new states or none in one transaction. So it takes as many round trips as a hit of one key.
 /// Concurrent hits of several keys share transactions of up to 64 keys, so the members need

@@ -100,8 +100,9 @@ const NEED_TLS: [&str; 4] = ["ca", "cert", "key", "sslnegotiation"];
 /// All processes together never admit more than the limit. A hit that loses every race is refused
 /// as [contended](crate::Decision::is_contended). [`Cas`](crate::storage::Cas) has the details.
 ///
-/// Concurrent hits of a process on the same key share one statement. Each statement is a separate
-/// transaction.
+/// Concurrent hits of a process on the same key share one statement. While a statement is in flight on
+/// each connection, hits on different keys wait for at most a quarter of their time, and share one, too.
+/// Each is stored or lost on its own. Each statement is a separate transaction.
 ///
 /// So is a statement for several keys. It locks the rows in the order of their keys, so hits that name
 /// the same keys in different orders do not deadlock. It stores all new states, or none. Concurrent
@@ -263,6 +264,9 @@ impl PostgresStorage {
     ///   three quarters of the timeout in milliseconds. The setting applies to
     ///   all statements on these connections.
     /// - The storage removes a connection from the pool if it does not reply within the timeout.
+    /// - The pool keeps prepared statements. If the table was analyzed when it had a few rows and then
+    ///   grows, their plans read the whole table until it is analyzed again, which autovacuum does about
+    ///   once a minute. A storage on a URL plans its statements anew each second.
     /// - The storage prepares its statements. So the pool must not connect through PgBouncer in
     ///   transaction mode, unless that supports prepared statements (`max_prepared_statements`).
     ///
