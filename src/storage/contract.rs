@@ -363,7 +363,7 @@ pub trait Storage: Any + fmt::Debug + Send + Sync {
     /// | storage | pages |
     /// |---|---|
     /// | [`MemoryStorage`](crate::MemoryStorage) | if it was built with [`keep_keys`](super::MemoryStorageBuilder::keep_keys), in random order |
-    /// | `RedisStorage` | in random order, by `SCAN` on each server; some keys twice, and some pages longer than the `limit` |
+    /// | `RedisStorage` | in random order, by `SCAN` on each server; some keys twice, and some pages longer than the `limit`; if a cluster loses the server of a page, the next one is an error |
     /// | `EtcdStorage`, `PostgresStorage`, `SqliteStorage` | in the order of the keys' texts, from a range of the primary key |
     /// | `MemcachedStorage`, [`Cas`](super::Cas) | none |
     ///

@@ -29,6 +29,11 @@ impl<'a> KeysRequest<'a> {
         Self { policy, prefix, after, limit: limit.clamp(1, MOST) }
     }
 
+    /// Returns the number of keys of a page, within its bounds.
+    pub(super) fn limit(&self) -> usize {
+        self.limit.clamp(1, MOST)
+    }
+
     /// Returns an error if a part of the request cannot be a part of a name.
     pub(super) fn check(&self) -> Result<(), StorageError> {
         let is_text = |text: &str| text.bytes().all(|byte| matches!(byte, b' '..=b'~'));

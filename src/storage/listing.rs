@@ -75,7 +75,7 @@ impl NameRange {
         let after = request.after.map_or_else(String::new, |after| format!("{before}{after}"));
         // Names are printable ASCII.
         let end = format!("{first}\u{7f}");
-        Ok(Self { first, after, end, limit: request.limit, before_key: before.len() })
+        Ok(Self { first, after, end, limit: request.limit(), before_key: before.len() })
     }
 
     /// Returns the page with the names that the store has found.

@@ -10,10 +10,9 @@ use common::{
 use http::Request;
 use tower::Layer;
 use tower_ratelimit::storage::ManualClock;
-use tower_ratelimit::{Event, EventKind, Global, Header, Meter, OnError, RateLimitLayer, Storage, metrics_observer};
+use tower_ratelimit::{Event, EventKind, Global, Header, Meter, OnError, RateLimitLayer, Storage};
 
 use crate::log::logged;
-use crate::observe::counters_of;
 
 /// The key, limit and remaining units of each event about a near limit. An event of a shadow limit
 /// ends with `shadow`.
@@ -177,22 +176,6 @@ fn near_limit_is_logged_without_an_observer() {
     let lines = logged(&layer, (0..5).map(|_| get("/")).collect());
     let near: Vec<&String> = lines.iter().filter(|line| line.contains("key near its limit")).collect();
     assert!(matches!(&*near, [line] if line.starts_with("DEBUG ") && line.contains("remaining=2")), "{lines:?}");
-}
-
-#[test]
-fn metrics_count_near_limits_and_their_hits_once() {
-    let counters = counters_of(async {
-        let layer = RateLimitLayer::new(policy("fixed-window 5/day").with_name("api"), Header::new("x-client"));
-        let service = layer.near_limit(0.8).observer(metrics_observer()).layer(Inner::default());
-        for client in ["alice", "bob"].repeat(5) {
-            ask(&service, with("x-client", client)).await;
-        }
-    });
-    let expected = [
-        "ratelimit_decisions_total{policy=api,outcome=admitted,mode=enforced} 10",
-        "ratelimit_near_limit_total{policy=api,outcome=near_limit,mode=enforced} 2",
-    ];
-    assert_eq!(counters.counts(), expected);
 }
 
 #[test]

@@ -128,7 +128,7 @@ impl Counters {
 }
 
 /// Runs `work` on a new runtime and returns its counters.
-pub(crate) fn counters_of(work: impl Future<Output = ()>) -> Counters {
+fn counters_of(work: impl Future<Output = ()>) -> Counters {
     let counters = Counters::default();
     metrics::with_local_recorder(&counters, || {
         tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap().block_on(work);
@@ -419,4 +419,20 @@ fn metrics_report_keys_in_memory_and_evictions() {
         drop((limiter, storage, other));
     });
     assert_eq!(keys(), 0, "the keys of dropped storages are gone");
+}
+
+#[test]
+fn metrics_count_near_limits_and_their_hits_once() {
+    let counters = counters_of(async {
+        let layer = RateLimitLayer::new(policy("fixed-window 5/day").with_name("api"), Header::new("x-client"));
+        let service = layer.near_limit(0.8).observer(metrics_observer()).layer(Inner::default());
+        for client in ["alice", "bob"].repeat(5) {
+            ask(&service, with("x-client", client)).await;
+        }
+    });
+    let expected = [
+        "ratelimit_decisions_total{policy=api,outcome=admitted,mode=enforced} 10",
+        "ratelimit_near_limit_total{policy=api,outcome=near_limit,mode=enforced} 2",
+    ];
+    assert_eq!(counters.counts(), expected);
 }

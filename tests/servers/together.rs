@@ -96,3 +96,30 @@ fn a_locked_row_delays_no_hit_on_another_key() {
     drop(session);
     assert_eq!(RUNTIME.block_on(limiter.peek(&Key::from(*key))).unwrap().remaining(), 999);
 }
+
+/// A process that does not know the texts adds rows, and skips those that exist.
+#[test]
+fn a_row_that_another_transaction_changes_delays_no_hit_of_a_new_process() {
+    let server = Postgres::start(&[]);
+    let hit_all = |storage| {
+        let limiter = RateLimiter::with_storage(policy("fixed-window 1000/day"), storage);
+        RUNTIME.block_on(async {
+            let hits: JoinSet<_> = (0..TASKS)
+                .map(|key| {
+                    let limiter = limiter.clone();
+                    async move { limiter.hit(&Key::from(key)).await.map(|decision| decision.remaining()) }
+                })
+                .collect();
+            hits.join_all().await
+        })
+    };
+    assert!(hit_all(ready(&server.url(), CANCELS)).iter().all(|hit| matches!(hit, Ok(999))));
+    let storage = ready(&server.url(), CANCELS);
+    let mut session = server.session();
+    session.execute(
+        "BEGIN; UPDATE tower_ratelimit SET expires_at = expires_at WHERE key = (SELECT max(key) FROM tower_ratelimit)",
+    );
+    let (hits, failed): (Vec<_>, Vec<_>) = hit_all(storage).into_iter().partition(Result::is_ok);
+    assert!(hits.iter().all(|hit| matches!(hit, Ok(998))), "{hits:?}");
+    assert!(failed.len() == 1 && failed[0].as_ref().is_err_and(|error| !error.may_have_counted()), "{failed:?}");
+}

@@ -5,8 +5,9 @@
 //! A swap is sent at once if a lane is free. Otherwise it waits until a call ends. All swaps that wait
 //! by then are the next call. So a swap that is alone never waits, and the calls grow with the load.
 //!
-//! A task sends the call on the runtime of its swaps. A swap that has waited for a quarter of its time
-//! is sent alone, because the lanes may belong to a runtime that does not run for a while.
+//! A task sends the call on the runtime of its swaps. If a swap has waited for a quarter of its time, those
+//! that wait on its runtime are sent without a lane, because the lanes may belong to a runtime that does not
+//! run for a while.
 //!
 //! Each swap of a call succeeds or is lost on its own. If the server refuses the call, all its swaps
 //! are sent alone, because one of them may be the cause. If the reply is lost, all of them fail.
@@ -35,6 +36,9 @@ const MAX_BYTES: usize = 100_000;
 
 /// A store that swaps the texts of several keys in one call, each independent of the others.
 pub(in crate::storage) trait SwapEach: CasStorage<Error = StorageError, Version: Clone> {
+    /// `true` if a call is cancelled shortly before its deadline, and then has had no effect.
+    const IS_CANCELLED: bool;
+
     /// Returns the addresses of the servers, for errors.
     fn name(&self) -> String;
 
@@ -133,19 +137,21 @@ impl<V: Clone + Send> Together<V> {
         };
         let now = tokio::time::Instant::now();
         let patience = deadline.saturating_duration_since(now.into_std()) / 4;
-        let answer = match timeout_at(now + patience, &mut answer).await {
-            Ok(answer) => answer,
-            Err(_) if self.leave(number) => Ok(None),
-            Err(_) => match timeout_at(deadline.into(), answer).await {
-                Ok(answer) => answer,
-                Err(_) => return Err(StorageError::timed_out(&SwapEach::name(store))),
-            },
+        let answer = if let Ok(answer) = timeout_at(now + patience, &mut answer).await {
+            Ok(answer)
+        } else {
+            let taken = self.lock().take_from(number);
+            if let Some(first) = taken.first() {
+                first.runtime.clone().spawn(send(store.clone(), None, taken));
+            }
+            timeout_at(deadline.into(), answer).await
         };
         match answer {
-            Ok(Some(result)) => result,
-            Ok(None) => store.swap_alone(&swap, deadline).await,
+            Ok(Ok(Some(result))) => result,
+            Ok(Ok(None)) => store.swap_alone(&swap, deadline).await,
+            Err(_) => Err(StorageError::timed_out(&SwapEach::name(store))),
             // The call may have been sent.
-            Err(_) => Err(StorageError::connection_lost(&SwapEach::name(store), "the runtime has ended")),
+            Ok(Err(_)) => Err(StorageError::connection_lost(&SwapEach::name(store), "the runtime has ended")),
         }
     }
 
@@ -163,13 +169,6 @@ impl<V: Clone + Send> Together<V> {
         queue.waiting.push_back(Waiting { number, swap: swap.clone(), deadline, runtime, answer: sender });
         Some((number, answer))
     }
-
-    /// Removes a swap that waits. Returns `false` if a call has taken it.
-    fn leave(&self, number: u64) -> bool {
-        let mut queue = self.lock();
-        let position = queue.waiting.iter().position(|waiting| waiting.number == number);
-        position.is_some_and(|position| queue.waiting.remove(position).is_some())
-    }
 }
 
 impl<V> Clone for Together<V> {
@@ -179,10 +178,21 @@ impl<V> Clone for Together<V> {
 }
 
 impl<V> Queue<V> {
-    /// Takes swaps of different keys for the next call, all on the runtime of the one that has waited
-    /// for the longest time.
+    /// Takes the swap with this number, unless a call has taken it, and others for a call.
+    fn take_from(&mut self, number: u64) -> Vec<Waiting<V>> {
+        let position = self.waiting.iter().position(|waiting| waiting.number == number);
+        let first = position.and_then(|position| self.waiting.remove(position));
+        first.map(|first| self.take_with(first)).unwrap_or_default()
+    }
+
+    /// Takes the swap that has waited for the longest time, and others for a call.
     fn take(&mut self) -> Vec<Waiting<V>> {
-        let Some(first) = self.waiting.pop_front() else { return Vec::new() };
+        let first = self.waiting.pop_front();
+        first.map(|first| self.take_with(first)).unwrap_or_default()
+    }
+
+    /// Takes swaps of different keys for the call of the first one, all on its runtime.
+    fn take_with(&mut self, first: Waiting<V>) -> Vec<Waiting<V>> {
         let (mut keys, mut bytes) = (HashSet::from([Arc::clone(&first.swap.key)]), first.len());
         let mut taken = vec![first];
         let mut at = 0;
@@ -219,39 +229,42 @@ impl<S: SwapEach> Drop for Lane<S> {
         let Some(first) = taken.first() else { return };
         let runtime = first.runtime.clone();
         let lane = Self { together: self.together.clone(), store: self.store.clone() };
-        // A runtime that has shut down drops the task, which then gives the lane to other swaps.
-        runtime.spawn(lane.send(taken));
+        // A runtime that has shut down drops the task, which then gives the lane to other swaps. Those can be
+        // many, so the task is not on the stack.
+        runtime.spawn(Box::pin(send(self.store.clone(), Some(lane), taken)));
     }
 }
 
-impl<S: SwapEach> Lane<S> {
-    /// Sends the swaps in one call, and answers their callers.
-    async fn send(self, taken: Vec<Waiting<S::Version>>) {
-        let (mut swaps, mut answers, mut deadline) = (Vec::new(), Vec::new(), None);
-        for waiting in taken {
-            // Each swap has its own deadline, so the call may take until the last one.
-            deadline = deadline.max(Some(waiting.deadline));
-            swaps.push(waiting.swap);
-            answers.push(waiting.answer);
-        }
-        let Some(deadline) = deadline else { return };
-        let result = match &swaps[..] {
-            [swap] => self.store.swap_alone(swap, deadline).await.map(|swapped| vec![Some(swapped)]),
-            swaps => self.store.swap_each(swaps, deadline).await,
-        };
-        drop(self);
-        match result {
-            Ok(swapped) => {
-                let mut swapped = swapped.into_iter();
-                for answer in answers {
-                    let _ = answer.send(swapped.next().flatten().map(Ok));
-                }
+/// Sends the swaps in one call, and answers their callers.
+async fn send<S: SwapEach>(store: S, lane: Option<Lane<S>>, taken: Vec<Waiting<S::Version>>) {
+    let deadlines = taken.iter().map(|waiting| waiting.deadline);
+    // A call that is cancelled is so in time for each of its swaps. Otherwise, a swap with little time does
+    // not end the call of the others.
+    let deadline = if S::IS_CANCELLED { deadlines.min() } else { deadlines.max() };
+    let Some(deadline) = deadline else { return };
+    let begun = tokio::time::Instant::now();
+    let (swaps, callers): (Vec<_>, Vec<_>) =
+        taken.into_iter().map(|waiting| (waiting.swap, (waiting.deadline, waiting.answer))).unzip();
+    let result = match &swaps[..] {
+        [swap] => store.swap_alone(swap, deadline).await.map(|swapped| vec![Some(swapped)]),
+        swaps => store.swap_each(swaps, deadline).await,
+    };
+    drop(lane);
+    match result {
+        Ok(swapped) => {
+            let mut swapped = swapped.into_iter();
+            for (_, answer) in callers {
+                let _ = answer.send(swapped.next().flatten().map(Ok));
             }
-            Err(error) => {
-                let is_unknown = error.may_have_counted();
-                for answer in answers {
-                    let _ = answer.send(is_unknown.then(|| Err(error.clone())));
-                }
+        }
+        Err(error) => {
+            let duration = begun.elapsed();
+            let now = (begun + duration).into_std();
+            for (deadline, answer) in callers {
+                // A swap that would be cancelled again is not sent again.
+                let is_late = error.is_timeout() && deadline.saturating_duration_since(now) < duration;
+                let is_final = error.may_have_counted() || is_late;
+                let _ = answer.send(is_final.then(|| Err(error.clone())));
             }
         }
     }
@@ -322,6 +335,8 @@ mod tests {
     }
 
     impl SwapEach for Calls {
+        const IS_CANCELLED: bool = true;
+
         fn name(&self) -> String {
             "calls".to_owned()
         }
@@ -402,6 +417,21 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
+    async fn a_cancelled_swap_without_time_is_not_sent_again() {
+        let store = Calls::new(|_| Err(StorageError::timed_out("calls").uncounted()));
+        let (together, mut swaps) = (Together::new(1), Swaps::new());
+        start(&mut swaps, &together, &store, &["a", "b", "c"]).await;
+        store.0.may_end.add_permits(1);
+        tokio::time::sleep(TIMEOUT * 4 / 5).await;
+        store.0.may_end.add_permits(10);
+        let results = results(swaps).await;
+        let is_definite =
+            |result: &Result<_, StorageError>| result.as_ref().is_err_and(|error| !error.may_have_counted());
+        assert!(results[1..].iter().all(is_definite), "{results:?}");
+        assert_eq!(store.calls(), [vec!["a"], vec!["b", "c"]]);
+    }
+
+    #[tokio::test(start_paused = true)]
     async fn a_lost_reply_fails_all_swaps_of_the_call() {
         let store = Calls::new(|_| Err(StorageError::connection_lost("calls", "closed")));
         let (together, mut swaps) = (Together::new(1), Swaps::new());
@@ -416,13 +446,13 @@ mod tests {
     /// The future with the lane may be that of a runtime that does not run for a while.
     #[tokio::test(start_paused = true)]
     async fn a_swap_waits_for_a_quarter_of_its_time() {
-        let store = Calls::new(|_| Ok(Vec::new()));
+        let store = Calls::new(|count| Ok((0..count).map(|_| Some(Swapped::Stored)).collect()));
         let (together, mut swaps) = (Together::new(1), Swaps::new());
-        start(&mut swaps, &together, &store, &["a", "b"]).await;
+        start(&mut swaps, &together, &store, &["a", "b", "c"]).await;
         tokio::time::sleep(TIMEOUT / 5).await;
         assert_eq!(store.calls(), [["a"]]);
         tokio::time::sleep(TIMEOUT / 10).await;
-        assert_eq!(store.calls(), [["a"], ["b"]]);
+        assert_eq!(store.calls(), [vec!["a"], vec!["b", "c"]]);
         store.0.may_end.add_permits(2);
         assert!(results(swaps).await.iter().all(Result::is_ok));
     }

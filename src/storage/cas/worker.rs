@@ -13,6 +13,7 @@ use std::mem;
 use std::sync::Arc;
 use std::time::Duration;
 
+use tokio::task::yield_now;
 use tokio::time::{Instant, sleep, timeout};
 
 use super::batches::Batches;
@@ -137,6 +138,8 @@ impl<S: CasStorage> Worker<S> {
                 Attempt::Lost(lost, newer) => (jobs, newest) = (lost, newer),
                 Attempt::TooLong(remaining, loaded) => {
                     (jobs, newest) = (self.half_of(remaining), Some(loaded));
+                    // Each half executes its jobs on long texts.
+                    yield_now().await;
                     continue;
                 }
             }

@@ -65,6 +65,8 @@ impl CasStorage for EtcdStore {
 }
 
 impl SwapEach for EtcdStore {
+    const IS_CANCELLED: bool = false;
+
     fn name(&self) -> String {
         self.members.names()
     }

@@ -65,7 +65,9 @@ impl KeptKeys {
 
     /// Removes all names.
     pub(super) fn clear(&self, number: usize) {
-        unpoisoned(self.0[number].lock()).names.clear();
+        let mut kept = unpoisoned(self.0[number].lock());
+        kept.names.clear();
+        kept.clean_at = FEW;
     }
 
     /// Returns up to `limit` names that begin with `beginning` and are behind `after`. Also returns the

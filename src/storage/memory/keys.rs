@@ -17,7 +17,7 @@ pub(super) fn page(inner: &MemoryInner, request: &KeysRequest<'_>) -> Result<Key
     };
     let after = request.after.map(|after| position(after).ok_or_else(unknown_page)).transpose()?;
     let policy = names::of_policy(request.policy);
-    let (found, last) = kept.list(after, &format!("{policy}{}", request.prefix), request.limit);
+    let (found, last) = kept.list(after, &format!("{policy}{}", request.prefix), request.limit());
     let seen = |key: Key| {
         let peek = inner.decide(&StorageRequest::new(request.policy, &key, Op::Peek, 1));
         is_in_use(&peek).then_some((key, peek))

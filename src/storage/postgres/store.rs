@@ -93,6 +93,8 @@ impl CasStorage for PostgresStore {
 }
 
 impl SwapEach for PostgresStore {
+    const IS_CANCELLED: bool = true;
+
     fn name(&self) -> String {
         self.link.server().to_owned()
     }
@@ -147,6 +149,7 @@ impl SwapEach for PostgresStore {
         let reply: Option<RowReply<Vec<Option<String>>>> = self.query(query, deadline).await?;
         // A statement that was rolled back has swapped nothing.
         let Some(RowReply { text: found, now, .. }) = reply else { return Ok(Vec::new()) };
+        self.require_all(found.len(), swaps.len())?;
         let swapped = swaps.iter().zip(found).map(|(swap, found)| match found {
             None => {
                 self.recent.record(&swap.key, &swap.text);
@@ -277,15 +280,19 @@ impl PostgresStore {
         keys: impl ExactSizeIterator<Item = &'a Arc<str>>,
         reply: RowReply<Vec<String>>,
     ) -> Result<Vec<Loaded<String>>, StorageError> {
-        if reply.text.len() != keys.len() {
-            let message = "the statement has not returned the texts of all keys";
-            return Err(StorageError::unexpected_reply(self.link.server(), message));
-        }
+        self.require_all(reply.text.len(), keys.len())?;
         let load = |(key, text): (&Arc<str>, String)| {
             self.recent.record(key, &text);
             Loaded { version: text.clone(), text, now: Some(reply.now) }
         };
         Ok(keys.zip(reply.text).map(load).collect())
+    }
+
+    /// Returns an error unless a statement has returned the texts of all keys.
+    fn require_all(&self, texts: usize, keys: usize) -> Result<(), StorageError> {
+        let message = "the statement has not returned the texts of all keys";
+        let error = || StorageError::unexpected_reply(self.link.server(), message);
+        (texts == keys).then_some(()).ok_or_else(error)
     }
 
     fn rolled_back_read(&self) -> StorageError {

@@ -126,9 +126,9 @@ impl StatesTable {
                  FROM verdict",
                 expires("keep")
             ),
-            // Changes the rows that no other statement holds, and adds those that do not exist. Waits only for
-            // statements that add the same rows, and adds rows in the order of their keys, so there is no
-            // deadlock.
+            // Changes the rows that no other statement holds, and adds those that do not exist, in the order of
+            // their keys. It waits for no statement that changes a row, because it adds none that it sees. A
+            // row that was added and changed since it began is the exception.
             Statement::SwapEach => format!(
                 "WITH wanted AS MATERIALIZED (SELECT * FROM unnest($1::text[], $2::text[], $3::text[], $4::int8[]) \
                  WITH ORDINALITY AS wanted (name, old, new, keep, position)), \
@@ -139,7 +139,8 @@ impl StatesTable {
                  WHERE written_to.key = ANY ($1::text[]) AND written_to.key = name AND compared.state = old \
                  RETURNING name), \
                  added AS (INSERT INTO {table} (key, state, expires_at) \
-                 SELECT name, new, {0} FROM compared WHERE key IS NULL AND old = '' ORDER BY name COLLATE \"C\" \
+                 SELECT name, new, {0} FROM compared WHERE key IS NULL AND old = '' \
+                 AND (SELECT true FROM {table} AS seen WHERE seen.key = name) IS NULL ORDER BY name COLLATE \"C\" \
                  ON CONFLICT (key) DO NOTHING RETURNING key), \
                  stored AS (SELECT name FROM written UNION ALL SELECT key FROM added) \
                  SELECT 0::int8, array_agg(CASE WHEN stored.name IS NULL THEN coalesce(state, '') END \

@@ -53,12 +53,12 @@ pub(super) async fn page(
     let nodes = storage.link.nodes(Instant::now() + storage.timeout).await;
     let mut nodes = nodes.map_err(StorageError::uncounted)?;
     nodes.sort_by(|one, other| one.name().cmp(other.name()));
-    // A server that has left the cluster is skipped.
+    // The keys of a server that has left the cluster may be on one that was listed before.
+    if server.as_deref().is_some_and(|last| nodes.iter().all(|node| node.name() != last)) {
+        return Err(unknown_page());
+    }
     let mut nodes = nodes.into_iter().skip_while(|node| server.as_deref().is_some_and(|last| node.name() < last));
     let Some(mut node) = nodes.next() else { return Ok(KeyPage::default()) };
-    if server.as_deref().is_some_and(|last| node.name() != last) {
-        "0".clone_into(&mut cursor);
-    }
     let names = record::KeyNames::new(&storage.prefix, policy, Scripts::support(policy));
     let mut visited = limit.clamp(*VISITED.start(), *VISITED.end());
     let mut found = HashSet::new();

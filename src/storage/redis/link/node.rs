@@ -236,6 +236,8 @@ impl Node {
             _ => from_redis(&server(), error),
         });
         match &reply {
+            // A connection of the program connects again by itself, and may lead to several servers.
+            _ if open.address.is_none() => {}
             Err(error) if error.kind() == StorageErrorKind::ConnectionLost => self.0.connection.give_up(open, None),
             // The error delays the next attempt to connect, because the cause can persist.
             Err(error) if needs_new_connection(error) => self.0.connection.give_up(open, Some(error)),
