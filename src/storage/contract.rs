@@ -387,6 +387,8 @@ pub trait Storage: Any + fmt::Debug + Send + Sync {
     /// request. So [`decide`](Self::decide) must handle every policy, and can return an error for
     /// an unsupported one.
     ///
+    /// Do not set a live policy in an implementation: it would wait for itself.
+    ///
     /// # Errors
     ///
     /// Returns an error if the storage does not support the policy. For example, its states can

@@ -91,11 +91,9 @@ async fn run() {
     storage.set_changes(Behavior::Fails);
     requests(storage, OnError::Refuse).await;
     let queue =
-        RateLimitLayer::new(policy("leaky-bucket 1000/second queue 5").with_name("queue"), Header::new("x-client"));
+        RateLimitLayer::new(policy("leaky-bucket 4/second queue 5").with_name("queue"), Header::new("x-client"));
     let queue = queue.observer(metrics_observer()).layer(Inner::default());
-    for _ in 0..2 {
-        ask(&queue, with("x-client", "dave")).await;
-    }
+    tokio::join!(ask(&queue, with("x-client", "dave")), ask(&queue, with("x-client", "dave")));
 
     hits("fixed-window 99/day", Leases::new(RefusalCache::new(MemoryStorage::new()), 5)).await;
     hits("fixed-window 1/day", RefusalCache::new(MemoryStorage::new())).await;

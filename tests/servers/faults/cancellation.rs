@@ -8,7 +8,7 @@ use tokio::time::timeout;
 use tower_ratelimit::{Key, RateLimiter};
 
 use super::backend::Backend;
-use super::{LONG, hit, most_connections};
+use super::{LONG, hit, most_connections, recovers};
 
 on_every_backend! { [tokio::test(flavor = "multi_thread", worker_threads = 2)] [await] [
     dropped_hit_does_not_affect_other_callers,
@@ -48,6 +48,8 @@ async fn many_dropped_hits_do_not_affect_other_callers<B: Backend>() {
     proxy.set(Mode::Delay(Duration::from_millis(2)));
     let limiter = RateLimiter::with_storage(B::policy(1_000), B::storage(proxy.port(), LONG));
     let (begun, mut tasks) = (Instant::now(), JoinSet::new());
+    // On a busy machine, the first attempts to connect may take longer than their second.
+    recovers(&limiter).await;
     for client in 0..20_u64 {
         let limiter = limiter.clone();
         tasks.spawn(async move {
