@@ -62,6 +62,9 @@ use crate::lint::Lint;
 /// # Ok::<(), tower_ratelimit::ConfigError>(())
 /// ```
 ///
+/// For nginx, HAProxy, Apache, Caddy, Traefik, Cloudflare, AWS, Google, Azure, Fly, Heroku and others,
+/// [Proxies by name](crate::guide::proxies_by_name) has the field, the networks and the code.
+///
 /// # Caveats
 ///
 /// - Every trusted proxy has to append an entry to the field, or replace the field. If a proxy
@@ -71,6 +74,7 @@ use crate::lint::Lint;
 ///   escape this text. Otherwise the client can choose its own key.
 /// - If a proxy sends no addresses, all of its clients share the key of the proxy, and so one
 ///   quota.
+#[doc(alias("nginx", "Cloudflare", "load balancer", "X-Forwarded-For", "X-Real-IP"))]
 #[derive(Clone, Debug)]
 pub struct ClientIp {
     proxies: Proxies,
