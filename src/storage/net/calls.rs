@@ -69,6 +69,12 @@ impl<T> Open<T> {
         Self { connection, calls: Calls::default() }
     }
 
+    /// Returns the number of calls in flight.
+    #[cfg(feature = "postgres")]
+    pub(in crate::storage) fn calls_in_flight(&self) -> usize {
+        self.calls.in_flight.count()
+    }
+
     /// Records a reply to a call whose caller no longer waits. It ends the silence.
     #[cfg(feature = "postgres")]
     pub(in crate::storage) fn record_sign_of_life(&self) {

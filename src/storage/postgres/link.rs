@@ -157,7 +157,7 @@ impl Own {
         outcome
     }
 
-    /// Returns the next connection if it is open, or else another open one. The next one is then
+    /// Returns the open connection with the fewest calls in flight. If the next one is not open, it is
     /// opened in the background, because the server may have no room for it.
     ///
     /// If none is open, waits until the first one of all is open. Others would compete with it for
@@ -173,7 +173,10 @@ impl Own {
             async { PostgresConnection::open(settings).await.map(Open::new) }
         };
         let (before, after) = connections.split_at(next);
-        let find_open = || after.iter().chain(before).find_map(|connection| Some((&**connection, connection.value()?)));
+        // A statement that waits for a locked row delays those behind it on its connection.
+        let open_ones =
+            || after.iter().chain(before).filter_map(|connection| Some((&**connection, connection.value()?)));
+        let find_open = || open_ones().min_by_key(|(_, open)| open.calls_in_flight());
         if let Some(found) = find_open() {
             let _ = connections[next].value_or_begin(open);
             return Ok(found);
