@@ -62,7 +62,7 @@ use crate::lint::Lint;
 /// # Ok::<(), tower_ratelimit::ConfigError>(())
 /// ```
 ///
-/// For nginx, HAProxy, Apache, Caddy, Traefik, Cloudflare, AWS, Google, Azure, Fly, Heroku and others,
+/// For nginx, Apache, Caddy, Traefik, Cloudflare, AWS, Google, Azure, Fly, Heroku and others,
 /// [Proxies by name](crate::guide::proxies_by_name) has the field, the networks and the code.
 ///
 /// # Caveats
