@@ -1,6 +1,7 @@
 //! Storages on real servers, which the tests start.
 
 mod clock_skew;
+mod combined_swaps;
 mod connecting;
 mod etcd;
 mod faults;
@@ -12,5 +13,4 @@ mod redis;
 mod round_trips;
 mod several_keys;
 mod sqlite;
-mod together;
 mod wrappers;

@@ -2,6 +2,8 @@
 
 mod batch;
 mod batches;
+#[cfg(any(feature = "etcd", feature = "postgres"))]
+mod combine;
 mod job;
 mod length;
 #[cfg(any(feature = "memcached", feature = "etcd", feature = "postgres"))]
@@ -11,8 +13,6 @@ mod shared;
 pub(super) mod skew;
 mod slots;
 mod storage;
-#[cfg(any(feature = "etcd", feature = "postgres"))]
-mod together;
 mod worker;
 
 use std::fmt;
@@ -21,6 +21,8 @@ use std::time::{Duration, Instant};
 
 #[cfg(feature = "sqlite")]
 pub(super) use self::batch::Batch;
+#[cfg(any(feature = "etcd", feature = "postgres"))]
+pub(super) use self::combine::{SwapCombiner, SwapEach, TextSwap};
 #[cfg(feature = "sqlite")]
 pub(super) use self::job::Command;
 #[cfg(any(feature = "memcached", feature = "etcd", feature = "postgres"))]
@@ -28,8 +30,6 @@ pub(super) use self::server::{ServerCas, ServerStore, forward_to_server_cas};
 #[cfg(any(feature = "etcd", feature = "postgres"))]
 pub(super) use self::several::{KeySwap, SeveralFuture, SeveralKeys, SwappedAll};
 pub use self::storage::Cas;
-#[cfg(any(feature = "etcd", feature = "postgres"))]
-pub(super) use self::together::{SwapEach, TextSwap, Together};
 use crate::error::BoxError;
 use crate::time::Timestamp;
 

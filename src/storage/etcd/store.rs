@@ -11,7 +11,9 @@ use super::wire::{
     Compare, DeleteRangeRequest, ListRequest, OpKind, PutRequest, RangeRequest, RangeResponse, ReadTxnRequest,
     RequestOp, TxnRequest, TxnResponse,
 };
-use crate::storage::cas::{KeySwap, ServerStore, SeveralFuture, SeveralKeys, SwapEach, SwappedAll, TextSwap, Together};
+use crate::storage::cas::{
+    KeySwap, ServerStore, SeveralFuture, SeveralKeys, SwapCombiner, SwapEach, SwappedAll, TextSwap,
+};
 use crate::storage::listing::NameRange;
 use crate::storage::{CasStorage, Loaded, StorageError, Swapped, names};
 use crate::sync::join_all;
@@ -28,12 +30,12 @@ const LANES: usize = 4;
 pub(super) struct EtcdStore {
     pub(super) members: Members,
     leases: Arc<EtcdLeases>,
-    together: Together<i64>,
+    combiner: SwapCombiner<i64>,
 }
 
 impl EtcdStore {
     pub(super) fn new(members: Members) -> Self {
-        Self { members, leases: Arc::new(EtcdLeases::new()), together: Together::new(LANES) }
+        Self { members, leases: Arc::new(EtcdLeases::new()), combiner: SwapCombiner::new(LANES) }
     }
 }
 
@@ -56,7 +58,7 @@ impl CasStorage for EtcdStore {
         deadline: Instant,
     ) -> Result<Swapped<i64>, StorageError> {
         let swap = TextSwap { key: key.into(), version: *version, text: text.to_owned(), keep };
-        self.together.swap(self, swap, deadline).await
+        self.combiner.swap(self, swap, deadline).await
     }
 
     fn longest(&self) -> Option<usize> {

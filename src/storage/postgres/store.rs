@@ -10,7 +10,9 @@ use super::link::Link;
 use super::recent::Recent;
 use super::sweep::Sweep;
 use super::table::{self, Query, Statement, number};
-use crate::storage::cas::{KeySwap, ServerStore, SeveralFuture, SeveralKeys, SwapEach, SwappedAll, TextSwap, Together};
+use crate::storage::cas::{
+    KeySwap, ServerStore, SeveralFuture, SeveralKeys, SwapCombiner, SwapEach, SwappedAll, TextSwap,
+};
 use crate::storage::listing::NameRange;
 use crate::storage::net::MOST;
 use crate::storage::{CasStorage, Loaded, StorageError, Swapped, names};
@@ -26,7 +28,7 @@ pub(super) struct PostgresStore {
     recent: Arc<Recent>,
     sweep: Arc<Sweep>,
     /// A connection executes one statement at a time, so each of them is a lane.
-    together: Together<String>,
+    combiner: SwapCombiner<String>,
 }
 
 /// The row that each statement returns. `T` is a text, or the texts of several keys.
@@ -40,14 +42,14 @@ struct RowReply<T = String> {
 
 impl PostgresStore {
     pub(super) fn new(link: Link) -> Self {
-        let together = Together::new(link.connections());
-        Self { link, recent: Arc::default(), sweep: Arc::default(), together }
+        let combiner = SwapCombiner::new(link.connections());
+        Self { link, recent: Arc::default(), sweep: Arc::default(), combiner }
     }
 
     /// Returns a store on other connections to the same table.
     #[cfg(feature = "postgres-rustls")]
     pub(super) fn with_link(&self, link: Link) -> Self {
-        Self { together: Together::new(link.connections()), link, ..self.clone() }
+        Self { combiner: SwapCombiner::new(link.connections()), link, ..self.clone() }
     }
 }
 
@@ -84,7 +86,7 @@ impl CasStorage for PostgresStore {
         if text.is_empty() {
             return self.swap_alone(&swap, deadline).await;
         }
-        self.together.swap(self, swap, deadline).await
+        self.combiner.swap(self, swap, deadline).await
     }
 
     fn longest(&self) -> Option<usize> {
