@@ -15,7 +15,7 @@ use tower_service::Service;
 use crate::middleware::common::{Progress, unready};
 use crate::middleware::exchange::HttpExchange;
 use crate::middleware::state::SharedState;
-use crate::middleware::step::{HitWait, ResponsePlan, Step, Wait};
+use crate::middleware::step::{ResponsePlan, Step, Wait};
 use crate::rejection::Rejection;
 
 pin_project! {
@@ -142,32 +142,30 @@ impl<S, B, R> WaitingRequest<S, B, R> {
                     ready!(service.poll_ready(cx))?;
                     break mem::replace(plan, ResponsePlan::NOTHING);
                 }
-                Wait::Hit(hit) => match &mut hit.waits_for {
-                    HitWait::Decision(deciding) => {
-                        let decided = ready!(Pin::new(deciding).poll(cx));
-                        let decided = decided.as_ref().map(slice::from_ref);
-                        (hit.with_requests(|requests| this.shared.apply(decided, requests, &mut exchange)), true)
+                Wait::Decision(hits, deciding) => {
+                    let decided = ready!(Pin::new(deciding).poll(cx));
+                    let decided = decided.as_ref().map(slice::from_ref);
+                    (hits.with_requests(|requests| this.shared.apply(decided, requests, &mut exchange)), true)
+                }
+                Wait::Decisions(hits, deciding) => {
+                    let decided = ready!(Pin::new(deciding).poll(cx));
+                    let decided = decided.as_ref().map(Vec::as_slice);
+                    (hits.with_requests(|requests| this.shared.apply(decided, requests, &mut exchange)), true)
+                }
+                Wait::Turn(hits, turn) => {
+                    let result = ready!(turn.as_mut().poll(cx));
+                    hits.set_policy(result.policy);
+                    let decided = result.decided;
+                    (hits.with_requests(|requests| this.shared.apply_turn(decided, requests, &mut exchange)), false)
+                }
+                Wait::Delay(delayed) => {
+                    if let Some(delay) = this.delay.as_mut().as_pin_mut() {
+                        ready!(delay.poll(cx));
                     }
-                    HitWait::Decisions(deciding) => {
-                        let decided = ready!(Pin::new(deciding).poll(cx));
-                        let decided = decided.as_ref().map(Vec::as_slice);
-                        (hit.with_requests(|requests| this.shared.apply(decided, requests, &mut exchange)), true)
-                    }
-                    HitWait::Turn(turn) => {
-                        let result = ready!(turn.as_mut().poll(cx));
-                        hit.set_policy(result.policy);
-                        let decided = result.decided;
-                        (hit.with_requests(|requests| this.shared.apply_turn(decided, requests, &mut exchange)), false)
-                    }
-                    HitWait::Delay(_) => {
-                        if let Some(delay) = this.delay.as_mut().as_pin_mut() {
-                            ready!(delay.poll(cx));
-                        }
-                        this.delay.set(None);
-                        ready!(service.poll_ready(cx))?;
-                        break this.shared.admitted_after_wait(hit, &mut exchange);
-                    }
-                },
+                    this.delay.set(None);
+                    ready!(service.poll_ready(cx))?;
+                    break this.shared.admitted_after_wait(delayed, &mut exchange);
+                }
             };
             match step {
                 Step::Forward(plan) if is_ready => break plan,

@@ -13,9 +13,7 @@ use super::members::{Applying, Undecided, applying};
 #[cfg(feature = "lookup")]
 use super::respond::unavailable;
 use super::state::LayerState;
-#[cfg(feature = "lookup")]
-use super::step::Wait;
-use super::step::{HitWait, ResponsePlan, Step};
+use super::step::{ResponsePlan, Step, Wait};
 use crate::key::Key;
 #[cfg(feature = "lookup")]
 use crate::lookup::{LookupError, LookupResult, Tenant, TenantLookup, TenantPolicy};
@@ -109,7 +107,7 @@ impl LayerState {
         }
         let room = self.room.as_ref();
         if let Some(turn) = room.and_then(|room| room.wait_behind(storage_request, || self.waiter(storage_request))) {
-            return self.wait(slice::from_ref(&storage_request), HitWait::Turn(turn));
+            return Step::Wait(Wait::Turn(self.waiting_hits(slice::from_ref(&storage_request)), turn));
         }
         if op == Op::Peek || config.wants_decisions || policy.wants_decisions() {
             return self.decide(storage_request, exchange);
@@ -148,7 +146,7 @@ impl LayerState {
         let deciding = self.storage.decide(storage_request).polled_once();
         let requests = slice::from_ref(&storage_request);
         let Some(decided) = deciding.as_ready() else {
-            return self.wait(requests, HitWait::Decision(deciding));
+            return Step::Wait(Wait::Decision(self.waiting_hits(requests), deciding));
         };
         self.apply(decided.map(slice::from_ref), requests, exchange)
     }
@@ -196,7 +194,7 @@ impl LayerState {
         }
         let deciding = self.storage.decide_all(&requests).polled_once();
         let Some(decided) = deciding.as_ready() else {
-            return self.wait(&requests, HitWait::Decisions(deciding));
+            return Step::Wait(Wait::Decisions(self.waiting_hits(&requests), deciding));
         };
         self.apply(decided.map(Vec::as_slice), &requests, exchange)
     }

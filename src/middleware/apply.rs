@@ -5,7 +5,7 @@ use tokio::time::Instant;
 use super::exchange::Exchange;
 use super::post_response::{PostResponse, Settlement};
 use super::state::LayerState;
-use super::step::{HitWait, ResponsePlan, Step, WaitingHit};
+use super::step::{DelayedHits, ResponsePlan, Step, Wait};
 use crate::decision::{Decision, shown_of};
 use crate::observe::EventKind;
 use crate::policy::Policy;
@@ -35,7 +35,7 @@ impl LayerState {
             return self.refuse_or_wait(decisions, requests, exchange);
         }
         if !decisions.iter().all(Decision::is_at_once) {
-            return self.wait(requests, HitWait::Delay(decisions.to_vec()));
+            return self.delay(requests, decisions.to_vec());
         }
         for (decision, request) in decisions.iter().zip(requests) {
             self.report(EventKind::Decided(decision), request.policy, Some(request.key));
@@ -52,7 +52,7 @@ impl LayerState {
         exchange: &mut dyn Exchange,
     ) -> Step {
         match decided {
-            Ok(decision) if decision.is_admitted() => self.wait(requests, HitWait::Delay(vec![decision])),
+            Ok(decision) if decision.is_admitted() => self.delay(requests, vec![decision]),
             Ok(decision) => {
                 self.config.refuse(&[decision], requests, exchange);
                 Step::Respond
@@ -113,11 +113,11 @@ impl LayerState {
 
     /// Returns the plan for the response of a request that has waited and is admitted. Called when
     /// the service is ready, because dropping the hit with its decisions refunds it.
-    pub(crate) fn admitted_after_wait(&self, hit: &mut WaitingHit, exchange: &mut dyn Exchange) -> ResponsePlan {
-        let decisions = hit.take_decisions();
-        let now = if decisions.iter().all(Decision::is_at_once) { None } else { hit.peek_now() };
-        let now = now.as_ref().unwrap_or(&decisions);
-        hit.with_requests(|requests| self.admitted_after(&decisions, now, Some(hit.since()), requests, exchange))
+    pub(crate) fn admitted_after_wait(&self, delayed: &mut DelayedHits, exchange: &mut dyn Exchange) -> ResponsePlan {
+        let decisions = delayed.take_decisions();
+        let now = if decisions.iter().all(Decision::is_at_once) { None } else { delayed.peek_now() };
+        let (now, since) = (now.as_ref().unwrap_or(&decisions), Some(delayed.since()));
+        delayed.hits.with_requests(|requests| self.admitted_after(&decisions, now, since, requests, exchange))
     }
 
     /// Decides the request in shadow mode, in which every request is forwarded.
@@ -154,7 +154,7 @@ impl LayerState {
         // A layer with several keys has no waiting requests.
         let (room, waiter) = (self.room.as_ref(), || self.waiter(requests[0]));
         if let Some(turn) = room.and_then(|room| room.wait_after(&decisions[0], requests[0], waiter)) {
-            return self.wait(requests, HitWait::Turn(turn));
+            return Step::Wait(Wait::Turn(self.waiting_hits(requests), turn));
         }
         self.config.refuse(decisions, requests, exchange);
         Step::Respond

@@ -7,7 +7,8 @@ use tokio::time::Instant;
 use super::common::Shared;
 use super::config::{LayerConfig, OnError};
 use super::lints::Lints;
-use super::step::{HitWait, Step, Wait, WaitingHit};
+use super::step::{DelayedHits, Step, Wait, WaitingHits};
+use crate::decision::Decision;
 use crate::key::Key;
 use crate::meter::Metered;
 use crate::observe::EventKind;
@@ -50,10 +51,14 @@ impl LayerState {
         Metered { members, storage, queues, reporter, fails_open, shadow }
     }
 
-    /// Returns the step of a request whose hit waits. The hit keeps clones of the policies and keys.
-    pub(super) fn wait(&self, requests: &[StorageRequest<'_>], waits_for: HitWait) -> Step {
-        let observed = |request: &StorageRequest<'_>| self.observed(request.policy, request.key, false);
-        Step::Wait(Wait::Hit(WaitingHit::new(requests, observed, waits_for)))
+    /// Returns the hits of a request that waits. They keep clones of the policies and keys.
+    pub(super) fn waiting_hits(&self, requests: &[StorageRequest<'_>]) -> WaitingHits {
+        WaitingHits::new(requests, |request| self.observed(request.policy, request.key, false))
+    }
+
+    /// Returns the step of a request that is admitted after the delay of the decisions.
+    pub(super) fn delay(&self, requests: &[StorageRequest<'_>], decisions: Vec<Decision>) -> Step {
+        Step::Wait(Wait::Delay(DelayedHits::new(self.waiting_hits(requests), decisions)))
     }
 
     pub(super) fn waiter(&self, storage_request: StorageRequest<'_>) -> Waiter {
