@@ -3,7 +3,7 @@
 use std::fmt::Write;
 
 use super::super::record;
-use super::{GRACE, STEP, ScriptGroup, ScriptKind, ScriptPart};
+use super::{GRACE, STEP, ScriptKind, ScriptMember, ScriptPart};
 
 const FORGIVE: &str = include_str!("forgive.lua");
 const BEGIN: &str = include_str!("begin.lua");
@@ -49,11 +49,11 @@ const MAX_ARGUMENTS_IN_LOCALS: usize = 48;
 
 /// Returns the text of a script for these limits.
 ///
-/// The keys of each group are its small states and then its logs. The packed arguments of the groups
+/// The keys of each member are its small states and then its logs. The packed arguments of the members
 /// are the first values of `ARGV`. A call that replaces the server's time has it as the next one.
-pub(super) fn text(groups: &[ScriptGroup]) -> String {
-    let names = |number: usize| [format!("KEYS[{}]", groups[number].key), format!("ARGV[{}]", number + 1)];
-    assemble(groups, "-- begin\n-- body\n", names, &format!("ARGV[{}]", groups.len() + 1))
+pub(super) fn text(members: &[ScriptMember]) -> String {
+    let names = |number: usize| [format!("KEYS[{}]", members[number].key), format!("ARGV[{}]", number + 1)];
+    assemble(members, "-- begin\n-- body\n", names, &format!("ARGV[{}]", members.len() + 1))
 }
 
 /// Returns the text of a script that decides on several hits, or `None` if that is not possible
@@ -63,76 +63,79 @@ pub(super) fn text(groups: &[ScriptGroup]) -> String {
 /// - It is not possible with more limits than fit in local variables. The hit is inside a function
 ///   in this script, and a Lua function can refer to only 60 outer variables. Each function of a
 ///   strategy is one of them.
-pub(super) fn combined_text(groups: &[ScriptGroup]) -> Option<String> {
+pub(super) fn combined_text(members: &[ScriptMember]) -> Option<String> {
     let is_possible =
-        |group: &ScriptGroup| group.kind == ScriptKind::Hit && group.parts.iter().all(|part| !part.is_log);
-    if in_tables(groups) || !groups.iter().all(is_possible) {
+        |member: &ScriptMember| member.kind == ScriptKind::Hit && member.parts.iter().all(|part| !part.is_log);
+    if in_tables(members) || !members.iter().all(is_possible) {
         return None;
     }
     let names = |number: usize| [format!("key{number}"), format!("packed{number}")];
     let value = |number: usize| format!("KEYS[at + {number}], ARGV[at + {number}]");
     let template = include_str!("combined.lua")
-        .replace("PARAMETERS", &(0..groups.len()).flat_map(names).collect::<Vec<_>>().join(", "))
-        .replace("VALUES", &(0..groups.len()).map(value).collect::<Vec<_>>().join(", "))
-        .replace("COUNT", &groups.len().to_string());
-    Some(assemble(groups, &template, names, "own"))
+        .replace("PARAMETERS", &(0..members.len()).flat_map(names).collect::<Vec<_>>().join(", "))
+        .replace("VALUES", &(0..members.len()).map(value).collect::<Vec<_>>().join(", "))
+        .replace("COUNT", &members.len().to_string());
+    Some(assemble(members, &template, names, "own"))
 }
 
 /// Returns the text of a script. `names` returns the Lua expressions for the key of the small states
-/// of a group and for its packed arguments. `own` is the expression for the time that replaces the
+/// of a member and for its packed arguments. `own` is the expression for the time that replaces the
 /// server's.
-fn assemble(groups: &[ScriptGroup], template: &str, names: impl Fn(usize) -> [String; 2], own: &str) -> String {
-    let in_tables = in_tables(groups);
+fn assemble(members: &[ScriptMember], template: &str, names: impl Fn(usize) -> [String; 2], own: &str) -> String {
+    let in_tables = in_tables(members);
     let mut text = String::new();
-    if groups.iter().flat_map(|group| &group.parts).any(|part| part.is_log) {
-        for (name, value) in constants(0).into_iter().chain([("NOW", groups.len() as u64 + 1)]) {
+    if members.iter().flat_map(|member| &member.parts).any(|part| part.is_log) {
+        for (name, value) in constants(0).into_iter().chain([("NOW", members.len() as u64 + 1)]) {
             writeln!(text, "local {name} = {value}").expect("writing to a string does not fail");
         }
         expand(&mut text, FORGIVE, &[], in_tables);
     }
     let mut defined: Vec<&str> = Vec::new();
-    for group in groups {
+    for member in members {
         // `Peek` and `Clear` call no functions for small states.
-        let is_needed = |part: &&ScriptPart| part.is_log || !matches!(group.kind, ScriptKind::Peek | ScriptKind::Clear);
-        for part in group.parts.iter().filter(is_needed) {
+        let is_needed =
+            |part: &&ScriptPart| part.is_log || !matches!(member.kind, ScriptKind::Peek | ScriptKind::Clear);
+        for part in member.parts.iter().filter(is_needed) {
             if !defined.contains(&&*part.function) {
                 defined.push(&part.function);
-                define(&mut text, group.kind, part);
+                define(&mut text, member.kind, part);
             }
         }
     }
     let template = template.replace("-- begin\n", &BEGIN.replace("OWN", own));
     let (before, after) = template.split_once("-- body\n").expect("the template has a body");
     expand(&mut text, before, &[], in_tables);
-    match groups {
-        [group] => expand(&mut text, &group.template(in_tables, names(0), own), &group.parts, in_tables),
+    match members {
+        [member] => expand(&mut text, &member.template(in_tables, names(0), own), &member.parts, in_tables),
         _ => {
-            write_groups(&mut text, groups, in_tables, |number| groups[number].template(in_tables, names(number), own));
+            write_members(&mut text, members, in_tables, |number| {
+                members[number].template(in_tables, names(number), own)
+            });
         }
     }
     expand(&mut text, after, &[], in_tables);
     text
 }
 
-/// The variables that each of several groups has.
-const GROUP_VARIABLES: [&str; 8] = ["cost", "p", "stored", "others", "last", "admitted", "changed", "answer"];
+/// The variables that each of several members has.
+const MEMBER_VARIABLES: [&str; 8] = ["cost", "p", "stored", "others", "last", "admitted", "changed", "answer"];
 
-/// Writes the code for several groups: a step of each group, then the next step. Between the first
-/// step, which reads and checks, and the second, which spends, the groups have to agree.
-fn write_groups(text: &mut String, groups: &[ScriptGroup], in_tables: bool, template: impl Fn(usize) -> String) {
+/// Writes the code for several members: a step of each member, then the next step. Between the first
+/// step, which reads and checks, and the second, which spends, the members have to agree.
+fn write_members(text: &mut String, members: &[ScriptMember], in_tables: bool, template: impl Fn(usize) -> String) {
     if in_tables {
         text.push_str(&variables(&[], true));
     }
-    let templates: Vec<String> = (0..groups.len()).map(template).collect();
+    let templates: Vec<String> = (0..members.len()).map(template).collect();
     let mut steps: Vec<_> = templates.iter().map(|template| template.split("-- next\n")).collect();
     for step in 0..4 {
-        for (number, (group, steps)) in groups.iter().zip(&mut steps).enumerate() {
+        for (number, (member, steps)) in members.iter().zip(&mut steps).enumerate() {
             let mut code = String::new();
-            expand(&mut code, steps.next().unwrap_or_default(), &group.parts, in_tables);
+            expand(&mut code, steps.next().unwrap_or_default(), &member.parts, in_tables);
             write_renamed(text, &code.replace("return answer", "answer = answer"), number);
         }
         if step == 0 {
-            let hits = (0..groups.len()).filter(|&number| groups[number].kind == ScriptKind::Hit);
+            let hits = (0..members.len()).filter(|&number| members[number].kind == ScriptKind::Hit);
             let names: Vec<String> = hits.map(|number| format!("admitted{number}")).collect();
             if let [first, others @ ..] = &names[..] {
                 let names = names.join(", ");
@@ -143,19 +146,19 @@ fn write_groups(text: &mut String, groups: &[ScriptGroup], in_tables: bool, temp
             }
         }
     }
-    let answers: Vec<String> = (0..groups.len()).map(|number| format!("answer{number}")).collect();
-    let (format, lengths) = ("I4".repeat(groups.len()), answers.join(", #"));
+    let answers: Vec<String> = (0..members.len()).map(|number| format!("answer{number}")).collect();
+    let (format, lengths) = ("I4".repeat(members.len()), answers.join(", #"));
     writeln!(text, "return pack('>{format}', #{lengths}) .. {}", answers.join(" .. "))
         .expect("writing to a string does not fail");
 }
 
-/// Writes code with the number of the group in the names of its variables.
+/// Writes code with the number of the member in the names of its variables.
 fn write_renamed(text: &mut String, code: &str, number: usize) {
     let is_separator = |c: char| !c.is_ascii_alphanumeric() && c != '_';
     for part in code.split_inclusive(is_separator) {
         let word = part.trim_end_matches(is_separator);
         text.push_str(word);
-        if GROUP_VARIABLES.contains(&word) {
+        if MEMBER_VARIABLES.contains(&word) {
             text.push_str(&number.to_string());
         }
         text.push_str(&part[word.len()..]);
@@ -175,8 +178,8 @@ fn constants(size: usize) -> [(&'static str, u64); 5] {
     ]
 }
 
-impl ScriptGroup {
-    /// Returns the template of the code for this group, with the [names](assemble) filled in.
+impl ScriptMember {
+    /// Returns the template of the code for this member, with the [names](assemble) filled in.
     fn template(&self, in_tables: bool, [states, packed_arguments]: [String; 2], own: &str) -> String {
         let template = match self.kind {
             ScriptKind::Hit => HIT,
@@ -185,7 +188,7 @@ impl ScriptGroup {
             ScriptKind::Refund => include_str!("refund.lua"),
             ScriptKind::Clear => include_str!("clear.lua"),
         };
-        // The tables of several groups are declared once.
+        // The tables of several members are declared once.
         let declarations = if in_tables && !self.is_alone { String::new() } else { variables(&self.parts, in_tables) };
         let (remove, overwrite) = if self.is_alone { WRITES_ALONE } else { WRITES_TOGETHER };
         let mut template = template
@@ -209,19 +212,19 @@ impl ScriptGroup {
     }
 }
 
-/// Returns `true` if the variables of limits are in tables. A group needs about as many variables as a
+/// Returns `true` if the variables of limits are in tables. A member needs about as many variables as a
 /// limit.
-fn in_tables(groups: &[ScriptGroup]) -> bool {
-    let parts = || groups.iter().flat_map(|group| &group.parts);
+fn in_tables(members: &[ScriptMember]) -> bool {
+    let parts = || members.iter().flat_map(|member| &member.parts);
     let arguments = parts().map(|part| part.arguments).sum::<usize>();
-    parts().count() + groups.len() - 1 > MAX_LIMITS_IN_LOCALS || arguments > MAX_ARGUMENTS_IN_LOCALS
+    parts().count() + members.len() - 1 > MAX_LIMITS_IN_LOCALS || arguments > MAX_ARGUMENTS_IN_LOCALS
 }
 
 /// Returns the code that unpacks the arguments: into local variables, or into the table `p`.
-fn unpacked_arguments(group: &ScriptGroup, in_tables: bool) -> String {
+fn unpacked_arguments(member: &ScriptMember, in_tables: bool) -> String {
     let mut names = vec!["cost".to_owned()];
-    names.extend((group.kind == ScriptKind::Refund).then(|| "made".to_owned()));
-    names.extend(group.parts.iter().flat_map(|part| part.variables(false)));
+    names.extend((member.kind == ScriptKind::Refund).then(|| "made".to_owned()));
+    names.extend(member.parts.iter().flat_map(|part| part.variables(false)));
     let format = "d".repeat(names.len());
     if in_tables {
         format!("local p = {{ unpack('<{format}', PACKED) }}\nlocal cost, made = p[1], p[2]\n")

@@ -71,8 +71,8 @@ type ScriptCache = HashMap<Vec<Shape>, Arc<Script>>;
 /// The properties of a limit on which the text of a script depends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 struct Shape {
-    /// The number of the key in a call for several keys, from 0, and its operation.
-    group: usize,
+    /// The number of the member in a call for several keys, from 0, and its operation.
+    member: usize,
     kind: ScriptKind,
     name: &'static str,
     /// The address of the strategy's static list of Lua sources. It is compared and hashed instead
@@ -84,14 +84,14 @@ struct Shape {
     counts_refusals: bool,
 }
 
-/// An operation on the limits of one key. A script has several groups if it decides on several keys
-/// together.
-struct ScriptGroup {
+/// The part of a script for one key: an operation on its limits. A script has several members if it
+/// decides on several keys together.
+struct ScriptMember {
     kind: ScriptKind,
     parts: Vec<ScriptPart>,
     /// The index of the small states in `KEYS`.
     key: usize,
-    /// `true` if the script has no other group.
+    /// `true` if the script has no other member.
     is_alone: bool,
 }
 
@@ -166,13 +166,13 @@ impl Scripts {
     }
 
     fn script(&self, prepared: &[Prepared<'_>]) -> Arc<Script> {
-        let shapes = prepared.iter().enumerate().flat_map(|(group, prepared)| prepared.shapes(group));
+        let shapes = prepared.iter().enumerate().flat_map(|(member, prepared)| prepared.shapes(member));
         let id: Vec<Shape> = shapes.collect();
         let cached = unpoisoned(self.0.read()).get(&id).cloned();
         cached.unwrap_or_else(|| {
-            let groups = groups(prepared);
-            let single = Text::new(assembled::text(&groups));
-            let combined = assembled::combined_text(&groups).map(Text::new);
+            let members = members(prepared);
+            let single = Text::new(assembled::text(&members));
+            let combined = assembled::combined_text(&members).map(Text::new);
             let script = Arc::new(Script { single, combined });
             unpoisoned(self.0.write()).insert(id, Arc::clone(&script));
             script
@@ -226,9 +226,9 @@ impl<'a> Prepared<'a> {
         Some(Self { kind, limits, scripts, member })
     }
 
-    fn shapes(&self, group: usize) -> impl Iterator<Item = Shape> {
+    fn shapes(&self, member: usize) -> impl Iterator<Item = Shape> {
         self.limits.iter().zip(&self.scripts).map(move |(limit, script)| Shape {
-            group,
+            member,
             kind: self.kind,
             name: script.name,
             sources: script.sources.as_ptr().addr(),
@@ -278,14 +278,14 @@ fn reply_part(script: &StrategyScript) -> ReplyPart {
     }
 }
 
-fn groups(prepared: &[Prepared<'_>]) -> Vec<ScriptGroup> {
+fn members(prepared: &[Prepared<'_>]) -> Vec<ScriptMember> {
     let (mut position, mut key, is_alone) = (0, 1, prepared.len() == 1);
-    let group = |prepared: &Prepared<'_>| {
-        let group = ScriptGroup { kind: prepared.kind, parts: parts(prepared, position, key), key, is_alone };
+    let member = |prepared: &Prepared<'_>| {
+        let member = ScriptMember { kind: prepared.kind, parts: parts(prepared, position, key), key, is_alone };
         (position, key) = (position + prepared.limits.len(), key + prepared.member.keys.len());
-        group
+        member
     };
-    prepared.iter().map(group).collect()
+    prepared.iter().map(member).collect()
 }
 
 /// `position` is the number of the first limit in the script, and `key` the index of its small states.
