@@ -149,7 +149,7 @@ impl Combiner {
     /// connection that leads to one server, or to the node of a cluster that holds all of them.
     pub(super) async fn run_alone(&self, link: &Link, call: &Call, deadline: Instant) -> Result<Value, StorageError> {
         let Some(node) = link.single().filter(|_| call.has_several_keys()) else {
-            return run_alone(link, call, deadline).await;
+            return link.run_script(&call.by_hash(), || call.by_text(), deadline).await;
         };
         let needs_proof = self.mode != Combine::Always;
         let mut reply = node.run_several(deadline, 1, needs_proof, || Some(call.by_hash())).await;
@@ -316,12 +316,4 @@ fn not_one_server(name: &str) -> StorageError {
 
 fn calls(hits: &[GroupedHit]) -> Vec<&Call> {
     hits.iter().map(|hit| &*hit.call).collect()
-}
-
-/// Runs the script by its hash, or sends its text if the server has not cached it.
-pub(super) async fn run_alone(link: &Link, call: &Call, deadline: Instant) -> Result<Value, StorageError> {
-    match link.run(&call.by_hash(), deadline).await {
-        Err(error) if is_script_missing(&error) => link.run(&call.by_text(), deadline).await,
-        other => other,
-    }
 }

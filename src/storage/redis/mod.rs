@@ -28,7 +28,7 @@ use std::time::Duration;
 use redis::Value;
 use tokio::time::Instant;
 
-use self::combine::{Combiner, run_alone};
+use self::combine::Combiner;
 use self::error::unprepared_time;
 use self::link::Link;
 use self::script::{Call, ScriptKind, ScriptTime, Scripts, unexpected_reply};
@@ -38,6 +38,8 @@ use crate::decision::Decision;
 use crate::error::{BoxError, ConfigError};
 use crate::key::Key;
 use crate::policy::{Op, Policy};
+#[cfg(feature = "redis-rustls")]
+use crate::storage::TlsConfig;
 use crate::storage::calls::measured;
 use crate::storage::contract::OwnedRequest;
 use crate::storage::credentials::{Credentials, LoginSource};
@@ -299,8 +301,7 @@ impl RedisStorage {
     /// Returns an error if a part of `config` is malformed, if the scheme of the URL has no TLS, or
     /// if the storage was created on a connection of the program.
     #[cfg(feature = "redis-rustls")]
-    pub fn try_tls(self, config: &crate::storage::TlsConfig) -> Result<Self, crate::ConfigError> {
-        use crate::error::ConfigError;
+    pub fn try_tls(self, config: &TlsConfig) -> Result<Self, ConfigError> {
         let Some(target) = self.target.clone() else {
             return Err(ConfigError::new("a connection of the program has its own certificates: set them there"));
         };
@@ -539,9 +540,9 @@ impl RedisStorage {
         let storage = self.clone();
         StorageFuture::new(measured(LABEL, async move {
             let deadline = Instant::now() + storage.timeout;
-            let reply = run_alone(&storage.link, &call, deadline).await;
+            let reply = storage.combiner.run_alone(&storage.link, &call, deadline).await;
             match storage.server_time(&reply).and_then(prepare) {
-                Some(prepared) => run_alone(&storage.link, &prepared, deadline).await,
+                Some(prepared) => storage.combiner.run_alone(&storage.link, &prepared, deadline).await,
                 None => reply,
             }
             .map(drop)

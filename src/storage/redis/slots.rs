@@ -5,7 +5,6 @@ use std::sync::LazyLock;
 use redis::{Cmd, Value, cmd};
 use tokio::time::Instant;
 
-use super::error::is_script_missing;
 use super::script::unexpected_reply;
 use super::{LABEL, RedisStorage, record};
 use crate::key::Key;
@@ -29,11 +28,8 @@ impl SlotStore for RedisStorage {
 impl RedisStorage {
     async fn run_claim(&self, name: &str, claim: &Claim) -> Result<Granted, StorageError> {
         let deadline = Instant::now() + self.timeout;
-        let run = |command: &str, script: &str| self.claim_command(command, script, name, claim);
-        let reply = match self.link.run(&run("EVALSHA", &HASH), deadline).await {
-            Err(error) if is_script_missing(&error) => self.link.run(&run("EVAL", SCRIPT), deadline).await?,
-            reply => reply?,
-        };
+        let command = |command: &str, script: &str| self.claim_command(command, script, name, claim);
+        let reply = self.link.run_script(&command("EVALSHA", &HASH), || command("EVAL", SCRIPT), deadline).await?;
         granted(&reply).ok_or_else(|| unexpected_reply(&reply))
     }
 

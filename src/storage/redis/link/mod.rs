@@ -24,6 +24,7 @@ pub(super) use self::node::Node;
 use self::sentinel::Sentinels;
 #[cfg(any(feature = "redis-connection-manager", feature = "redis-cluster-async"))]
 use self::shared::Shared;
+use super::error::is_script_missing;
 use super::url::{Access, Servers};
 use crate::storage::StorageError;
 #[cfg(any(feature = "redis-connection-manager", feature = "redis-cluster-async"))]
@@ -90,6 +91,23 @@ impl Link {
             Topology::Cluster(cluster) => cluster.run(command, deadline).await,
             #[cfg(any(feature = "redis-connection-manager", feature = "redis-cluster-async"))]
             Topology::Shared { node, .. } => node.run(command, deadline).await,
+        }
+    }
+
+    /// Runs a script by its hash, or sends its text if the server has not cached it.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error like [`run`](Self::run).
+    pub(super) async fn run_script(
+        &self,
+        by_hash: &Cmd,
+        by_text: impl FnOnce() -> Cmd,
+        deadline: Instant,
+    ) -> Result<Value, StorageError> {
+        match self.run(by_hash, deadline).await {
+            Err(error) if is_script_missing(&error) => self.run(&by_text(), deadline).await,
+            reply => reply,
         }
     }
 
