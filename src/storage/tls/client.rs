@@ -13,8 +13,6 @@ use tokio_rustls::rustls::pki_types::pem::{self, PemObject};
 use tokio_rustls::rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
 use tokio_rustls::rustls::{ClientConfig, RootCertStore};
 
-use super::Paths;
-
 /// The settings of a TLS connection.
 #[derive(Clone)]
 pub(in crate::storage) struct Tls {
@@ -32,13 +30,18 @@ struct PemNames {
 }
 
 impl Tls {
-    /// Creates the settings from the files that a URL names.
+    /// Creates the settings from the paths of PEM files in a URL: the certificates to trust, and the
+    /// certificate and the private key of this client.
     ///
     /// # Errors
     ///
     /// Returns a message if a file cannot be read, or does not contain the expected PEM.
-    pub(super) fn from_files(paths: &Paths, alpn: Option<&'static [u8]>) -> Result<Self, String> {
-        let read = |path: &String, option: &str| {
+    pub(super) fn from_files(
+        ca: Option<&str>,
+        client: Option<(&str, &str)>,
+        alpn: Option<&'static [u8]>,
+    ) -> Result<Self, String> {
+        let read = |path: &str, option: &str| {
             fs::read(path).map_err(|error| {
                 format!("cannot read {path:?}: {error}; write the path of a PEM file, {option}=/path/to/{option}.pem")
             })
@@ -50,11 +53,11 @@ impl Tls {
             key: String::new(),
             help: "write the paths of PEM files, ca=/path/to/ca.pem&cert=/path/to/cert.pem&key=/path/to/key.pem",
         };
-        if let Some(path) = &paths.ca {
+        if let Some(path) = ca {
             config = config.ca(read(path, "ca")?);
             names.ca = format!("{path:?}");
         }
-        if let Some((cert, key)) = &paths.client {
+        if let Some((cert, key)) = client {
             config = config.client_certificate(read(cert, "cert")?, read(key, "key")?);
             (names.cert, names.key) = (format!("{cert:?}"), format!("{key:?}"));
         }

@@ -4,28 +4,17 @@
     allow(dead_code, reason = "the client of PostgreSQL does the handshake itself")
 )]
 
-#[cfg(any(
-    feature = "redis-rustls",
-    feature = "memcached-rustls",
-    feature = "etcd-rustls",
-    feature = "postgres-rustls"
-))]
+#[cfg_attr(
+    not(any(
+        feature = "redis-rustls",
+        feature = "memcached-rustls",
+        feature = "etcd-rustls",
+        feature = "postgres-rustls"
+    )),
+    path = "missing.rs"
+)]
 mod client;
 
-#[cfg(not(any(
-    feature = "redis-rustls",
-    feature = "memcached-rustls",
-    feature = "etcd-rustls",
-    feature = "postgres-rustls"
-)))]
-use tokio::net::TcpStream;
-
-#[cfg(any(
-    feature = "redis-rustls",
-    feature = "memcached-rustls",
-    feature = "etcd-rustls",
-    feature = "postgres-rustls"
-))]
 pub(super) use self::client::Tls;
 #[cfg(any(
     feature = "redis-rustls",
@@ -36,53 +25,6 @@ pub(super) use self::client::Tls;
 pub use self::client::TlsConfig;
 use crate::error::ConfigError;
 use crate::storage::url::{Options, Wrong};
-
-/// The settings of a TLS connection in builds without TLS. This type has no values, because a URL
-/// that needs TLS is rejected.
-#[cfg(not(any(
-    feature = "redis-rustls",
-    feature = "memcached-rustls",
-    feature = "etcd-rustls",
-    feature = "postgres-rustls"
-)))]
-#[derive(Clone, Debug)]
-pub(super) enum Tls {}
-
-#[cfg(not(any(
-    feature = "redis-rustls",
-    feature = "memcached-rustls",
-    feature = "etcd-rustls",
-    feature = "postgres-rustls"
-)))]
-impl Tls {
-    fn from_files(_: &Paths, _: Option<&'static [u8]>) -> Result<Self, String> {
-        Err("TLS needs the feature \"redis-rustls\", \"memcached-rustls\", \"etcd-rustls\" or \"postgres-rustls\" of \
-             tower-ratelimit"
-            .to_owned())
-    }
-
-    #[allow(clippy::unused_async, reason = "the same signature as with TLS")]
-    pub(super) async fn over(&self, _: TcpStream, _: &str) -> std::io::Result<TcpStream> {
-        match *self {}
-    }
-}
-
-/// The paths of PEM files in a URL.
-#[cfg_attr(
-    not(any(
-        feature = "redis-rustls",
-        feature = "memcached-rustls",
-        feature = "etcd-rustls",
-        feature = "postgres-rustls"
-    )),
-    allow(dead_code, reason = "without TLS nothing reads the files")
-)]
-struct Paths {
-    /// The certificates to trust.
-    ca: Option<String>,
-    /// The certificate and the private key of this client.
-    client: Option<(String, String)>,
-}
 
 impl Tls {
     /// Creates the TLS settings of a URL, from its options `ca`, `cert` and `key`. `alpn` is the
@@ -103,6 +45,7 @@ impl Tls {
                 return Err(wrong("key needs a certificate: write cert=/path/to/cert.pem too".to_owned()));
             }
         };
-        Self::from_files(&Paths { ca, client }, alpn).map_err(wrong)
+        let client = client.as_ref().map(|(cert, key)| (&**cert, &**key));
+        Self::from_files(ca.as_deref(), client, alpn).map_err(wrong)
     }
 }
