@@ -66,6 +66,11 @@ impl KeyPage {
     }
 }
 
+/// Returns `true` if the peek shows a state that has an effect.
+pub(super) fn is_in_use(peek: &Decision) -> bool {
+    peek.statuses().iter().any(|status| status.reset_after_micros() > 0)
+}
+
 /// Returns the error of a page that does not follow another one.
 pub(super) fn unknown_page() -> StorageError {
     StorageError::new(StorageErrorKind::Unsupported, "unknown page of keys: pass `KeyPage::next` of the page before")

@@ -1,30 +1,21 @@
 //! Makes a page of keys from the names that a storage has.
+#![cfg_attr(
+    not(any(feature = "etcd", feature = "postgres", feature = "sqlite")),
+    allow(dead_code, reason = "Redis does not order its names, and memcached cannot list them")
+)]
 
-#[cfg(any(feature = "memcached", feature = "etcd", feature = "postgres", feature = "sqlite"))]
-use super::keys::{KeyPage, KeysRequest};
-#[cfg(any(feature = "memcached", feature = "etcd", feature = "postgres", feature = "sqlite"))]
+use super::keys::{KeyPage, KeysRequest, is_in_use};
 use super::names;
-#[cfg(any(feature = "redis", feature = "memcached", feature = "etcd", feature = "postgres", feature = "sqlite"))]
 use super::{Storage, StorageError, StorageRequest};
 use crate::decision::Decision;
-#[cfg(any(feature = "redis", feature = "memcached", feature = "etcd", feature = "postgres", feature = "sqlite"))]
 use crate::key::Key;
-#[cfg(any(feature = "redis", feature = "memcached", feature = "etcd", feature = "postgres", feature = "sqlite"))]
 use crate::policy::{Op, Policy};
-#[cfg(any(feature = "redis", feature = "memcached", feature = "etcd", feature = "postgres", feature = "sqlite"))]
 use crate::sync::join_all;
 
-/// Returns `true` if the peek shows a state that has an effect.
-pub(super) fn is_in_use(peek: &Decision) -> bool {
-    peek.statuses().iter().any(|status| status.reset_after_micros() > 0)
-}
-
 /// The number of peeks that are in flight at once.
-#[cfg(any(feature = "redis", feature = "memcached", feature = "etcd", feature = "postgres", feature = "sqlite"))]
 const AT_ONCE: usize = 16;
 
 /// Peeks at the keys, and returns those that are in use.
-#[cfg(any(feature = "redis", feature = "memcached", feature = "etcd", feature = "postgres", feature = "sqlite"))]
 pub(super) async fn in_use(
     storage: &dyn Storage,
     policy: &Policy,
@@ -46,11 +37,6 @@ pub(super) async fn in_use(
 }
 
 /// The names of a page on a store that orders them.
-#[cfg(any(feature = "memcached", feature = "etcd", feature = "postgres", feature = "sqlite"))]
-#[cfg_attr(
-    not(any(feature = "etcd", feature = "postgres", feature = "sqlite")),
-    allow(dead_code, reason = "memcached cannot list its keys")
-)]
 #[derive(Clone, Debug)]
 pub(super) struct NameRange {
     /// The first possible name.
@@ -65,7 +51,6 @@ pub(super) struct NameRange {
     before_key: usize,
 }
 
-#[cfg(any(feature = "memcached", feature = "etcd", feature = "postgres", feature = "sqlite"))]
 impl NameRange {
     /// Returns the range of a page. `prefix` is the one of the storage, with its `:`.
     pub(super) fn new(prefix: &str, request: &KeysRequest<'_>) -> Result<Self, StorageError> {

@@ -51,6 +51,7 @@ mod in_order;
 mod key_table;
 mod keys;
 mod leases;
+#[cfg(any(feature = "redis", feature = "memcached", feature = "etcd", feature = "postgres", feature = "sqlite"))]
 mod listing;
 #[cfg(feature = "memcached")]
 mod memcached;

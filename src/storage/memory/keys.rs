@@ -4,8 +4,7 @@ use super::inner::MemoryInner;
 use super::kept_keys::Position;
 use crate::key::Key;
 use crate::policy::Op;
-use crate::storage::keys::{cannot_list, unknown_page};
-use crate::storage::listing::is_in_use;
+use crate::storage::keys::{cannot_list, is_in_use, unknown_page};
 use crate::storage::{KeyPage, KeysRequest, StorageError, StorageErrorKind, StorageRequest, names};
 
 /// Returns a page of keys.
