@@ -15,8 +15,6 @@ use std::time::Duration;
 
 use socket2::{SockRef, TcpKeepalive};
 use tokio::net::{TcpStream, ToSocketAddrs};
-#[cfg(any(feature = "redis", feature = "memcached", feature = "etcd"))]
-use tokio::task::AbortHandle;
 use tokio::time::{Instant, sleep};
 
 #[cfg(feature = "redis")]
@@ -26,7 +24,7 @@ pub(super) use self::reconnect::{Reconnecting, Usable};
 #[cfg(any(feature = "redis", feature = "etcd"))]
 pub(super) use self::stream::ServerStream;
 #[cfg(any(feature = "redis", feature = "memcached", feature = "etcd"))]
-pub(super) use self::stream::{FirstBytes, connecting, open};
+pub(super) use self::stream::{Driver, FirstBytes, connecting, open};
 use crate::storage::StorageError;
 
 /// The timeout of an attempt to connect. It does not depend on the timeouts of the waiting calls.
@@ -35,32 +33,6 @@ pub(super) const CONNECT_WITHIN: Duration = Duration::from_secs(1);
 /// Creates the error of an attempt to connect to `server` that takes too long.
 pub(super) fn too_slow(server: &str) -> StorageError {
     StorageError::unreachable(server, format!("connecting took longer than {CONNECT_WITHIN:?}"))
-}
-
-/// The task that does the I/O of a connection. It is aborted when this is dropped. A server that does
-/// not reply would otherwise keep it alive.
-#[cfg(any(feature = "redis", feature = "memcached", feature = "etcd"))]
-#[derive(Debug)]
-pub(super) struct Driver(AbortHandle);
-
-#[cfg(any(feature = "redis", feature = "memcached", feature = "etcd"))]
-impl Driver {
-    /// Spawns the task on the current runtime.
-    pub(super) fn spawn(io: impl Future<Output: Send> + Send + 'static) -> Self {
-        Self(tokio::spawn(async move { drop(io.await) }).abort_handle())
-    }
-
-    /// Returns `true` if the connection was closed, or the runtime that opened it was shut down.
-    pub(super) fn is_finished(&self) -> bool {
-        self.0.is_finished()
-    }
-}
-
-#[cfg(any(feature = "redis", feature = "memcached", feature = "etcd"))]
-impl Drop for Driver {
-    fn drop(&mut self) {
-        self.0.abort();
-    }
 }
 
 /// The number of calls in progress, or of callers that wait. Clones share it.

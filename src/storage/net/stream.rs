@@ -1,5 +1,5 @@
-//! Opens streams to servers, and names the protocol of a server that answers in another one, for
-//! example because of a wrong port.
+//! Opens streams to servers, and runs their I/O. Names the protocol of a server that answers in
+//! another one, for example because of a wrong port.
 
 use std::io;
 use std::sync::{Arc, OnceLock};
@@ -8,6 +8,7 @@ use std::time::Duration;
 use tokio::io::{AsyncRead, AsyncWrite};
 #[cfg(unix)]
 use tokio::net::UnixStream;
+use tokio::task::AbortHandle;
 use tokio::time::timeout;
 use tokio_util::io::InspectReader;
 
@@ -124,4 +125,27 @@ pub(in crate::storage) async fn connecting<T>(
 ) -> Result<T, StorageError> {
     let connected = timeout(CONNECT_WITHIN, attempt).await.unwrap_or_else(|_| Err(too_slow(server)));
     connected.map_err(|error| first.foreign(server, protocol).unwrap_or(error))
+}
+
+/// The task that does the I/O of a connection. It is aborted when this is dropped. A server that does
+/// not reply would otherwise keep it alive.
+#[derive(Debug)]
+pub(in crate::storage) struct Driver(AbortHandle);
+
+impl Driver {
+    /// Spawns the task on the current runtime.
+    pub(in crate::storage) fn spawn(io: impl Future<Output: Send> + Send + 'static) -> Self {
+        Self(tokio::spawn(async move { drop(io.await) }).abort_handle())
+    }
+
+    /// Returns `true` if the connection was closed, or the runtime that opened it was shut down.
+    pub(in crate::storage) fn is_finished(&self) -> bool {
+        self.0.is_finished()
+    }
+}
+
+impl Drop for Driver {
+    fn drop(&mut self) {
+        self.0.abort();
+    }
 }
