@@ -26,7 +26,6 @@
 mod entry;
 mod queue;
 mod room;
-mod seats;
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -39,8 +38,7 @@ use self::entry::QueueEntry;
 pub(crate) use self::entry::WaitQueues;
 use self::queue::Refusal;
 pub(crate) use self::queue::later;
-pub(crate) use self::room::{QueueFuture, WaitBounds, WaitingRoom};
-pub(crate) use self::seats::{Seat, Seats};
+pub(crate) use self::room::{QueueFuture, Seat, Seats, WaitBounds, WaitingRoom};
 use crate::decision::Decision;
 use crate::key::Key;
 use crate::observe::Reporter;
