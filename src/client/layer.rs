@@ -8,8 +8,7 @@ use http::Request;
 use tower_layer::Layer;
 
 use super::gate::{Gate, GateState};
-use super::retry::{CopyRequest, NoRetry};
-use super::service::ClientLimit;
+use super::service::{ClientLimit, CopyRequest, NoRetry};
 use crate::extract::KeyExtractor;
 use crate::limiter::RateLimiter;
 

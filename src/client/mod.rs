@@ -6,11 +6,9 @@ mod gate;
 mod grpc;
 mod layer;
 mod pauses;
-mod retry;
 mod service;
 mod values;
 
 pub use self::error::ClientLimitError;
 pub use self::layer::ClientLimitLayer;
-pub use self::retry::{CopyRequest, NoRetry};
-pub use self::service::{ClientLimit, ClientLimitFuture};
+pub use self::service::{ClientLimit, ClientLimitFuture, CopyRequest, NoRetry};
