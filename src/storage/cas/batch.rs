@@ -1,8 +1,10 @@
-//! Executes the jobs of a key on its states, one after another.
+//! Executes jobs on the states of their keys, one after another.
 
+use std::collections::HashMap;
+use std::sync::Arc;
 use std::time::Duration;
 
-use super::job::Command;
+use super::job::{Command, JobResult, JobWork, same_key};
 use super::skew::View;
 use crate::decision::Decision;
 use crate::policy::{Member, Op, Policy};
@@ -15,6 +17,9 @@ use crate::time::Timestamp;
 /// it applies instead. A node whose clock is behind must still find the instant of the last
 /// decision.
 const GRACE: Duration = Duration::from_millis(500);
+
+/// A text to store, and the time to keep it.
+pub(in crate::storage) type NewText = (String, Duration);
 
 /// The states of a key during a batch of jobs.
 ///
@@ -142,7 +147,7 @@ impl<'a> Batch<'a> {
     /// The text begins with the time of the key. Without it, a node whose clock is behind could
     /// decide at an earlier time. After a refund of all units, the text has only this time. The
     /// text has no time if `max_skew` is zero, or if a clear has removed all states.
-    pub(in crate::storage) fn finish(mut self, max_skew: Duration) -> Option<(String, Duration)> {
+    pub(in crate::storage) fn finish(mut self, max_skew: Duration) -> Option<NewText> {
         self.write_back();
         if !self.changed || self.text == self.loaded && !self.must_store {
             return None;
@@ -172,6 +177,49 @@ impl<'a> Batch<'a> {
             let (text, until) = text::write(&parsed.policy, &parsed.states, &self.text, self.now);
             (self.text, self.until) = (text, Some(until));
         }
+    }
+}
+
+/// The states of each key of a batch.
+#[derive(Debug, Default)]
+pub(super) struct Batches<'a>(HashMap<&'a Arc<str>, Batch<'a>>);
+
+impl<'a> Batches<'a> {
+    pub(super) fn add(&mut self, key: &'a Arc<str>, view: View<'a>) {
+        self.0.insert(key, Batch::new(view));
+    }
+
+    /// Executes a job, whose keys were added.
+    pub(super) fn execute(&mut self, work: &JobWork) -> JobResult {
+        match work {
+            JobWork::One { key, policy, command } => {
+                let batch = self.0.get_mut(key).ok_or_else(same_key)?;
+                Ok(batch.execute(policy, command)?.into_iter().collect())
+            }
+            JobWork::All(members) => {
+                let (mut keys, mut batches) = (Vec::new(), Vec::new());
+                for (key, batch) in members.iter().filter_map(|(key, _)| self.0.remove_entry(key)) {
+                    keys.push(key);
+                    batches.push(batch);
+                }
+                let requests: Vec<_> = members.iter().map(|(_, request)| request.borrow()).collect();
+                let is_complete = batches.len() == members.len();
+                let decided = if is_complete { Batch::decide_all(&mut batches, &requests) } else { Err(same_key()) };
+                self.0.extend(keys.into_iter().zip(batches));
+                decided
+            }
+        }
+    }
+
+    /// Returns `true` if there is a change to store.
+    pub(super) fn is_changed(&self) -> bool {
+        self.0.values().any(Batch::is_changed)
+    }
+
+    /// Returns each key, with the text to store and the time to keep it, or `None` if the text has not
+    /// changed.
+    pub(super) fn finish(self, max_skew: Duration) -> Vec<(&'a Arc<str>, Option<NewText>)> {
+        self.0.into_iter().map(|(key, batch)| (key, batch.finish(max_skew))).collect()
     }
 }
 

@@ -1,7 +1,6 @@
 //! A storage over any store with compare-and-swap.
 
 mod batch;
-mod batches;
 #[cfg(any(feature = "etcd", feature = "postgres"))]
 mod combine;
 mod job;

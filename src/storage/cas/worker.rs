@@ -16,7 +16,7 @@ use std::time::Duration;
 use tokio::task::yield_now;
 use tokio::time::{Instant, sleep, timeout};
 
-use super::batches::Batches;
+use super::batch::Batches;
 use super::job::{Job, JobKey, JobResult, late};
 use super::length::longest_text;
 use super::several::{KeySwap, MAX_KEYS, SwappedAll};
