@@ -1,5 +1,6 @@
 //! Policies: the limits that apply to one key.
 
+mod cell;
 mod decide;
 mod limit;
 mod live;
@@ -12,11 +13,12 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 use std::num::NonZeroU32;
 use std::sync::Arc;
 
+pub(crate) use self::cell::PolicyChanges;
 pub use self::decide::Op;
 pub use self::limit::Limit;
 pub(crate) use self::limit::SHADOW;
+pub(crate) use self::live::SharedPolicy;
 pub use self::live::{IntoPolicy, LivePolicy};
-pub(crate) use self::live::{PolicyChanges, SharedPolicy};
 pub use self::members::Member;
 use crate::error::{ConfigError, or_panic};
 use crate::quota::Quota;
