@@ -9,7 +9,7 @@ use super::answer::{Answer, Asked, Fast, Full, Mode, array_of};
 use super::evict::{NoRoom, Put};
 use super::inner::{Located, LockedKey, MemoryInner};
 use super::size::{Need, Size};
-use super::table::TableSlot;
+use super::slot::TableSlot;
 use super::usage::Lack;
 use crate::decision::Decision;
 use crate::key::Key;

@@ -6,7 +6,7 @@ use std::sync::atomic::Ordering;
 use super::inner::{Located, MemoryInner, OnFull};
 use super::shard::{LOG, Shard};
 use super::size::{Need, Size};
-use super::table::TableSlot;
+use super::slot::TableSlot;
 use super::usage::{Lack, MemoryUsage};
 use crate::policy::{Limit, Op, Policy};
 use crate::storage::StorageRequest;

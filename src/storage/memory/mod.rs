@@ -37,6 +37,7 @@ mod members;
 mod padded;
 mod shard;
 mod size;
+mod slot;
 mod table;
 #[cfg(test)]
 mod tests;

@@ -6,7 +6,8 @@ use std::ops::Range;
 use slab::Slab;
 
 use super::size::{Size, log_bytes};
-use super::table::{StateTable, TableSlot};
+use super::slot::TableSlot;
+use super::table::StateTable;
 use super::time::StorageClock;
 use crate::policy::SHADOW;
 use crate::strategy::{Log, State, Status};
