@@ -5,7 +5,8 @@ use std::num::NonZeroU32;
 use std::ops::Range;
 use std::sync::Arc;
 
-use super::state::{Hit, Outcome, State, Status};
+use super::state::{Outcome, State};
+use super::status::{Hit, Status};
 use crate::error::ConfigError;
 use crate::quota::Quota;
 use crate::time::Timestamp;

@@ -1,7 +1,7 @@
 use std::fmt;
 use std::time::Duration;
 
-use super::state::{LEVEL_SHIFT, MAX_LEVEL, level};
+use super::status::{LEVEL_SHIFT, MAX_LEVEL, level};
 use super::window::status;
 use super::{Hit, Outcome, Script, State, Status, Strategy};
 use crate::error::{ConfigError, or_panic};

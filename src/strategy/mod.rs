@@ -54,6 +54,7 @@ mod log;
 mod moving_window;
 mod sliding_window_counter;
 mod state;
+mod status;
 mod token_bucket;
 mod window;
 
@@ -72,7 +73,8 @@ pub use self::lockout::Lockout;
 pub use self::log::Log;
 pub use self::moving_window::MovingWindow;
 pub use self::sliding_window_counter::SlidingWindowCounter;
-pub use self::state::{Hit, Lock, Outcome, State, Status};
+pub use self::state::{Outcome, State};
+pub use self::status::{Hit, Lock, Status};
 pub use self::token_bucket::TokenBucket;
 
 /// Returns the strategy with this name or alias. Upper and lower case are equivalent, and `_` counts
