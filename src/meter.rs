@@ -252,33 +252,11 @@ impl fmt::Debug for Meter {
 }
 
 #[cfg(feature = "axum")]
-mod axum {
-    use std::convert::Infallible;
-
-    use ::axum::extract::{FromRequestParts, OptionalFromRequestParts};
-    use http::request::Parts;
-
-    use crate::extract::NoMeter;
-    use crate::meter::Meter;
-
+crate::extract::extract_inserted! {
     /// Extracts the meter of the innermost layer with [`meter`](crate::RateLimitLayer::meter) (feature
     /// `axum`).
     ///
-    /// Without a meter, the request is rejected with [`NoMeter`]. Extract an `Option<Meter>` if a
-    /// request may have none, because it is not limited.
-    impl<S: Sync> FromRequestParts<S> for Meter {
-        type Rejection = NoMeter;
-
-        async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, NoMeter> {
-            parts.extensions.get().cloned().ok_or_else(NoMeter::default)
-        }
-    }
-
-    impl<S: Sync> OptionalFromRequestParts<S> for Meter {
-        type Rejection = Infallible;
-
-        async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Option<Self>, Infallible> {
-            Ok(parts.extensions.get().cloned())
-        }
-    }
+    /// Without a meter, the request is rejected with [`NoMeter`](crate::extract::NoMeter). Extract an
+    /// `Option<Meter>` if a request may have none, because it is not limited.
+    Meter, or NoMeter: |extensions| extensions.get().cloned()
 }

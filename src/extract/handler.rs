@@ -1,14 +1,11 @@
 //! Extractors for axum handlers, for the values that a layer inserts into a request.
 
-use std::convert::Infallible;
 use std::fmt;
 #[cfg(feature = "tracing")]
 use std::sync::Once;
 
-use axum::extract::{FromRequestParts, OptionalFromRequestParts};
 use axum::response::{IntoResponse, Response};
 use http::StatusCode;
-use http::request::Parts;
 
 use crate::decision::Decision;
 
@@ -16,6 +13,11 @@ use crate::decision::Decision;
 macro_rules! rejection_without {
     ($(#[$doc:meta])* $rejection:ident: $message:literal) => {
         $(#[$doc])*
+        ///
+        /// The response is a 500, because this is a mistake in the setup of the server. The first one
+        /// in a process is logged as an error (feature `tracing`). The body names the cause only in a
+        /// build with debug assertions. The extensions of the response contain this value, whose text
+        /// names it, too.
         #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
         #[non_exhaustive]
         pub struct $rejection;
@@ -47,11 +49,6 @@ macro_rules! rejection_without {
 
 rejection_without! {
     /// The rejection of the extractor [`Decision`]: the request has no decision (feature `axum`).
-    ///
-    /// The response is a 500, because this is a mistake in the setup of the server. The first one
-    /// in a process is logged as an error (feature `tracing`). The body names the cause only in a
-    /// build with debug assertions. The extensions of the response contain this value, whose text
-    /// names it, too.
     NoDecision:
     "the request has no rate limit decision: call share_decision() on the layer, \
      or extract Option<Decision>, because a request has none if it is not limited or the storage failed"
@@ -60,11 +57,6 @@ rejection_without! {
 rejection_without! {
     /// The rejection of the extractor [`Reservation`](crate::Reservation): the request has no
     /// reservation, or it was taken before (feature `axum`).
-    ///
-    /// The response is a 500, because this is a mistake in the setup of the server. The first one
-    /// in a process is logged as an error (feature `tracing`). The body names the cause only in a
-    /// build with debug assertions. The extensions of the response contain this value, whose text
-    /// names it, too.
     NoReservation:
     "the request has no reservation to settle: call settle_later() on the layer, \
      take the reservation only once, \
@@ -74,11 +66,6 @@ rejection_without! {
 rejection_without! {
     /// The rejection of the extractor [`Meter`](crate::Meter): the request has no meter (feature
     /// `axum`).
-    ///
-    /// The response is a 500, because this is a mistake in the setup of the server. The first one
-    /// in a process is logged as an error (feature `tracing`). The body names the cause only in a
-    /// build with debug assertions. The extensions of the response contain this value, whose text
-    /// names it, too.
     NoMeter:
     "the request has no meter: call meter() on the layer, \
      or extract Option<Meter> if requests may be unlimited"
@@ -87,46 +74,62 @@ rejection_without! {
 rejection_without! {
     /// The rejection of the extractor [`Permit`](crate::Permit): the request has no permit (feature
     /// `axum`).
-    ///
-    /// The response is a 500, because this is a mistake in the setup of the server. The first one
-    /// in a process is logged as an error (feature `tracing`). The body names the cause only in a
-    /// build with debug assertions. The extensions of the response contain this value, whose text
-    /// names it, too.
     NoPermit:
     "the request has no permit: add an InFlightLayer to the route, \
      or extract Option<Permit> if requests may be skipped"
 }
 
-/// Extracts the decision of the innermost layer with
-/// [`share_decision`](crate::RateLimitLayer::share_decision) (feature `axum`).
-///
-/// Without a decision, the request is rejected with [`NoDecision`]. Extract an
-/// `Option<Decision>` if a request may have none, for example because it is not limited, or
-/// because the storage failed.
-///
-/// ```
-/// use axum::Router;
-/// use axum::routing::get;
-/// use tower_ratelimit::{Decision, Global, Quota, RateLimitLayer};
-///
-/// let app: Router = Router::new()
-///     .route("/", get(|decision: Option<Decision>| async move {
-///         decision.map_or("no limit\n".to_owned(), |decision| format!("{} to go\n", decision.remaining()))
-///     }))
-///     .layer(RateLimitLayer::new(Quota::per_minute(60), Global::new()).share_decision());
-/// ```
-impl<S: Sync> FromRequestParts<S> for Decision {
-    type Rejection = NoDecision;
+/// Implements the extractors of a value that a layer inserts, and of an `Option` of it. `$take` is a
+/// function that returns the value from the extensions, if there is one.
+macro_rules! extract_inserted {
+    ($(#[$doc:meta])* $value:ty, or $rejection:ident: $take:expr) => {
+        $(#[$doc])*
+        impl<S: Sync> ::axum::extract::FromRequestParts<S> for $value {
+            type Rejection = $crate::extract::$rejection;
 
-    async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, NoDecision> {
-        parts.extensions.get().cloned().ok_or(NoDecision)
-    }
+            async fn from_request_parts(
+                parts: &mut ::http::request::Parts,
+                _: &S,
+            ) -> Result<Self, $crate::extract::$rejection> {
+                let take: fn(&::http::Extensions) -> Option<Self> = $take;
+                take(&parts.extensions).ok_or_else(Default::default)
+            }
+        }
+
+        impl<S: Sync> ::axum::extract::OptionalFromRequestParts<S> for $value {
+            type Rejection = ::std::convert::Infallible;
+
+            async fn from_request_parts(
+                parts: &mut ::http::request::Parts,
+                _: &S,
+            ) -> Result<Option<Self>, ::std::convert::Infallible> {
+                let take: fn(&::http::Extensions) -> Option<Self> = $take;
+                Ok(take(&parts.extensions))
+            }
+        }
+    };
 }
 
-impl<S: Sync> OptionalFromRequestParts<S> for Decision {
-    type Rejection = Infallible;
+pub(crate) use extract_inserted;
 
-    async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Option<Self>, Infallible> {
-        Ok(parts.extensions.get().cloned())
-    }
+extract_inserted! {
+    /// Extracts the decision of the innermost layer with
+    /// [`share_decision`](crate::RateLimitLayer::share_decision) (feature `axum`).
+    ///
+    /// Without a decision, the request is rejected with [`NoDecision`]. Extract an
+    /// `Option<Decision>` if a request may have none, for example because it is not limited, or
+    /// because the storage failed.
+    ///
+    /// ```
+    /// use axum::Router;
+    /// use axum::routing::get;
+    /// use tower_ratelimit::{Decision, Global, Quota, RateLimitLayer};
+    ///
+    /// let app: Router = Router::new()
+    ///     .route("/", get(|decision: Option<Decision>| async move {
+    ///         decision.map_or("no limit\n".to_owned(), |decision| format!("{} to go\n", decision.remaining()))
+    ///     }))
+    ///     .layer(RateLimitLayer::new(Quota::per_minute(60), Global::new()).share_decision());
+    /// ```
+    Decision, or NoDecision: |extensions| extensions.get().cloned()
 }

@@ -20,6 +20,8 @@ use http::{Extensions, HeaderMap, HeaderValue, Request, StatusCode, Uri, Version
 pub use self::allow_list::{AddressSource, AllowList};
 pub use self::client_ip::ClientIp;
 #[cfg(feature = "axum")]
+pub(crate) use self::handler::extract_inserted;
+#[cfg(feature = "axum")]
 pub use self::handler::{NoDecision, NoMeter, NoPermit, NoReservation};
 #[cfg(feature = "axum")]
 pub use self::parts::MatchedPath;

@@ -68,32 +68,10 @@ impl fmt::Debug for Permit {
 }
 
 #[cfg(feature = "axum")]
-mod axum {
-    use std::convert::Infallible;
-
-    use ::axum::extract::{FromRequestParts, OptionalFromRequestParts};
-    use http::request::Parts;
-
-    use super::Permit;
-    use crate::extract::NoPermit;
-
+crate::extract::extract_inserted! {
     /// Extracts a clone of the permit (feature `axum`).
     ///
-    /// Without a permit, the request is rejected with [`NoPermit`]. Extract an `Option<Permit>` if a
-    /// request may have none, because it is skipped.
-    impl<S: Sync> FromRequestParts<S> for Permit {
-        type Rejection = NoPermit;
-
-        async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, NoPermit> {
-            parts.extensions.get().cloned().ok_or_else(NoPermit::default)
-        }
-    }
-
-    impl<S: Sync> OptionalFromRequestParts<S> for Permit {
-        type Rejection = Infallible;
-
-        async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Option<Self>, Infallible> {
-            Ok(parts.extensions.get().cloned())
-        }
-    }
+    /// Without a permit, the request is rejected with [`NoPermit`](crate::extract::NoPermit). Extract an
+    /// `Option<Permit>` if a request may have none, because it is skipped.
+    Permit, or NoPermit: |extensions| extensions.get().cloned()
 }

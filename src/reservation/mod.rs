@@ -376,38 +376,13 @@ impl Reservations {
 }
 
 #[cfg(feature = "axum")]
-mod axum {
-    use std::convert::Infallible;
-
-    use ::axum::extract::{FromRequestParts, OptionalFromRequestParts};
-    use http::request::Parts;
-
-    use crate::extract::NoReservation;
-    use crate::reservation::{Reservation, Reservations};
-
-    fn take(parts: &Parts) -> Option<Reservation> {
-        parts.extensions.get().and_then(Reservations::take)
-    }
-
+crate::extract::extract_inserted! {
     /// Takes the reservation of the innermost layer with
     /// [`settle_later`](crate::RateLimitLayer::settle_later) (feature `axum`).
     ///
-    /// Without a reservation, the request is rejected with [`NoReservation`]. Extract an
-    /// `Option<Reservation>` if a request may have none, because it is not limited. To take those
-    /// of several layers, extract an `Extension<Reservations>`.
-    impl<S: Sync> FromRequestParts<S> for Reservation {
-        type Rejection = NoReservation;
-
-        async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, NoReservation> {
-            take(parts).ok_or_else(NoReservation::default)
-        }
-    }
-
-    impl<S: Sync> OptionalFromRequestParts<S> for Reservation {
-        type Rejection = Infallible;
-
-        async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Option<Self>, Infallible> {
-            Ok(take(parts))
-        }
-    }
+    /// Without a reservation, the request is rejected with
+    /// [`NoReservation`](crate::extract::NoReservation). Extract an `Option<Reservation>` if a
+    /// request may have none, because it is not limited. To take those of several layers, extract an
+    /// `Extension<Reservations>`.
+    Reservation, or NoReservation: |extensions| extensions.get().and_then(Reservations::take)
 }
