@@ -45,7 +45,7 @@ pub struct Decision {
 
 impl Decision {
     /// Creates the decision on a hit of `cost` units, which is admitted if every status admits.
-    pub(crate) fn new(at: Timestamp, cost: u32, statuses: Statuses) -> Self {
+    pub(crate) fn of_all(at: Timestamp, cost: u32, statuses: Statuses) -> Self {
         let mut decision = Self { at, ahead: 0, cost, verdict: Verdict::REFUSED, statuses };
         decision.conclude(at);
         decision
@@ -53,8 +53,8 @@ impl Decision {
 
     /// Creates the decision of a policy with one limit, on a hit of `cost` units at `at`. The hit
     /// is admitted if `status` admits it.
-    pub fn of(at: Timestamp, cost: u32, status: Status) -> Self {
-        Self::new(at, cost, Statuses::One([status]))
+    pub fn new(at: Timestamp, cost: u32, status: Status) -> Self {
+        Self::of_all(at, cost, Statuses::One([status]))
     }
 
     /// Creates the decision of a policy on a hit of `cost` units at `at`. `statuses` contains the
@@ -64,10 +64,10 @@ impl Decision {
     /// Use it in a storage that does not call [`Policy::decide`](crate::Policy::decide), for
     /// example because a script on a server decides. [`Limit::answer`](crate::Limit::answer)
     /// returns such statuses.
-    pub fn of_limits(at: Timestamp, cost: u32, statuses: impl ExactSizeIterator<Item = Status>) -> Self {
+    pub fn from_statuses(at: Timestamp, cost: u32, statuses: impl ExactSizeIterator<Item = Status>) -> Self {
         let mut statuses = statuses;
         let limits = statuses.len();
-        Self::new(at, cost, Statuses::from_fn(limits, |_| statuses.next().unwrap_or(Status::BLANK)))
+        Self::of_all(at, cost, Statuses::from_fn(limits, |_| statuses.next().unwrap_or(Status::BLANK)))
     }
 
     /// Returns an empty decision to be filled in place, because decisions are large.
@@ -155,15 +155,15 @@ impl Decision {
 
     /// Returns the storage that decided: the primary storage or its fallback. Defaults to
     /// [`DecisionSource::Primary`]. A [`Breaker`](crate::storage::Breaker) sets it with
-    /// [`via`](Self::via).
+    /// [`with_source`](Self::with_source).
     pub fn source(&self) -> DecisionSource {
         self.verdict.source()
     }
 
     /// Sets the [`source`](Self::source). A storage that chooses between two others calls it, so
     /// that it can later settle the hit in the storage that decided.
-    pub fn via(self, source: DecisionSource) -> Self {
-        Self { verdict: self.verdict.via(source), ..self }
+    pub fn with_source(self, source: DecisionSource) -> Self {
+        Self { verdict: self.verdict.with_source(source), ..self }
     }
 
     /// Returns the time of the decision, according to the storage's clock.
@@ -275,7 +275,7 @@ impl Decision {
     /// If several limits are equal by these rules, it is the one with the longest
     /// [`reset_after`](Status::reset_after), and otherwise the first of them.
     ///
-    /// For a decision without limits, which only [`of_limits`](Self::of_limits) creates, all
+    /// For a decision without limits, which only [`from_statuses`](Self::from_statuses) creates, all
     /// numbers of the status are zero.
     pub fn shown(&self) -> &Status {
         shown(self.statuses())
@@ -460,7 +460,7 @@ impl Verdict {
         if self.0 & FALLBACK == 0 { DecisionSource::Primary } else { DecisionSource::Fallback }
     }
 
-    const fn via(self, source: DecisionSource) -> Self {
+    const fn with_source(self, source: DecisionSource) -> Self {
         match source {
             DecisionSource::Primary => Self(self.0 & !FALLBACK),
             DecisionSource::Fallback => Self(self.0 | FALLBACK),
@@ -470,7 +470,7 @@ impl Verdict {
 
 impl fmt::Debug for Verdict {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let answer = match self.via(DecisionSource::Primary) {
+        let answer = match self.with_source(DecisionSource::Primary) {
             Self::ADMITTED => "Admitted",
             Self::STORAGE_FULL => "StorageFull",
             Self::CONTENDED => "Contended",
@@ -490,11 +490,11 @@ mod tests {
         for answer in [Verdict::ADMITTED, Verdict::REFUSED, Verdict::STORAGE_FULL, Verdict::CONTENDED] {
             assert_eq!(answer.source(), DecisionSource::Primary);
             for source in [DecisionSource::Primary, DecisionSource::Fallback] {
-                let verdict = answer.via(source);
+                let verdict = answer.with_source(source);
                 assert!(verdict.is(answer));
                 assert_eq!(verdict.source(), source);
                 assert_eq!(verdict.instead(Verdict::REFUSED).instead(answer), verdict);
-                assert_eq!(verdict.via(DecisionSource::Primary), answer);
+                assert_eq!(verdict.with_source(DecisionSource::Primary), answer);
             }
         }
     }
@@ -502,6 +502,9 @@ mod tests {
     #[test]
     fn debug_output_shows_the_answer_and_a_fallback() {
         assert_eq!(format!("{:?}", Verdict::ADMITTED), "Admitted");
-        assert_eq!(format!("{:?}", Verdict::STORAGE_FULL.via(DecisionSource::Fallback)), "StorageFull by a fallback");
+        assert_eq!(
+            format!("{:?}", Verdict::STORAGE_FULL.with_source(DecisionSource::Fallback)),
+            "StorageFull by a fallback"
+        );
     }
 }

@@ -275,6 +275,6 @@ impl SlotState {
         } else {
             Status::refused(slots, remaining, reset, (cost <= slots).then_some(wait))
         };
-        Decision::of(Timestamp::wall_clock(), cost, status)
+        Decision::new(Timestamp::wall_clock(), cost, status)
     }
 }

@@ -97,7 +97,7 @@ impl Policy {
     /// Mark the refusal with [`Decision::storage_full`] or [`Decision::contended`].
     pub fn refuse(&self, now: Timestamp, cost: u32, retry_after: u64) -> Decision {
         let limits = self.limits();
-        Decision::new(now, cost, Statuses::from_fn(limits.len(), |i| limits[i].refusal(retry_after)))
+        Decision::of_all(now, cost, Statuses::from_fn(limits.len(), |i| limits[i].refusal(retry_after)))
     }
 
     /// Returns the verdict on a hit of `cost` units by a client that has spent nothing.

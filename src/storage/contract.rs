@@ -118,7 +118,7 @@ impl Summary {
     pub(crate) fn refusal(&self, request: &StorageRequest<'_>) -> Option<Decision> {
         match request.policy.limits() {
             [limit] if !self.limit.is_admitted() && !limit.counts_refusals() => {
-                Some(Decision::of(self.at, request.cost, self.limit))
+                Some(Decision::new(self.at, request.cost, self.limit))
             }
             _ => None,
         }

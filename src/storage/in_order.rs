@@ -92,7 +92,7 @@ async fn decide(storage: AnyStorage, members: Vec<OwnedRequest>) -> Result<Vec<D
         // The others report the units that remain after the refunds.
         let peek = StorageRequest { op: Op::Peek, ..member.borrow() };
         let peek = storage.decide(peek).await;
-        decisions.push(peek.unwrap_or_else(|_| Decision::of_limits(refusal.at(), member.cost, [].into_iter())));
+        decisions.push(peek.unwrap_or_else(|_| Decision::from_statuses(refusal.at(), member.cost, [].into_iter())));
     }
     Ok(decisions)
 }

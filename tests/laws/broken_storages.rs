@@ -553,7 +553,7 @@ fn waits_longer(decision: Decision) -> Decision {
             (false, wait) => Status::refused(status.capacity(), status.remaining(), status.reset_after_micros(), wait),
         }
     });
-    Decision::of_limits(decision.at(), decision.cost(), longer)
+    Decision::from_statuses(decision.at(), decision.cost(), longer)
 }
 
 /// Runs the suite on a storage with this fault.

@@ -63,7 +63,7 @@ impl Storage for FallbackOnly {
         StorageFuture::new(async {
             let decision = deciding.await?;
             assert!(decision.is_from_fallback());
-            Ok(decision.via(DecisionSource::Primary))
+            Ok(decision.with_source(DecisionSource::Primary))
         })
     }
 
@@ -80,7 +80,7 @@ impl Storage for FallbackOnly {
     }
 
     fn settle(&self, policy: &Policy, key: &Key, decision: &Decision, actual: u32) -> StorageFuture<()> {
-        self.0.settle(policy, key, &decision.clone().via(DecisionSource::Fallback), actual)
+        self.0.settle(policy, key, &decision.clone().with_source(DecisionSource::Fallback), actual)
     }
 }
 

@@ -194,7 +194,7 @@ fn public_types_are_send_sync_and_debug() {
 
 #[test]
 fn decision_without_limits_shows_zeros() {
-    let decision = Decision::of_limits(Timestamp::EPOCH, 1, std::iter::empty());
+    let decision = Decision::from_statuses(Timestamp::EPOCH, 1, std::iter::empty());
     assert!(decision.is_admitted());
     let shown = decision.shown();
     assert_eq!((shown.capacity(), shown.remaining(), shown.reset_after()), (0, 0, Duration::ZERO));

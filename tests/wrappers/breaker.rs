@@ -414,7 +414,7 @@ async fn refunds_go_to_the_storage_that_decided_and_clears_to_both() {
     assert!(lost.is_circuit_open() && primary.changes() == 0, "the primary is not called: {lost}");
     assert!(message(lost).ends_with(&format!(": {FAILURE}")));
     // Refusals and free hits have nothing to refund, so the primary is not called.
-    let free = limiter.hit_with_cost(&key, 0).await.unwrap().via(DecisionSource::Primary);
+    let free = limiter.hit_with_cost(&key, 0).await.unwrap().with_source(DecisionSource::Primary);
     limiter.storage().settle(&whole, &key, &free, 0).await.unwrap();
     let refused = limiter.hit_with_cost(&key, 60).await.unwrap();
     assert!(refused.is_refused());

@@ -88,7 +88,7 @@ pub(super) fn adjust_retry_after(original: &Policy, decision: Decision, wait: u6
             .with_lock_of(status)
     };
     let statuses: Vec<Status> = limits.iter().enumerate().map(finite).collect();
-    Decision::of_limits(decision.at(), cost, statuses.into_iter())
+    Decision::from_statuses(decision.at(), cost, statuses.into_iter())
 }
 
 impl fmt::Debug for Fallback {
@@ -128,7 +128,7 @@ mod tests {
     #[test]
     fn storage_full_and_contended_decisions_are_not_adjusted() {
         let original = Policy::from(Quota::per_minute(9));
-        let never = Decision::of(Timestamp::EPOCH, 5, Status::refused(4, 4, 0, None));
+        let never = Decision::new(Timestamp::EPOCH, 5, Status::refused(4, 4, 0, None));
         assert_eq!(adjust_retry_after(&original, never.clone(), 7).retry_after(), Some(Duration::from_micros(7)));
         for undecided in [never.clone().storage_full(), never.contended()] {
             assert_eq!(adjust_retry_after(&original, undecided.clone(), 7), undecided);

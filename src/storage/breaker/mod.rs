@@ -212,7 +212,7 @@ impl BreakerInner {
             Ok(decision) => {
                 permit.decided(decision.is_admitted());
                 self.circuit.counts().primary();
-                StorageFuture::ok(decision.via(DecisionSource::Primary))
+                StorageFuture::ok(decision.with_source(DecisionSource::Primary))
             }
             Err(error) => {
                 permit.failed(&error);
@@ -238,7 +238,7 @@ impl BreakerInner {
             Ok(decision) => {
                 circuit.counts().fallback();
                 let decision = fallback::adjust_retry_after(&original, decision, circuit.until_probe());
-                Ok(decision.via(DecisionSource::Fallback))
+                Ok(decision.with_source(DecisionSource::Fallback))
             }
             Err(error) => {
                 circuit.counts().none();
@@ -274,7 +274,7 @@ impl BreakerInner {
             circuit.counts().fallback();
             let adjust = |(decision, member): (Decision, &OwnedRequest)| {
                 let decision = fallback::adjust_retry_after(&member.policy, decision, circuit.until_probe());
-                decision.via(DecisionSource::Fallback)
+                decision.with_source(DecisionSource::Fallback)
             };
             Ok(decisions.into_iter().zip(&members).map(adjust).collect())
         })
@@ -348,7 +348,9 @@ impl Storage for Breaker {
             Ok(decisions) => {
                 permit.decided(decisions.iter().all(Decision::is_admitted));
                 parts.circuit.counts().primary();
-                StorageFuture::ok(decisions.into_iter().map(|decision| decision.via(DecisionSource::Primary)).collect())
+                StorageFuture::ok(
+                    decisions.into_iter().map(|decision| decision.with_source(DecisionSource::Primary)).collect(),
+                )
             }
             Err(error) => {
                 permit.failed(&error);

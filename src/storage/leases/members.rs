@@ -91,7 +91,7 @@ fn caches_refusals(storage: &AnyStorage) -> bool {
 
 /// Returns decisions without limits, because the states of the members are not known.
 fn undecided(refusal: &Decision, others: &[OwnedRequest]) -> Vec<Decision> {
-    others.iter().map(|other| Decision::of_limits(refusal.at(), other.cost, [].into_iter())).collect()
+    others.iter().map(|other| Decision::from_statuses(refusal.at(), other.cost, [].into_iter())).collect()
 }
 
 /// The decision on the leased member. If it is dropped before the others are decided, because the

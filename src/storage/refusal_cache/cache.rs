@@ -277,7 +277,7 @@ mod tests {
             CacheLookup::Miss(in_flight) => in_flight,
             CacheLookup::Hit(_) => panic!("the cache must be empty"),
         };
-        let admitted = Decision::of(Timestamp::EPOCH, 1, Status::admitted(1, 0, 9));
+        let admitted = Decision::new(Timestamp::EPOCH, 1, Status::admitted(1, 0, 9));
         let contended = policy.refuse(Timestamp::EPOCH, 1, 9).contended();
         for end in [None, Some(&admitted), Some(&contended)] {
             let all: Vec<PendingMiss> = keys.iter().chain(&keys).map(begin).collect();

@@ -111,7 +111,7 @@ impl CachedRefusal {
     pub(super) fn answer(&self, cost: u32, now: Timestamp) -> Decision {
         let passed = now.since(self.received);
         let statuses = self.answers_to(cost).map(|answer| answer.after(cost, passed));
-        Decision::of_limits(self.decision.at().plus(passed), cost, statuses)
+        Decision::from_statuses(self.decision.at().plus(passed), cost, statuses)
     }
 }
 

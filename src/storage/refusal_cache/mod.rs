@@ -237,7 +237,7 @@ impl Storage for RefusalCache {
                     self.cache.counters.here(member.policy);
                     refusal
                 }
-                None => Decision::of_limits(at, member.cost, [].into_iter()),
+                None => Decision::from_statuses(at, member.cost, [].into_iter()),
             };
             return StorageFuture::ok(members.iter().zip(cached).map(decide).collect());
         }

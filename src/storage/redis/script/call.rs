@@ -182,7 +182,7 @@ impl CallMember {
                 ReplyPart::Nothing => limit.answer(state, at, cost, outcome(0)),
             });
         }
-        let decision = Decision::of_limits(at, request.cost, statuses.into_iter());
+        let decision = Decision::from_statuses(at, request.cost, statuses.into_iter());
         // If the script's answer differs from the one computed from the states, the reply is not
         // usable.
         let is_consistent = !spends || decision.is_admitted() == (admitted == 1);
