@@ -227,7 +227,7 @@ mod handler {
         type Future = Pin<Box<dyn Future<Output = Response> + Send>>;
 
         fn call(self, request: Request<Body>, _: S) -> Self::Future {
-            let usage = usage(&self.shared, &Head::of(&request));
+            let usage = usage(&self.shared, &Head::from_request(&request));
             Box::pin(async move { response(usage.await) })
         }
     }

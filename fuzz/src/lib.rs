@@ -87,7 +87,7 @@ impl Reader {
             let value = HeaderValue::from_bytes(line).expect("invalid bytes were removed");
             request.headers_mut().append(self.name.clone(), value);
         }
-        extractor.address(&Head::of(&request)).expect("the request has a peer")
+        extractor.address(&Head::from_request(&request)).expect("the request has a peer")
     }
 }
 

@@ -170,9 +170,10 @@ mod tests {
             ("https://api.example.com/v1", "api.example.com:443"),
             ("http://api.example.com:8080/", "api.example.com:8080"),
         ] {
-            assert_eq!(host(&Head::of(&Request::get(uri).body(()).unwrap())), Key::from(key));
+            assert_eq!(host(&Head::from_request(&Request::get(uri).body(()).unwrap())), Key::from(key));
         }
-        let relative = |request: http::request::Builder| host(&Head::of(&request.uri("/v1").body(()).unwrap()));
+        let relative =
+            |request: http::request::Builder| host(&Head::from_request(&request.uri("/v1").body(()).unwrap()));
         assert_eq!(relative(Request::builder().header("host", "API.example.com")), Key::from("api.example.com"));
         assert_eq!(relative(Request::builder()), Key::global());
     }

@@ -83,7 +83,7 @@ where
         let clone = unready(&self.inner);
         let mut service = mem::replace(&mut self.inner, clone);
         let (gate, retry) = (Arc::clone(&self.gate), self.retry.clone());
-        let key = gate.key_of(&Head::of(&request));
+        let key = gate.key_of(&Head::from_request(&request));
         ClientLimitFuture(Box::pin(async move {
             let Some(key) = key? else {
                 return service.call(request).await.map_err(Into::into);

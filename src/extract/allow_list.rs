@@ -52,7 +52,7 @@ pub trait AddressSource: Send + Sync + 'static {
 /// let allows = |peer: &str| {
 ///     let mut request = http::Request::get("/").body(()).unwrap();
 ///     request.extensions_mut().insert(peer.parse::<SocketAddr>().unwrap());
-///     list.allows(&Head::of(&request))
+///     list.allows(&Head::from_request(&request))
 /// };
 /// assert!(allows("10.2.0.1:80"));
 /// assert!(!allows("10.1.0.1:80"));

@@ -53,7 +53,7 @@ use crate::lint::Lint;
 /// let client = |peer: &str, forwarded_for: &str| {
 ///     let mut request = http::Request::get("/").header("x-forwarded-for", forwarded_for).body(()).unwrap();
 ///     request.extensions_mut().insert(peer.parse::<SocketAddr>().unwrap());
-///     by_client.address(&Head::of(&request)).unwrap().to_string()
+///     by_client.address(&Head::from_request(&request)).unwrap().to_string()
 /// };
 /// assert_eq!(client("10.0.0.1:80", "1.2.3.4"), "1.2.3.4");
 /// assert_eq!(client("10.0.0.1:80", "6.6.6.6, 1.2.3.4, 10.0.0.2"), "1.2.3.4", "text of the client is ignored");
@@ -140,7 +140,7 @@ impl ClientIp {
     /// use tower_ratelimit::extract::Head;
     ///
     /// let request = http::Request::get("/").header("x-forwarded-for", "6.6.6.6, 1.2.3.4, 10.0.0.2").body(()).unwrap();
-    /// let client = ClientIp::behind_hops(2).address(&Head::of(&request)).unwrap();
+    /// let client = ClientIp::behind_hops(2).address(&Head::from_request(&request)).unwrap();
     /// assert_eq!(client.to_string(), "1.2.3.4");
     /// ```
     ///

@@ -38,7 +38,7 @@ use crate::lint::Lint;
 /// use tower_ratelimit::extract::Head;
 ///
 /// let request = http::Request::get("/login").body("..").unwrap();
-/// assert_eq!(Head::of(&request).uri().path(), "/login");
+/// assert_eq!(Head::from_request(&request).uri().path(), "/login");
 /// ```
 #[derive(Clone, Copy, Debug)]
 #[non_exhaustive]
@@ -56,7 +56,7 @@ pub struct Head<'a> {
 
 impl<'a> Head<'a> {
     /// Borrows the head of `request`.
-    pub fn of<B>(request: &'a Request<B>) -> Self {
+    pub fn from_request<B>(request: &'a Request<B>) -> Self {
         Self {
             method: request.method(),
             version: request.version(),

@@ -177,7 +177,7 @@ impl<T> fmt::Debug for Extension<T> {
 /// let by_header = Header::new("x-api-key");
 /// let key_of = |value: u32| {
 ///     let request = http::Request::get("/").header("x-api-key", value).body(()).unwrap();
-///     by_header.extract(&Head::of(&request)).unwrap()
+///     by_header.extract(&Head::from_request(&request)).unwrap()
 /// };
 /// // One client with made-up API keys gets 100,000 quotas.
 /// let clients: HashSet<_> = (0..100_000).map(key_of).collect();

@@ -39,7 +39,7 @@ use crate::lint::Lint;
 /// let key = |address: &str| {
 ///     let mut request = http::Request::get("/").body(()).unwrap();
 ///     request.extensions_mut().insert(address.parse::<SocketAddr>().unwrap());
-///     PeerIp::new().extract(&Head::of(&request))
+///     PeerIp::new().extract(&Head::from_request(&request))
 /// };
 /// assert_eq!(key("1.2.3.4:80"), key("[::ffff:1.2.3.4]:8080"));
 /// assert_eq!(key("[2001:db8::1]:80"), key("[2001:db8::2]:80"));

@@ -80,7 +80,7 @@ impl<R> RateLimitLayer<R> {
         &self,
         request: &Request<B>,
     ) -> impl Future<Output = Result<Option<Usage>, UsageError>> + Send + use<R, B> {
-        usage(&self.shared, &Head::of(request))
+        usage(&self.shared, &Head::from_request(request))
     }
 
     /// Returns an axum handler that responds with the usage of the request's own client as JSON. It

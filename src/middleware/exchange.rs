@@ -17,7 +17,7 @@ pub(crate) trait RequestHead {
 impl<B> RequestHead for Request<B> {
     #[inline]
     fn head(&self) -> Head<'_> {
-        Head::of(self)
+        Head::from_request(self)
     }
 
     fn extensions_mut(&mut self) -> &mut Extensions {
@@ -48,7 +48,7 @@ pub(crate) struct HttpExchange<'a, R, B, ResBody> {
 impl<R, B, ResBody> RequestHead for HttpExchange<'_, R, B, ResBody> {
     #[inline]
     fn head(&self) -> Head<'_> {
-        Head::of(self.request)
+        Head::from_request(self.request)
     }
 
     fn extensions_mut(&mut self) -> &mut Extensions {
@@ -58,7 +58,7 @@ impl<R, B, ResBody> RequestHead for HttpExchange<'_, R, B, ResBody> {
 
 impl<R: Rejection<ResBody>, B, ResBody> Exchange for HttpExchange<'_, R, B, ResBody> {
     fn reject(&mut self, reason: RejectReason<'_>) -> &mut HeaderMap {
-        self.response.insert(self.rejection.reject(reason, &Head::of(self.request))).headers_mut()
+        self.response.insert(self.rejection.reject(reason, &Head::from_request(self.request))).headers_mut()
     }
 
     fn response_extensions(&mut self) -> &mut Extensions {

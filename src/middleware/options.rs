@@ -286,7 +286,7 @@ pub struct ResponseHead<'a> {
 
 impl<'a> ResponseHead<'a> {
     /// Borrows the head of `response`.
-    pub fn of<B>(response: &'a Response<B>) -> Self {
+    pub fn from_response<B>(response: &'a Response<B>) -> Self {
         Self {
             status: response.status(),
             version: response.version(),

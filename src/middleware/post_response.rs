@@ -70,14 +70,14 @@ impl PostResponse {
         let Self { headers, mut other_fields, settlement } = self;
         let settled: Vec<_> = match settlement {
             Settlement::ByResponse(hits, settling) => {
-                let settled =
-                    hits.settle(settling.and_then(|settling| settling.correction(&ResponseHead::of(response))));
+                let settled = hits
+                    .settle(settling.and_then(|settling| settling.correction(&ResponseHead::from_response(response))));
                 // A task continues a settlement that is dropped before its end.
                 settled.into_iter().map(|(hit, _)| hit).collect()
             }
             Settlement::Later(hits, settling) => {
                 if settling.is_by_response() {
-                    hits.settle_abandoned(|| settling.correction(&ResponseHead::of(response)));
+                    hits.settle_abandoned(|| settling.correction(&ResponseHead::from_response(response)));
                 }
                 hits.settled()
             }

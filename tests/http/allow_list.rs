@@ -13,7 +13,7 @@ fn from(peer: &str, mut request: Request<()>) -> Request<()> {
 }
 
 fn allows(list: &AllowList, request: &Request<()>) -> bool {
-    list.allows(&Head::of(request))
+    list.allows(&Head::from_request(request))
 }
 
 fn check(list: &AllowList, cases: &[(&str, bool)]) {

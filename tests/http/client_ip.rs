@@ -40,11 +40,11 @@ fn with_lines<T: AsRef<[u8]>>(field: &str, lines: impl IntoIterator<Item = T>) -
 }
 
 fn address(by: &ClientIp, request: &Request<()>) -> IpAddr {
-    by.address(&Head::of(request)).unwrap()
+    by.address(&Head::from_request(request)).unwrap()
 }
 
 fn key(by: &impl KeyExtractor, request: &Request<()>) -> Key {
-    by.extract(&Head::of(request)).unwrap().unwrap()
+    by.extract(&Head::from_request(request)).unwrap().unwrap()
 }
 
 fn ip(text: &str) -> IpAddr {
@@ -383,9 +383,9 @@ fn missing_peer_address_is_an_error_only_if_it_is_needed() {
     let nothing = with_lines::<&str>(XFF, []);
     let list = with_lines(XFF, ["1.2.3.4"]);
     for (by, request) in [(&by, unread), (&by, nothing), (&behind(), list)] {
-        let missing = by.extract(&Head::of(&request)).unwrap_err();
+        let missing = by.extract(&Head::from_request(&request)).unwrap_err();
         assert!(!missing.is_clients_fault() && missing.reason().contains("connect_info"), "{missing}");
-        assert_eq!(PeerIp::new().address(&Head::of(&request)), Err(missing));
+        assert_eq!(PeerIp::new().address(&Head::from_request(&request)), Err(missing));
     }
 }
 
@@ -400,7 +400,7 @@ fn client_behind_a_proxy_has_the_same_key_as_a_direct_peer() {
             assert_eq!(key(&by, &proxied), key(&peer, &direct), "{client} /{bits}");
         }
         assert_eq!(address(&behind(), &proxied), ip(client).to_canonical(), "the address keeps all bits");
-        assert_eq!(PeerIp::new().address(&Head::of(&direct)), Ok(ip(client).to_canonical()));
+        assert_eq!(PeerIp::new().address(&Head::from_request(&direct)), Ok(ip(client).to_canonical()));
     }
 }
 
@@ -798,10 +798,10 @@ proptest! {
             let Some(address) = entry else { break };
             hop = Some(*address);
             let by = ClientIp::behind_hops(hops).forwarded();
-            prop_assert_eq!(by.address(&Head::of(&request(PROXY, "forwarded", [&value]))).ok(), hop, "{}", value.escape_ascii());
+            prop_assert_eq!(by.address(&Head::from_request(&request(PROXY, "forwarded", [&value]))).ok(), hop, "{}", value.escape_ascii());
         }
         let all = ClientIp::behind_hops(u32::MAX).forwarded();
-        prop_assert_eq!(all.address(&Head::of(&request(PROXY, "forwarded", [&value]))).ok(), hop, "{}", value.escape_ascii());
+        prop_assert_eq!(all.address(&Head::from_request(&request(PROXY, "forwarded", [&value]))).ok(), hop, "{}", value.escape_ascii());
     }
 
     #[test]

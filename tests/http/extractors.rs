@@ -17,7 +17,7 @@ use tower_ratelimit::{ClientIp, Global, Header, Key, KeyExtractor, PeerIp, RateL
 
 /// Extracts a key that must exist.
 fn key(extractor: &impl KeyExtractor, request: &Request<()>) -> Key {
-    extractor.extract(&Head::of(request)).unwrap().unwrap()
+    extractor.extract(&Head::from_request(request)).unwrap().unwrap()
 }
 
 /// A request with the peer's address as a plain extension, as without axum.
@@ -178,7 +178,7 @@ async fn missing_keys_are_400_or_500_with_the_reason() {
 /// On a Unix socket the peer has no address. The error names extractors that work there.
 #[tokio::test]
 async fn missing_peer_error_names_alternatives() {
-    let missing = PeerIp::new().extract(&Head::of(&get("/"))).unwrap_err();
+    let missing = PeerIp::new().extract(&Head::from_request(&get("/"))).unwrap_err();
     assert!(!missing.is_clients_fault());
     for way in
         ["into_make_service_with_connect_info::<SocketAddr>()", "insert a SocketAddr", "ClientIp::behind_hops(1)"]
@@ -253,7 +253,7 @@ async fn missing_extension_is_rejected_with_500() {
     ] {
         assert_eq!(status(&service, request).await, expected);
     }
-    let missing = by_user().extract(&Head::of(&get("/"))).unwrap_err();
+    let missing = by_user().extract(&Head::from_request(&get("/"))).unwrap_err();
     assert!(missing.reason().contains("User: add the layer that inserts it outside"), "{missing}");
     assert_eq!(status(&once(by_user().or(Global::new())), get("/")).await, 200);
 }
@@ -348,7 +348,7 @@ async fn key_closures_may_return_a_key_an_option_or_a_result() {
 fn or_uses_the_second_extractor_only_if_the_first_returns_an_error() {
     let never = |_: &Head<'_>| -> Option<Key> { panic!("called without need") };
     let request = get("/");
-    let head = Head::of(&request);
+    let head = Head::from_request(&request);
     assert_eq!(alice.or(never).extract(&head), Ok(Some(Key::from("alice"))));
     assert_eq!(not_limited.or(never).extract(&head), Ok(None), "`None` does not fall back");
     assert_eq!(missing_by_client.or(alice).extract(&head), Ok(Some(Key::from("alice"))));
@@ -360,7 +360,7 @@ fn or_uses_the_second_extractor_only_if_the_first_returns_an_error() {
 #[test]
 fn and_returns_an_error_even_if_the_other_extractor_returns_none() {
     let request = get("/");
-    let head = Head::of(&request);
+    let head = Head::from_request(&request);
     let client = Err(KeyError::client("the field"));
     assert_eq!(missing_by_client.and(alice).extract(&head), client);
     assert_eq!(alice.and(missing_by_client).extract(&head), client);

@@ -246,7 +246,7 @@ fn tonics_connect_info_takes_precedence_over_a_plain_address() {
         if let Some(plain) = plain {
             request.extensions_mut().insert(plain);
         }
-        PeerIp::new().extract(&Head::of(&request))
+        PeerIp::new().extract(&Head::from_request(&request))
     };
     assert_eq!(key(Some(by_tonic), Some(plain)), Ok(Some(by_tonic.ip().into())));
     assert_eq!(key(None, Some(plain)), Ok(Some(plain.ip().into())));

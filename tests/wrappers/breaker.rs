@@ -741,7 +741,7 @@ async fn layer_reports_the_divided_quota_and_refunds_the_deciding_storage() {
     let policy_field = refused.headers()["ratelimit-policy"].to_str().unwrap().to_owned();
     assert_eq!(policy_field, "\"fixed-window 9/day\";q=3;w=86400");
     // The shadow limit is divided too, and has its own states.
-    let shadow = tiers(&Head::of(&get("/"))).shadows()[0].clone();
+    let shadow = tiers(&Head::from_request(&get("/"))).shadows()[0].clone();
     assert_eq!(
         (counted(&fallback, &shadow.divide(NonZeroU32::new(3).unwrap()).unwrap()), shadow.limits().len()),
         (2, 1)
