@@ -90,7 +90,7 @@ fn absolute(module: &[String], path: &[&str]) -> Names {
 }
 
 /// Returns the paths in the code that start with `crate`, `super` or `self`.
-fn paths(code: &str) -> Vec<Vec<&str>> {
+pub(crate) fn paths(code: &str) -> Vec<Vec<&str>> {
     let mut paths = Vec::new();
     for start in ["crate::", "super::", "self::"] {
         for (at, _) in code.match_indices(start) {

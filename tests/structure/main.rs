@@ -15,7 +15,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use self::calls::{Sources, circles};
-use self::imports::{Import, imports};
+use self::imports::{Import, imports, paths};
 
 /// The root of the repository.
 const ROOT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/..");
@@ -51,8 +51,7 @@ const PURE: [&str; 8] = ["error", "time", "key", "text", "quota", "strategy", "d
 const NOT_PURE: [&str; 8] = ["http", "tokio", "tower_layer", "tower_service", "axum", "tonic", "quanta", "tracing"];
 /// Crates of servers, each with the modules that may use it. Extractors read the types that a
 /// server attaches to a request. A storage uses tonic as a client.
-const SERVERS: [(&str, &[&str]); 2] =
-    [("axum", &["extract", "in_flight", "meter", "reservation", "usage"]), ("tonic", &["extract", "storage"])];
+const SERVERS: [(&str, &[&str]); 2] = [("axum", &["extract", "usage"]), ("tonic", &["extract", "storage"])];
 
 #[test]
 fn modules_import_only_lower_modules() {
@@ -60,6 +59,17 @@ fn modules_import_only_lower_modules() {
         assert!(!to.is_empty(), "{} imports an item of lib.rs: {from:?}", file.display());
         let (from, to) = (&from[0], &to[0]);
         assert!(to == from || layer(to) < layer(from), "{} imports {to}, which is not lower", file.display());
+    }
+}
+
+/// An import from `lib.rs` hides the module that it depends on.
+#[test]
+fn no_module_imports_from_the_face_of_the_crate() {
+    for (_, file, code) in sources() {
+        let face = paths(without_tests(&code)).into_iter().find(|path| {
+            path[0] == "crate" && path.get(1).is_some_and(|name| name.starts_with(|letter: char| letter.is_uppercase()))
+        });
+        assert_eq!(face, None, "{}", file.display());
     }
 }
 
@@ -127,10 +137,14 @@ fn methods_of_a_type_are_in_at_most_three_files() {
 #[test]
 fn files_have_at_most_400_lines_of_code() {
     for (_, file, code) in sources() {
-        let code = code.split("#[cfg(test)]\nmod tests").next().unwrap();
-        let lines = code.lines().filter(|line| !line.trim().is_empty()).count();
+        let lines = without_tests(&code).lines().filter(|line| !line.trim().is_empty()).count();
         assert!(lines <= 400, "{} has {lines} lines of code; split it", file.display());
     }
+}
+
+/// Returns the code before the unit tests. Tests in a file of their own end nothing.
+fn without_tests(code: &str) -> &str {
+    code.split("#[cfg(test)]\nmod tests {").next().unwrap()
 }
 
 fn layer(module: &str) -> usize {
