@@ -40,7 +40,7 @@ const KEEP_ALIVE_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// The login and the TLS settings of a connection.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Access {
+pub(super) struct EtcdAccess {
     pub(super) login: LoginSource,
     pub(super) tls: Option<Tls>,
 }
@@ -58,7 +58,7 @@ pub(super) struct EtcdConnection {
 impl EtcdConnection {
     /// Connects to `address` and logs in. Without a login, it waits for the response to a status call,
     /// because an accepted connection does not prove that the member works.
-    pub(super) async fn open(address: &Address, access: &Access) -> Result<Self, StorageError> {
+    pub(super) async fn open(address: &Address, access: &EtcdAccess) -> Result<Self, StorageError> {
         let (member, first) = (address.to_string(), FirstBytes::default());
         let connected = async {
             let stream = net::open(address, access.tls.as_ref(), &first).await;
@@ -89,7 +89,7 @@ impl EtcdConnection {
     }
 
     /// Requests a token with the login. Without a login, sends a status call.
-    async fn log_in(&mut self, access: &Access) -> Result<(), StorageError> {
+    async fn log_in(&mut self, access: &EtcdAccess) -> Result<(), StorageError> {
         let login = access.login.get().await.map_err(|error| StorageError::cannot_log_in(&self.member, error))?;
         let (Some(name), Some(password)) = (login.user, login.password) else {
             return match self.call(&StatusRequest {}).await {

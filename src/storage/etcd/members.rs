@@ -13,7 +13,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use tokio::time::{Instant, timeout_at};
 
-use super::connection::{Access, EtcdConnection, has_no_leader, is_unauthenticated, is_unavailable, is_unsent};
+use super::connection::{EtcdAccess, EtcdConnection, has_no_leader, is_unauthenticated, is_unavailable, is_unsent};
 use super::wire::EtcdCall;
 use crate::storage::net::{CONNECT_WITHIN, MOST, Open, Reconnecting};
 use crate::storage::url::Address;
@@ -32,7 +32,7 @@ struct MembersInner {
 
 impl Members {
     /// Creates the members. There must be at least one host.
-    pub(super) fn new(addresses: Vec<Address>, access: Access) -> Self {
+    pub(super) fn new(addresses: Vec<Address>, access: EtcdAccess) -> Self {
         let access = Arc::new(access);
         let members: Box<[EtcdMember]> =
             addresses.into_iter().map(|address| EtcdMember::new(address, Arc::clone(&access))).collect();
@@ -42,11 +42,11 @@ impl Members {
     }
 
     /// Returns the same members with another login or other TLS settings, and new connections.
-    pub(super) fn with_access(&self, access: Access) -> Self {
+    pub(super) fn with_access(&self, access: EtcdAccess) -> Self {
         Self::new(self.0.members.iter().map(|member| member.address.clone()).collect(), access)
     }
 
-    pub(super) fn access(&self) -> &Access {
+    pub(super) fn access(&self) -> &EtcdAccess {
         &self.0.members[0].access
     }
 
@@ -140,12 +140,12 @@ fn failover_at(deadline: Instant, is_last: bool) -> Instant {
 /// A member of the cluster.
 struct EtcdMember {
     address: Address,
-    access: Arc<Access>,
+    access: Arc<EtcdAccess>,
     connection: Arc<Reconnecting<Open<EtcdConnection>>>,
 }
 
 impl EtcdMember {
-    fn new(address: Address, access: Arc<Access>) -> Self {
+    fn new(address: Address, access: Arc<EtcdAccess>) -> Self {
         let connection = Reconnecting::new(&address.to_string());
         Self { address, access, connection }
     }

@@ -4,7 +4,7 @@ mod members;
 mod store;
 mod wire;
 
-use self::connection::Access;
+use self::connection::EtcdAccess;
 use self::members::Members;
 use self::store::EtcdStore;
 use crate::error::{BoxError, ConfigError};
@@ -142,7 +142,7 @@ impl EtcdStorage {
         F: Fn() -> Fut + Send + Sync + 'static,
         Fut: Future<Output = Result<Credentials, BoxError>> + Send + 'static,
     {
-        let access = Access { login: LoginSource::provider(provider), ..self.0.store().members.access().clone() };
+        let access = EtcdAccess { login: LoginSource::provider(provider), ..self.0.store().members.access().clone() };
         self.with_access(access)
     }
 
@@ -169,10 +169,10 @@ impl EtcdStorage {
             return Err(ConfigError::new("the URL has no TLS: write etcds:// instead of etcd://"));
         };
         let tls = Some(tls.with(config).map_err(ConfigError::new)?);
-        Ok(self.with_access(Access { tls, ..access }))
+        Ok(self.with_access(EtcdAccess { tls, ..access }))
     }
 
-    fn with_access(self, access: Access) -> Self {
+    fn with_access(self, access: EtcdAccess) -> Self {
         let members = self.0.store().members.with_access(access);
         Self(self.0.with_store(EtcdStore::new(members)))
     }
@@ -212,6 +212,6 @@ fn read(parts: &UrlParts<'_>, wrong: &Wrong<'_>) -> Result<(Members, CasOptions)
     let tls = if is_tls { Some(Tls::from_options(&mut options, HTTP2, wrong)?) } else { None };
     let common = options.cas()?;
     options.end()?;
-    let access = Access { login: LoginSource::Fixed(login), tls };
+    let access = EtcdAccess { login: LoginSource::Fixed(login), tls };
     Ok((Members::new(hosts.into_iter().map(Address::Tcp).collect(), access), common))
 }

@@ -5,7 +5,7 @@ use std::fmt::Write;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::login::Access;
+use super::login::MemcachedAccess;
 use super::meta::{self, CasId, Reply};
 use super::node::{Node, Request};
 use super::ring::Ring;
@@ -28,7 +28,7 @@ pub(super) struct Client {
         not(any(feature = "memcached-rustls", feature = "testing")),
         allow(dead_code, reason = "nothing reconnects")
     )]
-    access: Access,
+    access: MemcachedAccess,
     #[cfg_attr(not(feature = "memcached-rustls"), allow(dead_code, reason = "nothing reconnects"))]
     machine: Arc<dyn Clock>,
 }
@@ -43,20 +43,20 @@ pub(super) struct Version(Option<(CasId, u64)>);
 
 impl Client {
     /// Creates a client. It does not connect yet.
-    pub(super) fn new(servers: Vec<Address>, access: Access, machine: Arc<dyn Clock>) -> Self {
+    pub(super) fn new(servers: Vec<Address>, access: MemcachedAccess, machine: Arc<dyn Clock>) -> Self {
         let ring = Arc::new(Ring::new(&servers));
         let node = |server| Node::new(server, access.clone(), Arc::clone(&machine));
         Self { nodes: servers.into_iter().map(node).collect(), ring, access, machine }
     }
 
     #[cfg(feature = "memcached-rustls")]
-    pub(super) fn access(&self) -> &Access {
+    pub(super) fn access(&self) -> &MemcachedAccess {
         &self.access
     }
 
     /// Returns a client with new connections and another login or TLS settings.
     #[cfg(feature = "memcached-rustls")]
-    pub(super) fn with_access(&self, access: Access) -> Self {
+    pub(super) fn with_access(&self, access: MemcachedAccess) -> Self {
         Self::new(self.servers(), access, Arc::clone(&self.machine))
     }
 

@@ -23,7 +23,7 @@ const LOGIN_REQUIRED: &str = "CLIENT_ERROR unauthenticated";
 
 /// The login and TLS settings of a connection.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Access {
+pub(super) struct MemcachedAccess {
     /// A user and a password, or neither.
     pub(super) login: Login,
     pub(super) tls: Option<Tls>,
@@ -46,7 +46,7 @@ pub(super) fn check(login: &Login, wrong: &Wrong<'_>) -> Result<(), ConfigError>
     Ok(())
 }
 
-impl Access {
+impl MemcachedAccess {
     /// Waits for a reply of `server` on `stream`, and logs in if the URL contains a login.
     ///
     /// # Errors
@@ -127,9 +127,9 @@ mod tests {
 
     use super::*;
 
-    fn access() -> Access {
+    fn access() -> MemcachedAccess {
         let login = Login { user: Some("app".to_owned()), password: Some("secret".to_owned()) };
-        Access { login, tls: None }
+        MemcachedAccess { login, tls: None }
     }
 
     async fn expect(server: &mut DuplexStream, request: &[u8]) {

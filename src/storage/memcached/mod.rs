@@ -11,7 +11,7 @@ mod tests;
 use std::sync::Arc;
 
 use self::client::Client;
-use self::login::Access;
+use self::login::MemcachedAccess;
 use self::server_time::MachineClock;
 use crate::error::ConfigError;
 #[cfg(feature = "testing")]
@@ -117,7 +117,7 @@ impl MemcachedStorage {
             return Err(ConfigError::new("the URL has no TLS: write memcacheds:// instead of memcached://"));
         };
         let tls = Some(tls.with(config).map_err(ConfigError::new)?);
-        let client = client.with_access(Access { tls, ..client.access().clone() });
+        let client = client.with_access(MemcachedAccess { tls, ..client.access().clone() });
         Ok(Self(self.0.with_store(client)))
     }
 
@@ -141,7 +141,7 @@ impl MemcachedStorage {
 }
 
 /// Parses the servers, at least one, their login and TLS, and the options of a URL.
-fn read(parts: &UrlParts<'_>, wrong: &Wrong<'_>) -> Result<(Vec<Address>, Access, CasOptions), ConfigError> {
+fn read(parts: &UrlParts<'_>, wrong: &Wrong<'_>) -> Result<(Vec<Address>, MemcachedAccess, CasOptions), ConfigError> {
     let (unix, is_tls) = match parts.scheme {
         "memcached" => (false, false),
         "memcacheds" => (false, true),
@@ -178,5 +178,5 @@ fn read(parts: &UrlParts<'_>, wrong: &Wrong<'_>) -> Result<(Vec<Address>, Access
     let tls = if is_tls { Some(Tls::from_options(&mut options, None, wrong)?) } else { None };
     let common = options.cas()?;
     options.end()?;
-    Ok((servers, Access { login, tls }, common))
+    Ok((servers, MemcachedAccess { login, tls }, common))
 }

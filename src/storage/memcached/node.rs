@@ -7,7 +7,7 @@ use std::time::Duration;
 use tokio::time::{Instant, timeout, timeout_at};
 
 use super::connection::{MemcachedConnection, NoReply};
-use super::login::Access;
+use super::login::MemcachedAccess;
 use super::meta::{NOOP, Reply, STATS};
 use super::server_time::ServerTime;
 use crate::storage::net::{self, FirstBytes, Open, Reconnecting};
@@ -17,7 +17,7 @@ use crate::storage::{Clock, StorageError};
 /// One server.
 pub(super) struct Node {
     address: Address,
-    access: Access,
+    access: MemcachedAccess,
     connection: Arc<Reconnecting<Open<MemcachedConnection>>>,
     time: Arc<ServerTime>,
 }
@@ -30,7 +30,7 @@ pub(super) struct Request {
 }
 
 impl Node {
-    pub(super) fn new(address: Address, access: Access, machine: Arc<dyn Clock>) -> Self {
+    pub(super) fn new(address: Address, access: MemcachedAccess, machine: Arc<dyn Clock>) -> Self {
         let connection = Reconnecting::new(&address.to_string());
         Self { address, access, connection, time: Arc::new(ServerTime::new(machine)) }
     }
@@ -133,7 +133,7 @@ impl Node {
 /// still accepts them.
 async fn connect(
     address: Address,
-    access: Access,
+    access: MemcachedAccess,
     time: Arc<ServerTime>,
 ) -> Result<Open<MemcachedConnection>, StorageError> {
     let (server, first) = (address.to_string(), FirstBytes::default());
