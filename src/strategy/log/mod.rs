@@ -7,6 +7,7 @@
 //! A log of up to 128 entries stays a ring, because a hit on a ring needs fewer instructions than
 //! one on chunks. In chunks, a log of 1,000 or more entries takes at most six bytes for each.
 
+mod chunk;
 mod chunks;
 #[cfg(test)]
 mod tests;
@@ -14,7 +15,8 @@ mod tests;
 use std::collections::VecDeque;
 use std::mem;
 
-use self::chunks::{Chunks, Entry};
+use self::chunk::Entry;
+use self::chunks::Chunks;
 use crate::time::Timestamp;
 
 /// A log of admitted units, the state of a [`MovingWindow`](super::MovingWindow). It has one entry
