@@ -153,6 +153,8 @@ impl<P: IntoPolicy> IntoPolicySource for P {
     }
 }
 
+// This trait, `IntoCost` and `IntoKey` are not one trait, because the compiler's message about a wrong
+// type belongs to the trait.
 /// A type that the closure of [`policy_by`] can return.
 ///
 /// Implemented for [`Policy`], [`Quota`](crate::Quota), [`Limit`](crate::Limit),

@@ -35,7 +35,7 @@ impl<Data: Deref<Target = [u8]>> Chunk<Data> {
     }
 
     /// Removes up to `units` from the entry at `at`. Returns the changed chunk and the number of
-    /// removed units, or `None` if there is no such entry.
+    /// removed units, or `None` if no entry is at `at`.
     pub(super) fn without(&self, at: Timestamp, units: u64) -> Option<(Chunk<Vec<u8>>, u64)> {
         let mut entries: Vec<_> = self.entries().collect();
         let taken = take_back(&mut entries, self.before, at, units);
