@@ -10,6 +10,8 @@ mod metrics;
 mod permit;
 mod recovery;
 mod refusals;
+#[cfg(feature = "grpc")]
+mod resets;
 mod runtimes;
 mod shared;
 mod sockets;
