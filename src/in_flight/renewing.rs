@@ -21,6 +21,8 @@ const CLAIMS: usize = 64;
 pub(super) struct Renewals {
     claims: Arc<Claims>,
     is_running: AtomicBool,
+    /// `true` if the task that renews slots has ended, because no runtime was left for it.
+    has_ended: AtomicBool,
 }
 
 /// The task that renews slots. It ends when the layer and all of its requests are gone. If its runtime ends
@@ -35,18 +37,23 @@ struct Running {
 
 impl Renewals {
     pub(super) fn new(claims: Arc<Claims>) -> Arc<Self> {
-        Arc::new(Self { claims, is_running: AtomicBool::new(false) })
+        Arc::new(Self { claims, is_running: AtomicBool::new(false), has_ended: AtomicBool::new(false) })
     }
 
-    /// Starts a task that makes the claims of a row, and the one that renews slots. Without a runtime, the
-    /// waiting requests of the row fail.
-    pub(super) fn start(self: &Arc<Self>, table: &Arc<SlotTable>, row: TableKey) {
-        let task = self.claims.task(table, row);
+    /// Starts the task that renews slots, unless it runs, and one that makes the claims of `row`. Without a
+    /// runtime, the waiting requests of the row fail.
+    pub(super) fn start(self: &Arc<Self>, table: &Arc<SlotTable>, row: Option<TableKey>) {
+        if row.is_none() && self.is_running.load(Ordering::Relaxed) {
+            return;
+        }
+        let task = row.map(|row| self.claims.task(table, row));
         let Some(runtime) = self.claims.runtime() else { return };
         if !self.is_running.swap(true, Ordering::Relaxed) {
-            self.run_on(&runtime, Arc::downgrade(table), false);
+            self.run_on(&runtime, Arc::downgrade(table), self.has_ended.load(Ordering::Relaxed));
         }
-        runtime.spawn(task.run());
+        if let Some(task) = task {
+            runtime.spawn(task.run());
+        }
     }
 
     fn run_on(self: &Arc<Self>, runtime: &Handle, table: Weak<SlotTable>, is_late: bool) {
@@ -95,10 +102,12 @@ impl Drop for Running {
     fn drop(&mut self) {
         let Self { renewals, table, runtime, .. } = self;
         let next = renewals.claims.runtime_after(*runtime).filter(|_| table.strong_count() > 0);
-        match next {
+        if let Some(next) = next {
             // If this one has ended, too, the task is dropped again.
-            Some(next) => renewals.run_on(&next, Weak::clone(table), true),
-            None => renewals.is_running.store(false, Ordering::Relaxed),
+            renewals.run_on(&next, Weak::clone(table), true);
+        } else {
+            renewals.has_ended.store(true, Ordering::Relaxed);
+            renewals.is_running.store(false, Ordering::Relaxed);
         }
     }
 }

@@ -27,14 +27,14 @@ pub(super) struct SlotTable {
     rows: KeyTable<Row<Taken>>,
     /// The number of requests that have waited so far. It numbers their tickets.
     tickets: AtomicU64,
-    /// Starts a task that makes claims for a row, if the slots are shared with other processes.
+    /// Starts the tasks that make claims, if the slots are shared with other processes.
     claims: Option<StartClaims>,
     /// Set when the slots have been given back, because the process ends. No request takes any from then on.
     is_closed: AtomicBool,
 }
 
-/// Starts the task of a row.
-pub(super) type StartClaims = Box<dyn Fn(&Arc<SlotTable>, TableKey) + Send + Sync>;
+/// Starts the task that renews slots, unless it runs, and that of a row.
+pub(super) type StartClaims = Box<dyn Fn(&Arc<SlotTable>, Option<TableKey>) + Send + Sync>;
 
 /// The slots of a request. Dropping it gives them back.
 #[derive(Debug)]
@@ -74,7 +74,7 @@ pub(super) struct QueuePlace {
 }
 
 impl SlotTable {
-    /// Creates a table. `claims` starts a task for a row of a table whose slots are shared.
+    /// Creates a table. `claims` starts the tasks of a table whose slots are shared.
     pub(super) fn new(claims: Option<StartClaims>) -> Arc<Self> {
         let (rows, is_closed) = (KeyTable::new(KEYS), AtomicBool::new(false));
         Arc::new(Self { rows, tickets: AtomicU64::new(0), claims, is_closed })
@@ -140,7 +140,7 @@ impl SlotTable {
         }
         drop(bucket);
         self.send(left, at);
-        self.start_claims(begins, at);
+        self.start_claims(begins.then_some(at));
         take
     }
 
@@ -194,8 +194,8 @@ impl SlotTable {
         Slot { table: Arc::clone(self), row, cost }
     }
 
-    fn start_claims(self: &Arc<Self>, begins: bool, row: TableKey) {
-        if let Some(start) = self.claims.as_ref().filter(|_| begins) {
+    fn start_claims(self: &Arc<Self>, row: Option<TableKey>) {
+        if let Some(start) = &self.claims {
             start(self, row);
         }
     }
@@ -224,7 +224,7 @@ impl SlotTable {
         // A request that has left drops its slots, which locks the bucket again.
         drop(bucket);
         self.send(left, at);
-        self.start_claims(begins, at);
+        self.start_claims(begins.then_some(at));
     }
 
     fn send(self: &Arc<Self>, left: Vec<Left<Taken>>, at: TableKey) {

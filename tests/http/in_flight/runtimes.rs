@@ -1,7 +1,7 @@
 //! Shared slots of a layer that is used in several runtimes, some of which end. Tokio's time is paused.
 
-use common::ask;
 use common::fake_cas_store::FakeCasStore;
+use common::{ask, status};
 use tokio::runtime::{Builder, Runtime};
 use tokio::time::sleep;
 use tower_ratelimit::InFlightLayer;
@@ -42,8 +42,28 @@ fn renewals_begin_again_with_the_next_request_if_all_runtimes_have_ended() {
     let layer = process(&store, 4);
     let (first, _held) = with_stream(&layer, "a");
     drop(first);
-    let (second, _more) = with_stream(&layer, "b");
     store.trips();
-    second.block_on(async { sleep(TIME_TO_LIVE * 10 + TIME_TO_LIVE / 6).await });
+    let (second, _more) = with_stream(&layer, "b");
+    second.block_on(async { sleep(TIME_TO_LIVE / 6).await });
+    assert_eq!(store.trips(), (2, 2), "a claim, and a renewal at once");
+    second.block_on(async { sleep(TIME_TO_LIVE * 10).await });
     assert_eq!(store.trips(), (60, 60));
+}
+
+/// The store counts the slot of a response that was dropped where nothing could give it back.
+#[test]
+fn renewals_begin_again_with_a_request_that_asks_no_store() {
+    let store = FakeCasStore::default();
+    let layer = process(&store, 1);
+    let (first, held) = with_stream(&layer, "a");
+    drop(first);
+    drop(held);
+    store.trips();
+    let (second, _held) = with_stream(&layer, "a");
+    assert_eq!(store.trips(), (0, 0));
+    second.block_on(async {
+        sleep(TIME_TO_LIVE * 10 + TIME_TO_LIVE / 6).await;
+        assert_eq!(store.trips(), (31, 31));
+        assert_eq!(status(&streams(&process(&store, 1)), of("a")).await, 429);
+    });
 }
