@@ -7,7 +7,7 @@
 //!
 //! A task sends the call on the runtime of its swaps. If a swap has waited for a quarter of its time, those
 //! that wait on its runtime are sent without a lane, because the lanes may belong to a runtime that does not
-//! run for a while.
+//! run for a while. A lane is free again at the deadline of its call, even if its runtime never runs again.
 //!
 //! Each swap of a call succeeds or is lost on its own. If the server refuses the call, all its swaps
 //! are sent alone, because one of them may be the cause. If the reply is lost, all of them fail.
@@ -87,10 +87,18 @@ pub(in crate::storage) struct SwapCombiner<V> {
 
 #[derive(Debug)]
 struct Queue<V> {
-    calls_in_flight: usize,
+    /// The calls that have a lane.
+    calls: Vec<Call>,
     waiting: VecDeque<Waiting<V>>,
-    /// The number of the next swap that waits.
+    /// The number of the next call, or of the next swap that waits.
     next: u64,
+}
+
+/// A call that has a lane until its deadline.
+#[derive(Debug)]
+struct Call {
+    number: u64,
+    deadline: Instant,
 }
 
 /// A swap that waits for a call.
@@ -106,15 +114,18 @@ struct Waiting<V> {
 /// The result of a swap, or `None` if it was not executed and has to be sent alone.
 type Answer<V> = Option<Result<Swapped<V>, StorageError>>;
 
-/// The right to have a call in flight. When it is dropped, the swaps that wait get it.
+/// The right to have a call in flight. When it is dropped, the swaps that wait get it, unless it has
+/// passed on at the deadline.
 struct Lane<S: SwapEach> {
     combiner: SwapCombiner<S::Version>,
     store: S,
+    /// The number of the call.
+    number: u64,
 }
 
 impl<V> SwapCombiner<V> {
     pub(in crate::storage) fn new(lanes: usize) -> Self {
-        let queue = Queue { calls_in_flight: 0, waiting: VecDeque::new(), next: 0 };
+        let queue = Queue { calls: Vec::new(), waiting: VecDeque::new(), next: 0 };
         Self { lanes: lanes.max(1), queue: Arc::new(Mutex::new(queue)) }
     }
 
@@ -134,8 +145,9 @@ impl<V: Clone + Send> SwapCombiner<V> {
     where
         S: SwapEach<Version = V>,
     {
-        let Some((number, mut answer)) = self.enter(&swap, deadline) else {
-            let _lane = Lane { combiner: self.clone(), store: store.clone() };
+        let (number, answer) = self.enter(&swap, deadline);
+        let Some(mut answer) = answer else {
+            let _lane = Lane { combiner: self.clone(), store: store.clone(), number };
             return store.swap_alone(&swap, deadline).await;
         };
         let now = tokio::time::Instant::now();
@@ -158,19 +170,15 @@ impl<V: Clone + Send> SwapCombiner<V> {
         }
     }
 
-    /// Takes a lane and returns `None`, or joins the swaps that wait.
-    fn enter(&self, swap: &TextSwap<V>, deadline: Instant) -> Option<(u64, oneshot::Receiver<Answer<V>>)> {
+    /// Takes a lane, or joins the swaps that wait for an answer. Returns the number of the call or swap.
+    fn enter(&self, swap: &TextSwap<V>, deadline: Instant) -> (u64, Option<oneshot::Receiver<Answer<V>>>) {
         let mut queue = self.lock();
-        let runtime = Handle::try_current().ok().filter(|_| queue.calls_in_flight >= self.lanes);
-        let Some(runtime) = runtime else {
-            queue.calls_in_flight += 1;
-            return None;
-        };
+        let runtime = Handle::try_current().ok().filter(|_| !queue.has_free_lane(self.lanes));
+        let Some(runtime) = runtime else { return (queue.begin_call(deadline), None) };
         let (sender, answer) = oneshot::channel();
-        let number = queue.next;
-        queue.next += 1;
+        let number = queue.next_number();
         queue.waiting.push_back(Waiting { number, swap: swap.clone(), deadline, runtime, answer: sender });
-        Some((number, answer))
+        (number, Some(answer))
     }
 }
 
@@ -181,6 +189,33 @@ impl<V> Clone for SwapCombiner<V> {
 }
 
 impl<V> Queue<V> {
+    /// Returns `true` if a call can begin. A call whose deadline has passed no longer counts.
+    fn has_free_lane(&mut self, lanes: usize) -> bool {
+        if self.calls.len() >= lanes {
+            let now = tokio::time::Instant::now().into_std();
+            self.calls.retain(|call| call.deadline > now);
+        }
+        self.calls.len() < lanes
+    }
+
+    /// Gives a lane to a call. Returns the number of the call.
+    fn begin_call(&mut self, deadline: Instant) -> u64 {
+        let number = self.next_number();
+        self.calls.push(Call { number, deadline });
+        number
+    }
+
+    /// Ends a call. Returns `false` if its lane was taken away.
+    fn end_call(&mut self, number: u64) -> bool {
+        let position = self.calls.iter().position(|call| call.number == number);
+        position.map(|position| self.calls.swap_remove(position)).is_some()
+    }
+
+    fn next_number(&mut self) -> u64 {
+        self.next += 1;
+        self.next
+    }
+
     /// Takes the swap with this number, unless a call has taken it, and others for a call.
     fn take_from(&mut self, number: u64) -> Vec<Waiting<V>> {
         let position = self.waiting.iter().position(|waiting| waiting.number == number);
@@ -220,31 +255,35 @@ impl<V> Waiting<V> {
 
 impl<S: SwapEach> Drop for Lane<S> {
     fn drop(&mut self) {
-        let taken = {
+        let (taken, number) = {
             let mut queue = self.combiner.lock();
+            if !queue.end_call(self.number) {
+                return;
+            }
             queue.waiting.retain(|waiting| !waiting.answer.is_closed());
             let taken = queue.take();
-            if taken.is_empty() {
-                queue.calls_in_flight -= 1;
-            }
-            taken
+            let Some(deadline) = deadline_of::<S>(&taken) else { return };
+            (taken, queue.begin_call(deadline))
         };
         let Some(first) = taken.first() else { return };
         let runtime = first.runtime.clone();
-        let lane = Self { combiner: self.combiner.clone(), store: self.store.clone() };
+        let lane = Self { combiner: self.combiner.clone(), store: self.store.clone(), number };
         // A runtime that has shut down drops the task, which then gives the lane to other swaps. Those can be
         // many, so the task is not on the stack.
         runtime.spawn(Box::pin(send(self.store.clone(), Some(lane), taken)));
     }
 }
 
+/// Returns the deadline of a call with these swaps. A call that is cancelled is so in time for each of its
+/// swaps. Otherwise, a swap with little time does not end the call of the others.
+fn deadline_of<S: SwapEach>(taken: &[Waiting<S::Version>]) -> Option<Instant> {
+    let deadlines = taken.iter().map(|waiting| waiting.deadline);
+    if S::IS_CANCELLED { deadlines.min() } else { deadlines.max() }
+}
+
 /// Sends the swaps in one call, and answers their callers.
 async fn send<S: SwapEach>(store: S, lane: Option<Lane<S>>, taken: Vec<Waiting<S::Version>>) {
-    let deadlines = taken.iter().map(|waiting| waiting.deadline);
-    // A call that is cancelled is so in time for each of its swaps. Otherwise, a swap with little time does
-    // not end the call of the others.
-    let deadline = if S::IS_CANCELLED { deadlines.min() } else { deadlines.max() };
-    let Some(deadline) = deadline else { return };
+    let Some(deadline) = deadline_of::<S>(&taken) else { return };
     let begun = tokio::time::Instant::now();
     let (swaps, callers): (Vec<_>, Vec<_>) =
         taken.into_iter().map(|waiting| (waiting.swap, (waiting.deadline, waiting.answer))).unzip();

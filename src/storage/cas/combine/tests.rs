@@ -2,6 +2,7 @@
 
 use std::future::ready;
 
+use futures_util::FutureExt;
 use tokio::sync::Semaphore;
 use tokio::task::{JoinSet, yield_now};
 
@@ -85,13 +86,20 @@ type Swaps = JoinSet<(usize, Result<Swapped<u64>, StorageError>)>;
 /// Starts a swap for each key, one after the other.
 async fn start(swaps: &mut Swaps, combiner: &SwapCombiner<u64>, store: &Calls, keys: &[&str]) {
     for key in keys {
-        let swap = TextSwap { key: (*key).into(), version: 0, text: "text".to_owned(), keep: Duration::ZERO };
-        let (combiner, store, number) = (combiner.clone(), store.clone(), swaps.len());
-        swaps.spawn(async move {
-            (number, combiner.swap(&store, swap, tokio::time::Instant::now().into_std() + TIMEOUT).await)
-        });
+        let (number, swap) = (swaps.len(), swap(combiner, store, key));
+        swaps.spawn(async move { (number, swap.await) });
         yield_now().await;
     }
+}
+
+fn swap(
+    combiner: &SwapCombiner<u64>,
+    store: &Calls,
+    key: &str,
+) -> impl Future<Output = Result<Swapped<u64>, StorageError>> + Send + use<> {
+    let swap = TextSwap { key: key.into(), version: 0, text: "text".to_owned(), keep: Duration::ZERO };
+    let (combiner, store, deadline) = (combiner.clone(), store.clone(), tokio::time::Instant::now() + TIMEOUT);
+    async move { combiner.swap(&store, swap, deadline.into_std()).await }
 }
 
 /// Returns the results in the order of the starts.
@@ -115,7 +123,7 @@ async fn swaps_that_wait_for_a_lane_are_one_call() {
         assert!(matches!(result, Ok(Swapped::Stored)), "{result:?}");
     }
     assert_eq!(store.calls()[3..], [["c"]]);
-    assert_eq!(combiner.lock().calls_in_flight, 0);
+    assert_eq!(combiner.lock().calls.len(), 0);
 }
 
 #[tokio::test(start_paused = true)]
@@ -194,4 +202,26 @@ async fn a_dropped_swap_is_not_sent() {
     assert_eq!(store.calls(), [["a"], ["c"]]);
     store.0.may_end.add_permits(1);
     assert!(results(third).await.iter().all(Result::is_ok));
+}
+
+/// A runtime that never runs again keeps its calls, so they neither end nor are dropped.
+#[tokio::test(start_paused = true)]
+async fn lane_is_free_again_at_the_deadline_of_its_call() {
+    let store = Calls::new(|count| Ok((0..count).map(|_| Some(Swapped::Stored)).collect()));
+    let (combiner, mut swaps) = (SwapCombiner::new(2), Swaps::new());
+    let mut kept = ["a", "b"].map(|key| Box::pin(swap(&combiner, &store, key)));
+    assert!(kept.iter_mut().all(|call| call.now_or_never().is_none()));
+    tokio::time::sleep(TIMEOUT * 9 / 10).await;
+    start(&mut swaps, &combiner, &store, &["c"]).await;
+    assert_eq!(store.calls(), [["a"], ["b"]], "the calls have a tenth of their time");
+    tokio::time::sleep(TIMEOUT / 8).await;
+    start(&mut swaps, &combiner, &store, &["d", "e", "f"]).await;
+    assert_eq!(store.calls()[2..], [["d"], ["e"]], "as many calls as there are lanes");
+    // The old calls have no lanes to pass on.
+    drop(kept);
+    yield_now().await;
+    assert_eq!(store.calls().len(), 4);
+    store.0.may_end.add_permits(10);
+    assert!(results(swaps).await.iter().all(Result::is_ok));
+    assert_eq!(combiner.lock().calls.len(), 0);
 }
