@@ -10,9 +10,9 @@ use redis::aio::ConnectionManager;
 use redis::aio::MultiplexedConnection;
 use redis::{AsyncConnectionConfig, Cmd, ErrorKind, Pipeline, RedisConnectionInfo, RedisError, ServerErrorKind, Value};
 #[cfg(feature = "redis-cluster-async")]
-use redis::{aio::ConnectionLike, cluster_async::ClusterConnection};
+use redis::{RetryMethod, aio::ConnectionLike, cluster_async::ClusterConnection};
 
-use super::super::error::while_connecting;
+use super::super::error::{from_redis, while_connecting};
 use super::super::url::Access;
 use crate::storage::StorageError;
 use crate::storage::net::{self, Driver, FirstBytes, ServerStream};
@@ -110,6 +110,24 @@ impl RedisConnection {
     #[cfg(any(feature = "redis-connection-manager", feature = "redis-cluster-async"))]
     pub(super) fn shared(sender: Sender) -> Self {
         Self { sender, driver: None }
+    }
+
+    /// Converts the error of a call.
+    pub(super) fn error_of_call(&self, server: &str, error: RedisError) -> StorageError {
+        if self.driver.is_some() {
+            return from_redis(server, error);
+        }
+        // A cluster connection tries again by itself, and an earlier attempt may have been executed.
+        #[cfg(feature = "redis-cluster-async")]
+        if matches!(self.sender, Sender::Cluster(_)) && !matches!(error.retry_method(), RetryMethod::NoRetry) {
+            return from_redis(server, error).with_may_have_counted(true);
+        }
+        // A manager has tried to connect again, so it has sent nothing.
+        #[cfg(feature = "redis-connection-manager")]
+        if matches!(self.sender, Sender::Manager(_)) && error.is_connection_refusal() {
+            return while_connecting(server, error);
+        }
+        from_redis(server, error)
     }
 
     /// Returns `true` if the server closed the connection, or the runtime that opened it has ended.

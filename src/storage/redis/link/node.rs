@@ -8,7 +8,7 @@ use std::sync::Arc;
 use redis::{Cmd, RedisError, Value};
 use tokio::time::{Instant, timeout, timeout_at};
 
-use super::super::error::{from_redis, is_permission_denied, needs_new_connection, while_connecting};
+use super::super::error::{is_permission_denied, needs_new_connection};
 use super::super::url::Access;
 use super::connect::RedisConnection;
 use super::proof::{Commands, Proof, is_refusal_of_a_slot};
@@ -229,12 +229,13 @@ impl Node {
         let Ok(reply) = timeout_at(deadline, reply).await else {
             return Err(StorageError::timed_out(&server()));
         };
+        let reply = reply.and_then(Value::extract_error);
+        if open.address.is_none() && reply.as_ref().is_err_and(RedisError::is_timeout) {
+            // The timeout of a connection of the program is shorter.
+            return Err(StorageError::timed_out(&server()));
+        }
         call.answered();
-        let reply = reply.and_then(Value::extract_error).map_err(|error| match open.address {
-            // A connection of the program has tried to connect again, so it has sent nothing.
-            None if error.is_connection_refusal() => while_connecting(&server(), error),
-            _ => from_redis(&server(), error),
-        });
+        let reply = reply.map_err(|error| open.connection.error_of_call(&server(), error));
         match &reply {
             // A connection of the program connects again by itself, and may lead to several servers.
             _ if open.address.is_none() => {}

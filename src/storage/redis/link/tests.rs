@@ -101,3 +101,88 @@ async fn error_of_a_replica_ends_the_connection_also_if_a_script_quotes_it() {
         assert_eq!(connections.load(Ordering::SeqCst), 2, "{reply}");
     }
 }
+
+/// Replies to the commands with which a cluster connection begins, as a node with all slots at `address`.
+/// Calls `on_call` for each other command, and returns when that returns `None`.
+#[cfg(feature = "redis-cluster-async")]
+async fn serve_as_node(stream: TcpStream, on_call: impl Fn() -> Option<&'static str>) -> io::Result<()> {
+    let address = stream.local_addr()?;
+    let mut stream = BufReader::new(stream);
+    loop {
+        let command = read_command(&mut stream).await?;
+        let (ip, port) = (address.ip(), address.port());
+        let slots = format!("*1\r\n*3\r\n:0\r\n:16383\r\n*2\r\n$9\r\n{ip}\r\n:{port}\r\n");
+        let reply = match &*command[0] {
+            "PING" => "+PONG\r\n",
+            "CLUSTER" => &slots,
+            "SET" => match on_call() {
+                Some(reply) => reply,
+                None => return Ok(()),
+            },
+            _ => "-ERR unknown command\r\n",
+        };
+        stream.write_all(reply.as_bytes()).await?;
+    }
+}
+
+/// A cluster connection sends a command again. The error of the last attempt does not show that the first
+/// one was not executed.
+#[cfg(feature = "redis-cluster-async")]
+#[tokio::test]
+async fn error_of_a_later_attempt_of_a_cluster_connection_may_have_counted() {
+    for later in [None, Some("-LOADING Redis is loading the dataset in memory\r\n")] {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let url = format!("redis://{}", listener.local_addr().unwrap());
+        let calls = Arc::new(AtomicU32::new(0));
+        let counter = Arc::clone(&calls);
+        let node = tokio::spawn(async move {
+            let mut connections = tokio::task::JoinSet::new();
+            loop {
+                tokio::select! {
+                    Ok((stream, _)) = listener.accept() => {
+                        let counter = Arc::clone(&counter);
+                        // The first call is executed, and its reply is lost.
+                        let on_call = move || if counter.fetch_add(1, Ordering::SeqCst) == 0 { None } else { later };
+                        connections.spawn(serve_as_node(stream, on_call));
+                    }
+                    Some(ended) = connections.join_next() => {
+                        // From then on, the node refuses connections.
+                        if later.is_none() && matches!(ended, Ok(Ok(()))) {
+                            return;
+                        }
+                    }
+                }
+            }
+        });
+        let client = redis::cluster::ClusterClient::builder([url]).retries(2).max_retry_wait(10).min_retry_wait(1);
+        let connection = client.build().unwrap().get_async_connection().await.unwrap();
+        let call = cmd("SET").arg("key").arg("value").to_owned();
+        let error =
+            Link::on_cluster(connection).run(&call, Instant::now() + Duration::from_secs(60)).await.unwrap_err();
+        assert!(error.may_have_counted(), "{error:?}");
+        assert_eq!(calls.load(Ordering::SeqCst), 1 + u32::from(later.is_some()), "{error:?}");
+        node.abort();
+    }
+}
+
+/// Its timeout can be shorter than that of the storage.
+#[cfg(feature = "redis-connection-manager")]
+#[tokio::test]
+async fn timeout_of_a_connection_manager_is_a_timeout() {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let client = redis::Client::open(format!("redis://{}", listener.local_addr().unwrap())).unwrap();
+    tokio::spawn(async move {
+        let (stream, _) = listener.accept().await.unwrap();
+        let mut stream = BufReader::new(stream);
+        while let Ok(command) = read_command(&mut stream).await {
+            // The server replies to what connecting needs, and to nothing else.
+            if command[0] == "CLIENT" {
+                stream.write_all(b"+OK\r\n").await.unwrap();
+            }
+        }
+    });
+    let config = redis::aio::ConnectionManagerConfig::new().set_response_timeout(Some(Duration::from_millis(20)));
+    let manager = redis::aio::ConnectionManager::new_with_config(client, config).await.unwrap();
+    let error = Link::on_manager(manager).run(&cmd("GET"), Instant::now() + Duration::from_secs(60)).await.unwrap_err();
+    assert!(error.is_timeout() && error.may_have_counted(), "{error:?}");
+}
