@@ -2,6 +2,7 @@
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
+use std::slice;
 
 use axum::body::Body;
 use axum::http::{HeaderName, StatusCode};
@@ -55,7 +56,9 @@ An axum server with rate limits. /status/CODE responds with that status, every o
                          failures of his address
 --settle-header NAME     corrects the cost of a request to the number in this header field of its response;
                          /status/CODE?cost=N writes N into it; a response without it keeps the cost
---headers FIELDS         header fields of responses: x (the default), draft11, draft6 or none; repeat it for several
+--headers FIELDS         header fields of responses: x (the default), draft11, draft6 or none; repeat it for several,
+                         and for options: reset-in-seconds and suffix=TEXT change x, retry-jitter=PERCENT lengthens
+                         Retry-After
 --rejection KIND         body of a refusal: text (the default), json, empty or grpc
 --shadow                 admits all requests and logs those that the limits would refuse
 ";
@@ -95,7 +98,7 @@ impl Options {
     pub(crate) fn parse(arguments: impl IntoIterator<Item = String>) -> Result<Self, String> {
         use lexopt::prelude::*;
         let mut parser = lexopt::Parser::from_args(arguments);
-        let (mut limits, mut headers) = (Vec::new(), None);
+        let (mut limits, mut headers) = (Vec::new(), Vec::new());
         let (mut storage, mut deadline) = ("memory://".to_owned(), None);
         let mut fallback = None;
         let mut options = Self {
@@ -157,7 +160,7 @@ impl Options {
         if !limits.is_empty() {
             options.policy = policy(&limits.join("; ")).map_err(|error| format!("--policy: {error}"))?;
         }
-        options.headers = headers.unwrap_or_default();
+        options.headers = header_fields(&headers).map_err(|error| format!("--headers: {error}"))?;
         options.check()?;
         options.check_wrappers(&storage)?;
         Ok(options)
@@ -168,7 +171,7 @@ impl Options {
         flag: &str,
         value: String,
         limits: &mut Vec<String>,
-        headers: &mut Option<Headers>,
+        headers: &mut Vec<String>,
     ) -> Result<(), String> {
         match flag {
             "--listen" => {
@@ -221,8 +224,9 @@ impl Options {
             "--clear-status" => self.clear.extend(Statuses::parse_list(&value)?),
             "--settle-header" => self.settle_header = Some(header_name(&value)?),
             "--headers" => {
-                let family = family(&value)?;
-                *headers = Some(headers.map_or(family, |others| others.and(family)));
+                // As for `--policy`.
+                header_fields(slice::from_ref(&value))?;
+                headers.push(value);
             }
             _ => self.rejection = Kind::parse(&value)?,
         }
@@ -391,13 +395,15 @@ fn policy(text: &str) -> Result<Policy, String> {
     text.parse().map_err(|error: ConfigError| error.to_string())
 }
 
-fn family(text: &str) -> Result<Headers, String> {
-    Ok(match text {
-        "x" => Headers::x_rate_limit(),
-        "draft11" => Headers::draft11(),
-        "draft6" => Headers::draft6(),
-        "none" => Headers::none(),
-        _ => return Err(format!("unknown fields {text:?}: write x, draft11, draft6 or none")),
+/// Returns the header fields that the values of `--headers` name. Without a name of fields, the options
+/// in them change the default.
+fn header_fields(values: &[String]) -> Result<Headers, String> {
+    let words: Vec<&str> = values.iter().flat_map(|value| value.split(',')).map(str::trim).collect();
+    let is_option = |word: &&str| word.eq_ignore_ascii_case("reset-in-seconds") || word.contains('=');
+    let default = if words.iter().all(is_option) { Headers::default() } else { Headers::none() };
+    words.iter().try_fold(default, |headers, word| {
+        let headers_of_word: Headers = word.parse().map_err(|error: ConfigError| error.to_string())?;
+        Ok(headers.and(headers_of_word))
     })
 }
 

@@ -153,6 +153,33 @@ fn client_ip_is_resolved_through_trusted_proxies() {
 }
 
 #[test]
+fn headers_flag_takes_the_options_of_the_fields() {
+    let policy = ["--policy", "fixed-window 2/365d"];
+    let (names, suffixed) = (["x-ratelimit-remaining", "x-ratelimit-reset"], "x-ratelimit-remaining-tokens");
+    for flags in [
+        // The options change the default.
+        &["--headers", "suffix=tokens", "--headers", "retry-jitter=100", "--headers", "reset-in-seconds"][..],
+        &["--headers", "x, suffix=tokens, reset-in-seconds", "--headers", "retry-jitter=100"],
+        &["--headers", "draft11", "--headers", "X,Suffix=tokens,retry-jitter=100,reset-in-seconds"],
+    ] {
+        let server = Server::start(&[&policy[..], flags].concat());
+        let (_, head) = server.get("/", "");
+        assert_eq!((names.map(|name| field(&head, name)), field(&head, suffixed)), ([None; 2], Some("1")), "{head}");
+        let reset: u32 = field(&head, "x-ratelimit-reset-tokens").unwrap().parse().unwrap();
+        assert!((1..=365 * 86_400).contains(&reset), "{flags:?}: {head}");
+        assert_eq!(field(&head, "ratelimit").is_some(), flags.contains(&"draft11"), "{flags:?}: {head}");
+        server.get("/", "");
+        let (_, refusal) = server.get("/", "");
+        let number = |name| field(&refusal, name).unwrap().parse::<u32>().unwrap();
+        // The share of the jitter is random, but a second of a year is added almost always.
+        assert!(number("retry-after") > number("x-ratelimit-reset-tokens"), "{flags:?}: {refusal}");
+    }
+    // The jitter does not add fields.
+    let server = Server::start(&[&policy[..], &["--headers", "none", "--headers", "retry-jitter=100"]].concat());
+    assert_eq!(names.map(|name| field(&server.get("/", "").1, name).is_some()), [false; 2]);
+}
+
+#[test]
 fn headers_flag_selects_the_header_fields() {
     let policy = ["--policy", "fixed-window 2/hour"];
     let names = [
@@ -443,7 +470,9 @@ fn invalid_flags_are_rejected_with_one_clear_line() {
         (&["--client-ip-header", "x-real-ip"], "--trust 10.0.0.0/8"),
         (&["--trust", "10.0.0.0/8", "--client-ip-header", "a b"], "\"a b\""),
         (&["--allow", "x"], "10.0.0.0/8"),
-        (&["--headers", "y"], "x, draft11, draft6 or none"),
+        (&["--headers", "y"], "--headers: cannot read the header fields \"y\" in \"y\": expected x, reset-in-seconds"),
+        (&["--headers", "suffix=Tokens!"], "a suffix is 1 to 32 of the characters a to z"),
+        (&["--headers", "x", "--headers", "retry-jitter=101"], "the jitter is a percentage from 0 to 100"),
         (&["--rejection", "xml"], "text, json, empty or grpc"),
         (&["--charge-status", "6xx"], "\"6xx\""),
         (&["--charge-status", "401,"], "a status like 401"),
