@@ -21,6 +21,10 @@ pub(crate) fn unpoisoned<G>(locked: LockResult<G>) -> G {
 
 /// Polls all futures together, so that one that hangs does not delay the others. Returns their results
 /// in the same order.
+///
+/// `futures_util::future::join_all` does the same. But the core would then compile three more crates:
+/// `futures-util`, `futures-core` and `futures-task`. A program without axum may not have them.
+/// `try_join_all` would drop the other calls when one fails, and leave their outcome unknown.
 pub(crate) async fn join_all<F: Future + Unpin>(futures: Vec<F>) -> Vec<F::Output> {
     let mut all: Vec<_> = futures.into_iter().map(|future| (future, None)).collect();
     poll_fn(|cx| {
