@@ -38,13 +38,20 @@ mod tests {
     use tokio::io::{AsyncReadExt, AsyncWriteExt};
     use tokio::net::TcpStream;
     use tonic::Code;
-    use tonic::transport::Endpoint;
+    use tonic::transport::{Channel, Endpoint, Error};
     use tonic_health::pb::HealthCheckRequest;
     use tonic_health::pb::health_client::HealthClient;
     use tower::ServiceBuilder;
-    use tower_ratelimit::ClientLimitLayer;
+    use tower_ratelimit::{ClientLimit, ClientLimitLayer};
 
     use super::*;
+
+    /// Connects a client that keeps to the limits that the server reports.
+    async fn connect(address: String) -> Result<HealthClient<ClientLimit<Channel>>, Error> {
+        let channel = Endpoint::from_shared(address)?.connect().await?;
+        let limited = ServiceBuilder::new().layer(ClientLimitLayer::new()).service(channel);
+        Ok(HealthClient::new(limited))
+    }
 
     async fn ask(address: SocketAddr) -> String {
         let mut stream = TcpStream::connect(address).await.unwrap();
@@ -62,7 +69,6 @@ mod tests {
         let (grpc_at, http_at) = (calls.local_addr().unwrap(), requests.local_addr().unwrap());
         tokio::spawn(async move { tokio::try_join!(grpc(calls, &limiter), http(requests, &limiter)) });
         let channel = Endpoint::from_shared(format!("http://{grpc_at}")).unwrap().connect().await.unwrap();
-        let limited = ServiceBuilder::new().layer(ClientLimitLayer::new()).service(channel.clone());
         let mut health = HealthClient::new(channel);
         let mut call = async || health.check(HealthCheckRequest::default()).await;
 
@@ -79,7 +85,7 @@ mod tests {
         assert_eq!(call().await.unwrap_err().code(), Code::ResourceExhausted);
 
         // A client with the layer sends no second call before the end of the pushback.
-        let mut health = HealthClient::new(limited);
+        let mut health = connect(format!("http://{grpc_at}")).await.unwrap();
         let mut call = async || health.check(HealthCheckRequest::default()).await.unwrap_err();
         assert_eq!(call().await.code(), Code::ResourceExhausted);
         let error = call().await.to_string();
