@@ -36,11 +36,12 @@
 //! | Keep the counts in a store of your own | [Write a storage](guide::write_a_storage) |
 //! | Test an app that has limits | [Testing your app](guide::testing_your_app) |
 //! | Plan memory and servers for a number of clients | [Sizing](guide::sizing) |
-//! | Export metrics, set alerts, read logs and lints | [Monitoring](guide::monitoring) |
+//! | Export metrics, set alerts, list the clients near their limit, read logs and lints | [Monitoring](guide::monitoring) |
 //! | Start, check health, rotate logins, change limits, upgrade | [Deploying](guide::deploying) |
 //! | Move from `tower_governor` | [Migrating](guide::migrating_from_tower_governor) |
 //! | Move from `axum-governor`, `actix-limitation` or a `DashMap` | [Migrating from others](guide::migrating_from_others) |
 //! | Look up the order of a layer's steps | [The path of a request](guide#the-path-of-a-request) |
+//! | Copy from a whole program | [Examples](guide#examples) |
 //!
 //! # Terms
 //!
@@ -97,7 +98,7 @@
 //! | `sqlite` | `SqliteStorage`, a file that survives restarts; compiles SQLite, which needs a C compiler |
 //! | `testing` | property tests for custom strategies and storages |
 //!
-//! The examples have some features of their own, such as `grpc` and `websocket` in the commands of the
+//! The [examples](guide#examples) have some features of their own, such as `grpc` and `websocket` in the commands of the
 //! guides.
 #![cfg_attr(docsrs, feature(doc_cfg))]
 

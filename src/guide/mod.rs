@@ -112,9 +112,34 @@
 //! - Your service stays up while the storage is down: see [outages].
 //! - The crate contains no `unsafe` code.
 //!
-//! # Commands
+//! # Examples
 //!
-//! The commands in these guides run in a checkout of the repository. `cargo run --example server`
+//! | example | shows |
+//! |---|---|
+//! | [`client`](https://github.com/tower-ratelimit/tower-ratelimit/blob/main/examples/client.rs) | an HTTP client that keeps to its own limit and to those of servers |
+//! | [`custom_extractor`](https://github.com/tower-ratelimit/tower-ratelimit/blob/main/examples/custom_extractor.rs) | a key of your own: the tenant in the host name, and the route |
+//! | [`custom_storage`](https://github.com/tower-ratelimit/tower-ratelimit/blob/main/examples/custom_storage.rs) | a storage of your own with its tests: a map that compares and swaps |
+//! | [`custom_strategy`](https://github.com/tower-ratelimit/tower-ratelimit/blob/main/examples/custom_strategy.rs) | a strategy of your own with its tests: a penalty box |
+//! | [`grpc`](https://github.com/tower-ratelimit/tower-ratelimit/blob/main/examples/grpc.rs) | one limit for a tonic server and an HTTP server |
+//! | [`hyper`](https://github.com/tower-ratelimit/tower-ratelimit/blob/main/examples/hyper.rs) | a hyper server without axum |
+//! | [`login`](https://github.com/tower-ratelimit/tower-ratelimit/blob/main/examples/login.rs) | a login form that locks accounts and addresses |
+//! | [`observe`](https://github.com/tower-ratelimit/tower-ratelimit/blob/main/examples/observe/main.rs) | metrics for Prometheus, a dashboard, a shadow limit, and logs |
+//! | [`operator`](https://github.com/tower-ratelimit/tower-ratelimit/blob/main/examples/operator.rs) | the limits of a client, for an operator: look, lock, clear, list |
+//! | [`playground`](https://github.com/tower-ratelimit/tower-ratelimit/blob/main/examples/playground/main.rs) | a page that shows the effect of each strategy |
+//! | [`proxies`](https://github.com/tower-ratelimit/tower-ratelimit/blob/main/examples/proxies.rs) | the client behind a load balancer |
+//! | [`redis`](https://github.com/tower-ratelimit/tower-ratelimit/blob/main/examples/redis.rs) | a limit that all processes share through Redis |
+//! | [`reload`](https://github.com/tower-ratelimit/tower-ratelimit/blob/main/examples/reload.rs) | limits in a file that is read again when it changes |
+//! | [`server`](https://github.com/tower-ratelimit/tower-ratelimit/blob/main/examples/server/main.rs) | a server whose limits are set by flags |
+//! | [`stacking`](https://github.com/tower-ratelimit/tower-ratelimit/blob/main/examples/stacking.rs) | a strict limit inside a wide one |
+//! | [`streams`](https://github.com/tower-ratelimit/tower-ratelimit/blob/main/examples/streams.rs) | streams of events and WebSockets, two of each client at once |
+//! | [`tenants`](https://github.com/tower-ratelimit/tower-ratelimit/blob/main/examples/tenants.rs) | a plan for each user, a quota for each tenant, and a limit for all clients |
+//! | [`tiers`](https://github.com/tower-ratelimit/tower-ratelimit/blob/main/examples/tiers.rs) | limits by the tier of a user, and by address for guests |
+//! | [`tokens`](https://github.com/tower-ratelimit/tower-ratelimit/blob/main/examples/tokens.rs) | tokens of a language model, settled at the end of a stream |
+//! | [`websocket`](https://github.com/tower-ratelimit/tower-ratelimit/blob/main/examples/websocket.rs) | the messages of WebSockets |
+//! | [`without_http`](https://github.com/tower-ratelimit/tower-ratelimit/blob/main/examples/without_http.rs) | messages that are limited by their sender |
+//!
+//! The commands in these guides run in a checkout of the
+//! [repository](https://github.com/tower-ratelimit/tower-ratelimit). `cargo run --example server`
 //! starts an axum server that admits ten requests per minute, and `--help` lists its flags.
 //!
 //! [`RateLimitLayer`]: crate::RateLimitLayer

@@ -58,8 +58,11 @@ fn labels(prose: &str) -> BTreeSet<String> {
     labels
 }
 
-/// Returns the path in Rust of the target of a guide's link.
+/// Returns the path in Rust of the target of a guide's link, or `None` if it is a file of the repository.
 fn path_of(target: &str) -> Option<String> {
+    if target.starts_with(&field("repository")) {
+        return None;
+    }
     let (page, anchor) = target.split_once('#').unwrap_or((target, ""));
     let path = if let Some(guide) = page.strip_suffix(".md") {
         format!("crate::guide::{guide}")
@@ -173,6 +176,58 @@ fn addresses_of_the_repository_agree_with_cargo_toml() {
     assert!(count > 3, "the addresses were found");
     assert!(DOCS.starts_with(&format!("{}/", field("documentation"))), "the address of the documentation");
     assert!(field("homepage").starts_with(DOCS), "the homepage is the page of the guides");
+}
+
+/// Returns the addresses of files of the repository in the library's sources, each with its place.
+fn files_on_the_forge() -> Vec<(PathBuf, String)> {
+    let start = format!("{}/blob/main/", field("repository"));
+    let in_text = |(place, text): (PathBuf, String)| {
+        let rests: Vec<String> = text.split(&start).skip(1).map(str::to_owned).collect();
+        rests.into_iter().map(move |rest| {
+            let path = rest.split(|c: char| c.is_whitespace() || ")]>`#".contains(c)).next().unwrap();
+            (place.clone(), path.to_owned())
+        })
+    };
+    let src = Path::new(ROOT).join("src");
+    texts().into_iter().filter(|(place, _)| place.starts_with(&src)).flat_map(in_text).collect()
+}
+
+#[test]
+fn files_of_the_repository_that_the_docs_link_to_exist() {
+    let files = files_on_the_forge();
+    assert!(files.len() > 40, "the links were found");
+    for (place, path) in files {
+        assert!(Path::new(ROOT).join(&path).is_file(), "{} links to {path}, which does not exist", place.display());
+    }
+}
+
+/// The examples are not in the package, so a reader of docs.rs needs a link to each of them.
+#[test]
+fn commands_and_the_list_of_examples_link_to_their_sources() {
+    let (manifest, repository) = (read("examples/Cargo.toml"), field("repository"));
+    let examples: BTreeMap<&str, &str> = manifest
+        .split("[[example]]\nname = \"")
+        .skip(1)
+        .filter_map(|rest| Some((rest.split('"').next()?, rest.split("path = \"").nth(1)?.split('"').next()?)))
+        .collect();
+    assert!(examples.len() > 10, "the examples were found");
+    let list = read("src/guide/mod.rs");
+    for (name, path) in &examples {
+        let link = format!("[`{name}`]({repository}/blob/main/examples/{path})");
+        assert!(list.contains(&link), "src/guide/mod.rs: add {link} to the examples");
+    }
+    for (file, text) in markdown_guides() {
+        let (definitions, prose) = (definitions(&text), prose(&text));
+        for (at, command) in prose.match_indices("`cargo run --example ") {
+            let rest = &prose[at + command.len()..];
+            let name = rest.split(['`', ' ']).next().unwrap();
+            let path = format!("examples/{}", examples[name]);
+            let is_linked = prose[..at].ends_with('[')
+                && rest.split_once('`').is_some_and(|(_, after)| after.starts_with(&format!("][{path}]")));
+            assert!(is_linked, "{file}: write the command of {name} as [`cargo run ..`][{path}]");
+            assert_eq!(definitions[&*path], format!("{repository}/blob/main/{path}"), "{file}");
+        }
+    }
 }
 
 /// Relative links are dead on docs.rs, and in the program that shows a README without its files.
