@@ -175,6 +175,7 @@ impl<R> RateLimitLayer<R> {
     /// - In a [shadow](Self::shadow) layer, each limited request has a reservation, even if it
     ///   would have been refused. If the storage did not decide immediately, the decision is the
     ///   verdict on a client that has spent nothing, too.
+    /// - It does not settle the hits of a [`Meter`](crate::Meter), which have reservations of their own.
     ///
     /// ```
     /// use axum::Router;

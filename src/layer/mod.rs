@@ -426,6 +426,9 @@ impl<R> RateLimitLayer<R> {
     /// handler makes further hits on the key of the request: for messages, chunks or fields, also after
     /// the response. Defaults to off.
     ///
+    /// These hits are separate from the hit of the request, and are settled one by one. So the options
+    /// that settle the request, such as [`settle_later`](Self::settle_later), do not change them.
+    ///
     /// With the feature `axum`, `Meter` is an extractor. The layer inserts no meter in these cases, so
     /// if they can happen, handlers should take an `Option<Meter>`:
     ///
