@@ -7,6 +7,7 @@
 mod support;
 
 use std::convert::Infallible;
+use std::future::ready;
 use std::mem;
 use std::pin::Pin;
 use std::task::{Context, Poll, Waker};
@@ -14,11 +15,11 @@ use std::time::Duration;
 
 use axum::body::Body;
 use http::{Request, Response};
-use tower::{Layer, Service};
+use tower::{Layer, Service, service_fn};
 use tower_ratelimit::storage::ManualClock;
 use tower_ratelimit::{
-    FixedWindow, Headers, InFlightLayer, IntoPolicy, Key, LivePolicy, LocalLimiter, Lockout, MemoryStorage, PeerIp,
-    Policy, Quota, RateLimitLayer, RateLimiter, SlidingWindowCounter, TokenBucket,
+    FixedWindow, Headers, InFlightLayer, IntoPolicy, Key, LivePolicy, LocalLimiter, Lockout, MemoryStorage, Meter,
+    PeerIp, Policy, Quota, RateLimitLayer, RateLimiter, SlidingWindowCounter, TokenBucket,
 };
 
 use support::hits::address;
@@ -32,7 +33,7 @@ const MINUTE: Duration = Duration::from_secs(60);
 
 type Path = fn(usize);
 
-const PATHS: [(&str, Path); 23] = [
+const PATHS: [(&str, Path); 24] = [
     ("admit token bucket", |times| admit(TokenBucket::generous(), times)),
     ("admit live token bucket", |times| admit(LivePolicy::new(TokenBucket::generous()), times)),
     ("admit three limits", |times| admit(several(3, u32::MAX), times)),
@@ -55,6 +56,7 @@ const PATHS: [(&str, Path); 23] = [
     }),
     ("middleware three headers", |times| serve(layer(bursting(BURST)).layer(Hello), times)),
     ("middleware refusal", |times| serve(layer(stingy::<TokenBucket>()).layer(Hello), times)),
+    ("meter hit", meter_hit),
     ("in flight no headers", |times| serve(in_flight().headers(Headers::none()).layer(Hello), times)),
     ("in flight two headers", |times| serve(in_flight().layer(Hello), times)),
     ("in flight refusal", in_flight_refusal),
@@ -160,6 +162,25 @@ fn awaited(limiter: &RateLimiter, key: &Key) -> bool {
 
 fn alice() -> Key {
     address(1)
+}
+
+/// Hits of a handler, after the response to its request.
+fn meter_hit(times: usize) {
+    let handler = service_fn(|request: Request<Body>| {
+        let mut response = Response::new(Body::empty());
+        let meter = request.extensions().get::<Meter>().expect("the layer offers a meter");
+        response.extensions_mut().insert(meter.clone());
+        ready(Ok::<_, Infallible>(response))
+    });
+    let mut service = layer(TokenBucket::generous()).cost(|_| 0).meter().layer(handler);
+    let meter = answer(&mut service, request()).extensions_mut().remove::<Meter>().expect("the handler has it");
+    for _ in 0..times {
+        let mut hit = meter.hit(1);
+        match Pin::new(&mut hit).poll(&mut Context::from_waker(Waker::noop())) {
+            Poll::Ready(Ok(hit)) => assert!(hit.is_admitted()),
+            _ => panic!("a memory storage never waits and never fails"),
+        }
+    }
 }
 
 /// A layer with one key, so the row of the key is added and removed with each request.
