@@ -7,7 +7,7 @@ use http::{HeaderMap, HeaderName, Response, StatusCode};
 
 use super::grpc;
 use super::values::{reset, retry_after, seconds};
-use crate::headers::is_list_of_strings;
+use crate::headers::{Padding, is_list_of_strings};
 
 const RATE_LIMIT: HeaderName = HeaderName::from_static("ratelimit");
 const RETRY_AFTER_MS: HeaderName = HeaderName::from_static("retry-after-ms");
@@ -128,7 +128,7 @@ impl Fields<'_> {
 /// remains, or zero.
 fn listed(text: &str) -> Option<Duration> {
     let mut members: Vec<[Option<Duration>; 2]> = Vec::new();
-    let is_list = is_list_of_strings(text.as_bytes(), |member, name, value| {
+    let is_list = is_list_of_strings(text.as_bytes(), Padding::Optional, |member, name, value| {
         members.resize(members.len().max(member + 1), [None; 2]);
         let value = str::from_utf8(value).ok().and_then(seconds);
         match name {

@@ -6,7 +6,7 @@ use std::fmt::Write;
 use http::header::{HeaderMap, HeaderName, HeaderValue};
 
 use super::numbers::set;
-use super::structured::is_list_of_strings;
+use super::structured::{Padding, is_list_of_strings};
 use crate::decision::Decision;
 use crate::key::Key;
 use crate::policy::Limit;
@@ -81,8 +81,11 @@ fn window(limit: &Limit, status: &Status, decision: &Decision) -> Option<u64> {
 /// Drops existing lines that are not valid lists, because one invalid member invalidates the whole
 /// field.
 fn append(headers: &mut HeaderMap, name: HeaderName, members: HeaderValue) {
-    let before =
-        headers.get_all(&name).iter().map(HeaderValue::as_bytes).filter(|line| is_list_of_strings(line, |_, _, _| ()));
+    let before = headers
+        .get_all(&name)
+        .iter()
+        .map(HeaderValue::as_bytes)
+        .filter(|line| is_list_of_strings(line, Padding::Required, |_, _, _| ()));
     let lines: Vec<&[u8]> = before.chain([members.as_bytes()]).collect();
     let line = if lines.len() > 1 { HeaderValue::from_bytes(&lines.join(&b", "[..])).ok() } else { None };
     set(headers, name, line.unwrap_or(members));

@@ -16,7 +16,7 @@ use self::ietf::{IetfFields, Secret};
 pub(crate) use self::numbers::Numbers;
 use self::numbers::{DRAFT_6, X, repeated, set, wait};
 #[cfg(feature = "client")]
-pub(crate) use self::structured::is_list_of_strings;
+pub(crate) use self::structured::{Padding, is_list_of_strings};
 use self::suffix::{NOT_A_SUFFIX, Suffix};
 use crate::decision::{Decision, shown_of};
 use crate::key::Key;

@@ -5,13 +5,26 @@
 //! lines. The tests compare the parser with such a crate, and with the cases of the HTTP working
 //! group.
 
+/// The padding of byte sequences at their end, `=` or `==`. Writers must add it. Readers should not fail
+/// without it (RFC 9651, section 4.2.7).
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Padding {
+    Required,
+    #[cfg(feature = "client")]
+    Optional,
+}
+
 /// Returns `true` if the line is a non-empty list of strings with optional parameters, as in
 /// `"a";r=1, "b"`. Calls `parameter` with the position of the member, the name and the value of
 /// each parameter that it has read. The value is empty if the parameter has none.
 ///
 /// If one member is invalid, a client ignores the whole field, including the valid members.
-pub(crate) fn is_list_of_strings<'a>(line: &'a [u8], mut parameter: impl FnMut(usize, &'a [u8], &'a [u8])) -> bool {
-    let mut reader = Reader { rest: line };
+pub(crate) fn is_list_of_strings<'a>(
+    line: &'a [u8],
+    padding: Padding,
+    mut parameter: impl FnMut(usize, &'a [u8], &'a [u8]),
+) -> bool {
+    let mut reader = Reader { rest: line, padding };
     reader.take_while(|byte| byte == b' ');
     for member in 0.. {
         let read = |name, value| parameter(member, name, value);
@@ -33,6 +46,7 @@ pub(crate) fn is_list_of_strings<'a>(line: &'a [u8], mut parameter: impl FnMut(u
 /// The unread text. The methods that parse an item return `None` if the text does not match.
 struct Reader<'a> {
     rest: &'a [u8],
+    padding: Padding,
 }
 
 impl<'a> Reader<'a> {
@@ -135,8 +149,11 @@ impl<'a> Reader<'a> {
         self.next();
         let text = self.take_while(|byte| byte.is_ascii_alphanumeric() || b"+/=".contains(&byte));
         let padding = text.iter().rev().take_while(|&&byte| byte == b'=').count();
-        let is_whole = text.len().is_multiple_of(4) && padding <= 2 && !text[..text.len() - padding].contains(&b'=');
-        (self.skip(b':') && is_whole).then_some(())
+        let data = &text[..text.len() - padding];
+        let missing = data.len().wrapping_neg() % 4;
+        let is_whole = missing <= 2 && padding <= missing && !data.contains(&b'=');
+        let is_padded = padding == missing || self.padding != Padding::Required;
+        (self.skip(b':') && is_whole && is_padded).then_some(())
     }
 
     /// Parses a display string: UTF-8 in quotes after a percent sign, with lowercase

@@ -5,6 +5,7 @@ mod calendar;
 mod charge;
 mod client;
 mod client_ip;
+mod client_lists;
 mod client_reqwest;
 mod clock_resolution;
 #[cfg(all(feature = "metrics", feature = "redis"))]

@@ -23,7 +23,7 @@ async fn keeps(lines: &[&str]) -> bool {
 }
 
 /// Values of a parameter.
-const VALID: &[&str] = &[
+pub(crate) const VALID: &[&str] = &[
     // Booleans.
     "?1",
     "?0",
@@ -60,6 +60,7 @@ const VALID: &[&str] = &[
     "\"\"",
     "\"   \"",
     "\"foo \\\"bar\\\" \\\\ baz\"",
+    "\"foo foo foo foo foo foo foo foo foo foo foo foo foo foo foo foo foo foo foo foo foo foo foo foo foo foo foo foo \"",
     // Tokens.
     "a_b-c.d3:f%00/*",
     "fooBar",
@@ -72,7 +73,7 @@ const VALID: &[&str] = &[
     ":cHJldGVuZCB0aGlzIGlzIGJpbmFyeSBjb250ZW50Lg==:",
     // Display strings.
     "%\"foo bar\"",
-    "%\" !%22#$%25&'()*+,-./09:;<=>?@AZ[\\]^_`az{|}~\"",
+    "%\" !%22#$%25&'()*+,-./0123456789:;<=>?@ABCDEFGHIJKLMNOPQRSTUVWXYZ[\\]^_`abcdefghijklmnopqrstuvwxyz{|}~\"",
     "%\"f%c3%bc%c3%bc\"",
     "%\"foo %22bar%22 \\ baz\"",
     "%\"BOM: %ef%bb%bf\"",
@@ -80,7 +81,7 @@ const VALID: &[&str] = &[
 ];
 
 /// Values of a parameter that make the list invalid.
-const INVALID: &[&str] = &[
+pub(crate) const INVALID: &[&str] = &[
     "",
     " \t 1",
     // Booleans.
