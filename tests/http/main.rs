@@ -35,6 +35,7 @@ mod observe;
 mod panics;
 mod probe;
 mod readiness;
+mod realclientip;
 mod rejections;
 mod settle;
 mod several_keys;
