@@ -137,6 +137,7 @@
 //! | [`tokens`](https://github.com/tower-ratelimit/tower-ratelimit/blob/main/examples/tokens.rs) | tokens of a language model, settled at the end of a stream |
 //! | [`websocket`](https://github.com/tower-ratelimit/tower-ratelimit/blob/main/examples/websocket.rs) | the messages of WebSockets |
 //! | [`without_http`](https://github.com/tower-ratelimit/tower-ratelimit/blob/main/examples/without_http.rs) | messages that are limited by their sender |
+//! | [`unix_socket`](https://github.com/tower-ratelimit/tower-ratelimit/blob/main/examples/unix_socket.rs) | a server on a Unix socket behind nginx |
 //!
 //! The commands in these guides run in a checkout of the
 //! [repository](https://github.com/tower-ratelimit/tower-ratelimit). `cargo run --example server`

@@ -237,7 +237,7 @@ fn client(&(rule, field, lines, _): &Case, peer: Option<&str>) -> Option<IpAddr>
     if let Some(peer) = peer {
         request.extensions_mut().insert(peer.parse::<SocketAddr>().unwrap());
     }
-    by.address(&Head::of(&request)).ok()
+    by.address(&Head::from_request(&request)).ok()
 }
 
 #[test]
