@@ -36,6 +36,14 @@ impl<K: Hash + Eq, V> RecentMap<K, V> {
         }
         self.new.insert(key, value);
     }
+
+    pub(in crate::storage) fn remove<Q: Hash + Eq + ?Sized>(&mut self, key: &Q)
+    where
+        K: Borrow<Q>,
+    {
+        self.new.remove(key);
+        self.old.remove(key);
+    }
 }
 
 #[cfg(test)]
@@ -52,5 +60,7 @@ mod tests {
         assert_eq!((map.get(&(GENERATION - 1)), map.get(&GENERATION)), (None, Some(&1)));
         map.insert(GENERATION, 2);
         assert_eq!(map.get(&GENERATION), Some(&2), "the new generation counts");
+        map.remove(&GENERATION);
+        assert_eq!(map.get(&GENERATION), None, "both generations have had it");
     }
 }

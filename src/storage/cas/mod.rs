@@ -6,6 +6,8 @@ mod combine;
 mod job;
 mod length;
 #[cfg(any(feature = "memcached", feature = "etcd", feature = "postgres"))]
+mod recent;
+#[cfg(any(feature = "memcached", feature = "etcd", feature = "postgres"))]
 mod server;
 mod several;
 mod shared;
@@ -24,6 +26,8 @@ pub(super) use self::batch::Batch;
 pub(super) use self::combine::{SwapCombiner, SwapEach, TextSwap};
 #[cfg(feature = "sqlite")]
 pub(super) use self::job::Command;
+#[cfg(any(feature = "memcached", feature = "etcd", feature = "postgres"))]
+pub(super) use self::recent::RecentTexts;
 #[cfg(any(feature = "memcached", feature = "etcd", feature = "postgres"))]
 pub(super) use self::server::{ServerCas, ServerStore, forward_to_server_cas};
 #[cfg(any(feature = "etcd", feature = "postgres"))]

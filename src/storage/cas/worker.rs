@@ -2,7 +2,7 @@
 //! retry after a lost race.
 //!
 //! Without batches, eight writers on one etcd key would need seven attempts each. With them, a key
-//! costs a process two round trips for any number of waiting hits.
+//! costs a process one or two round trips for any number of waiting hits.
 //!
 //! No job of a batch on a recalled text is answered before the swap has confirmed the text. If the
 //! batch would change nothing, it loads the text and decides again, because the recalled one may be

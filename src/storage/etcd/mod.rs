@@ -44,16 +44,25 @@ const HTTP2: Option<&'static [u8]> = Some(b"h2");
 ///
 /// # Decisions
 ///
-/// A hit loads the state of its key, decides, and stores the new state by compare-and-swap. That
-/// takes two round trips, or one if the state does not change, as after most refusals. All
-/// processes together never admit more than the limit. A hit that loses every race is refused as
+/// A hit is a transaction that stores the new state if no other process has stored one meanwhile, and
+/// loads the newer state otherwise. To decide before the round trip, each process caches the states of
+/// up to 16,384 keys that it used last. States of more than 512 bytes are not cached.
+///
+/// | call | round trips |
+/// |---|---|
+/// | a peek, or a hit that changes no state, such as most refused hits | 1 |
+/// | an admitted hit on a key whose cached state is current | 1 |
+/// | any other admitted hit | 2 |
+/// | each race that a hit loses to another process | 1 or 2 more |
+///
+/// All processes together never admit more than the limit. A hit that loses every race is refused as
 /// [contended](crate::Decision::is_contended). [`Cas`](crate::storage::Cas) has the details.
 ///
 /// While four transactions of a process are in flight, hits on different keys wait for at most a quarter of
 /// their time, and share one, in which each is stored or lost on its own.
 ///
-/// A hit of [several keys](crate::RateLimitLayer::and) loads all of them in one call, and stores all
-/// new states or none in one transaction. So it takes as many round trips as a hit of one key.
+/// A hit of [several keys](crate::RateLimitLayer::and) stores all new states or none in one
+/// transaction. So it takes as many round trips as a hit of one key.
 /// Concurrent hits of several keys share transactions of up to 64 keys, so the members need
 /// `--max-txn-ops` of at least 64, which defaults to 128.
 ///

@@ -8,11 +8,11 @@ use super::connection::is_lease_not_found;
 use super::lease::{EtcdLeases, KeyLease};
 use super::members::Members;
 use super::wire::{
-    Compare, DeleteRangeRequest, ListRequest, OpKind, PutRequest, RangeRequest, RangeResponse, ReadTxnRequest,
+    Compare, DeleteRangeRequest, Header, ListRequest, OpKind, PutRequest, RangeRequest, RangeResponse, ReadTxnRequest,
     RequestOp, TxnRequest, TxnResponse,
 };
 use crate::storage::cas::{
-    KeySwap, ServerStore, SeveralFuture, SeveralKeys, SwapCombiner, SwapEach, SwappedAll, TextSwap,
+    KeySwap, RecentTexts, ServerStore, SeveralFuture, SeveralKeys, SwapCombiner, SwapEach, SwappedAll, TextSwap,
 };
 use crate::storage::listing::NameRange;
 use crate::storage::{CasStorage, Loaded, StorageError, Swapped, names};
@@ -30,12 +30,14 @@ const LANES: usize = 4;
 pub(super) struct EtcdStore {
     pub(super) members: Members,
     leases: Arc<EtcdLeases>,
+    recent: Arc<RecentTexts<i64>>,
     combiner: SwapCombiner<i64>,
 }
 
 impl EtcdStore {
     pub(super) fn new(members: Members) -> Self {
-        Self { members, leases: Arc::new(EtcdLeases::new()), combiner: SwapCombiner::new(LANES) }
+        let (leases, combiner) = (Arc::new(EtcdLeases::new()), SwapCombiner::new(LANES));
+        Self { members, leases, recent: Arc::default(), combiner }
     }
 }
 
@@ -44,9 +46,16 @@ impl CasStorage for EtcdStore {
     /// The revision of the last change, or 0 for a missing key. Revisions are never reused.
     type Version = i64;
 
+    /// Knows no text after a failed swap, so the next hit on the key reads first. Another member can
+    /// execute a read if this one hangs.
+    fn recall(&self, key: &str) -> Option<Loaded<i64>> {
+        let (text, version) = self.recent.recall(key)?;
+        Some(Loaded { text, version, now: None })
+    }
+
     async fn load(&self, key: &str, deadline: Instant) -> Result<Loaded<i64>, StorageError> {
         let response = self.members.call(&RangeRequest { key: key.into() }, deadline.into()).await;
-        response.map(loaded).map_err(StorageError::uncounted)
+        Ok(self.loaded(key, response.map_err(StorageError::uncounted)?))
     }
 
     async fn swap(
@@ -86,6 +95,7 @@ impl SwapEach for EtcdStore {
         swaps: &[TextSwap<i64>],
         deadline: Instant,
     ) -> Result<Vec<Option<Swapped<i64>>>, StorageError> {
+        swaps.iter().for_each(|swap| self.recent.forget(&swap.key));
         let leases = self.leases(swaps.iter().map(TextSwap::as_key_swap), deadline).await?;
         let mut ids = leases.iter().map(KeyLease::id);
         let txns = swaps.iter().map(|swap| OpKind::Txn(txn(&[swap.as_key_swap()], &mut ids)).into());
@@ -98,15 +108,20 @@ impl SwapEach for EtcdStore {
             }
             response => response?,
         };
-        let swapped = response.responses.into_iter().map(|response| {
+        if response.responses.len() != swaps.len() {
+            return Err(self.unexpected_reply());
+        }
+        let header = response.header;
+        let swapped = swaps.iter().zip(response.responses).map(|(swap, response)| {
             let response = response.txn.ok_or_else(|| self.unexpected_reply())?;
             if response.succeeded {
+                self.record(&swap.as_key_swap(), header);
                 return Ok(Some(Swapped::Stored));
             }
-            Ok(Some(Swapped::Lost(all_loaded(response, 1).and_then(|mut found| found.pop()))))
+            let found = self.all_loaded([&*swap.key].into_iter(), response);
+            Ok(Some(Swapped::Lost(found.and_then(|mut found| found.pop()))))
         });
-        let swapped: Vec<_> = swapped.collect::<Result<_, _>>()?;
-        if swapped.len() == swaps.len() { Ok(swapped) } else { Err(self.unexpected_reply()) }
+        swapped.collect()
     }
 }
 
@@ -115,7 +130,7 @@ impl SeveralKeys<i64> for EtcdStore {
         Box::pin(async move {
             let reads = keys.iter().map(|key| read(key)).collect();
             let response = self.members.call(&ReadTxnRequest { reads }, deadline.into()).await?;
-            all_loaded(response, keys.len()).ok_or_else(|| self.unexpected_reply())
+            self.all_loaded(keys.iter().map(|key| &**key), response).ok_or_else(|| self.unexpected_reply())
         })
     }
 
@@ -129,12 +144,19 @@ impl EtcdStore {
     /// loads them.
     async fn transact(&self, swaps: &[KeySwap<'_, i64>], deadline: Instant) -> Result<SwappedAll<i64>, StorageError> {
         let mut is_first = true;
+        swaps.iter().for_each(|swap| self.recent.forget(swap.key));
         loop {
             let leases = self.leases(swaps.iter().copied(), deadline).await?;
             let txn = txn(swaps, &mut leases.iter().map(KeyLease::id));
             match self.members.call(&txn, deadline.into()).await {
-                Ok(response) if response.succeeded => return Ok(SwappedAll::Stored),
-                Ok(response) => return Ok(SwappedAll::Lost(all_loaded(response, swaps.len()))),
+                Ok(response) if response.succeeded => {
+                    swaps.iter().for_each(|swap| self.record(swap, response.header));
+                    return Ok(SwappedAll::Stored);
+                }
+                Ok(response) => {
+                    let keys = swaps.iter().map(|swap| &**swap.key);
+                    return Ok(SwappedAll::Lost(self.all_loaded(keys, response)));
+                }
                 // A lease has ended. Nothing was written, so a retry is safe.
                 Err(error) if is_lease_not_found(&error) && is_first => {
                     leases.into_iter().for_each(KeyLease::discard);
@@ -155,6 +177,34 @@ impl EtcdStore {
         let granted = keeps.map(|(_, keep)| Box::pin(self.leases.get(keep, &self.members, deadline.into())));
         let granted = join_all(granted.collect()).await.into_iter().collect::<Result<Vec<_>, _>>();
         granted.map_err(StorageError::uncounted)
+    }
+
+    /// Records a text that a transaction has stored.
+    fn record(&self, swap: &KeySwap<'_, i64>, header: Option<Header>) {
+        if let (Some((text, _)), Some(Header { revision })) = (swap.change, header) {
+            self.recent.record(swap.key, text, revision);
+        }
+    }
+
+    /// Converts the response, and records the text. A missing key is an empty text of version 0.
+    fn loaded(&self, key: &str, response: RangeResponse) -> Loaded<i64> {
+        let found = response.found.into_iter().next();
+        let (value, version) = found.map_or((Vec::new(), 0), |found| (found.value, found.mod_revision));
+        let text = String::from_utf8_lossy(&value).into_owned();
+        self.recent.record(key, &text, version);
+        Loaded { text, version, now: None }
+    }
+
+    /// Returns the texts of the keys of a transaction, or `None` if the response has not all of them.
+    fn all_loaded<'a>(
+        &self,
+        keys: impl ExactSizeIterator<Item = &'a str>,
+        response: TxnResponse,
+    ) -> Option<Vec<Loaded<i64>>> {
+        if response.responses.len() != keys.len() {
+            return None;
+        }
+        keys.zip(response.responses).map(|(key, response)| Some(self.loaded(key, response.range?))).collect()
     }
 
     fn unexpected_reply(&self) -> StorageError {
@@ -204,13 +254,6 @@ impl fmt::Debug for EtcdStore {
     }
 }
 
-/// Converts the response. A missing key is an empty text of version 0.
-fn loaded(response: RangeResponse) -> Loaded<i64> {
-    let found = response.found.into_iter().next();
-    let (value, version) = found.map_or((Vec::new(), 0), |found| (found.value, found.mod_revision));
-    Loaded { text: String::from_utf8_lossy(&value).into_owned(), version, now: None }
-}
-
 /// Returns the transaction that stores all texts if no version has changed, and loads them otherwise.
 /// Takes the next lease for each text.
 fn txn(swaps: &[KeySwap<'_, i64>], leases: &mut impl Iterator<Item = i64>) -> TxnRequest {
@@ -231,10 +274,4 @@ fn txn(swaps: &[KeySwap<'_, i64>], leases: &mut impl Iterator<Item = i64>) -> Tx
 /// Returns the operation that reads a key.
 fn read(key: &str) -> RequestOp {
     OpKind::Range(RangeRequest { key: key.into() }).into()
-}
-
-/// Returns the texts of the keys of a transaction, or `None` if the response has not all of them.
-fn all_loaded(response: TxnResponse, keys: usize) -> Option<Vec<Loaded<i64>>> {
-    let found: Option<Vec<_>> = response.responses.into_iter().map(|response| response.range.map(loaded)).collect();
-    found.filter(|found| found.len() == keys)
 }

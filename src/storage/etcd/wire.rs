@@ -177,8 +177,17 @@ impl From<OpKind> for RequestOp {
     }
 }
 
+#[derive(Clone, Copy, PartialEq, Message)]
+pub(super) struct Header {
+    /// The revision of the store. It is the version of each key that a transaction has written.
+    #[prost(int64, tag = "3")]
+    pub(super) revision: i64,
+}
+
 #[derive(Clone, PartialEq, Message)]
 pub(super) struct TxnResponse {
+    #[prost(message, optional, tag = "1")]
+    pub(super) header: Option<Header>,
     #[prost(bool, tag = "2")]
     pub(super) succeeded: bool,
     #[prost(message, repeated, tag = "3")]

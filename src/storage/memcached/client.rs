@@ -5,11 +5,13 @@ use std::fmt::Write;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use super::connection::MemcachedConnection;
 use super::login::MemcachedAccess;
 use super::meta::{self, CasId, Reply};
 use super::node::{Node, Request};
 use super::ring::Ring;
-use crate::storage::cas::ServerStore;
+use crate::storage::cas::{RecentTexts, ServerStore};
+use crate::storage::net::Open;
 use crate::storage::url::Address;
 use crate::storage::{CasStorage, Clock, Loaded, StorageError, StorageErrorKind, Swapped, names, net};
 use crate::time::Timestamp;
@@ -24,6 +26,7 @@ const LARGEST: usize = (1 << 20) - 1_024;
 pub(super) struct Client {
     nodes: Arc<[Node]>,
     ring: Arc<Ring>,
+    recent: Arc<RecentTexts<Version>>,
     #[cfg_attr(
         not(any(feature = "memcached-rustls", feature = "testing")),
         allow(dead_code, reason = "nothing reconnects")
@@ -46,7 +49,7 @@ impl Client {
     pub(super) fn new(servers: Vec<Address>, access: MemcachedAccess, machine: Arc<dyn Clock>) -> Self {
         let ring = Arc::new(Ring::new(&servers));
         let node = |server| Node::new(server, access.clone(), Arc::clone(&machine));
-        Self { nodes: servers.into_iter().map(node).collect(), ring, access, machine }
+        Self { nodes: servers.into_iter().map(node).collect(), ring, recent: Arc::default(), access, machine }
     }
 
     #[cfg(feature = "memcached-rustls")]
@@ -76,18 +79,33 @@ impl Client {
     fn node(&self, key: &str) -> &Node {
         &self.nodes[self.ring.index(key)]
     }
+
+    /// Returns the server of the key, and an open connection to it. Waits for one until `deadline`.
+    async fn open(
+        &self,
+        key: &str,
+        deadline: tokio::time::Instant,
+    ) -> Result<(&Node, Arc<Open<MemcachedConnection>>), StorageError> {
+        let within = deadline - tokio::time::Instant::now();
+        let node = self.node(key);
+        let open = node.open(deadline).await?;
+        node.learn_time(&open, within);
+        Ok((node, open))
+    }
 }
 
 impl CasStorage for Client {
     type Error = StorageError;
     type Version = Version;
 
+    fn recall(&self, name: &str) -> Option<Loaded<Version>> {
+        let (text, version) = self.recent.recall(name)?;
+        Some(Loaded { text, version, now: Some(self.node(&item_key(name)).time().now()) })
+    }
+
     async fn load(&self, name: &str, deadline: Instant) -> Result<Loaded<Version>, StorageError> {
         let (key, deadline) = (item_key(name), deadline.into());
-        let within = deadline - tokio::time::Instant::now();
-        let node = self.node(&key);
-        let open = node.open(deadline).await?;
-        node.learn_time(&open, within);
+        let (node, open) = self.open(&key, deadline).await?;
         let request = Request { bytes: meta::get(&key), changes: false };
         let (text, version) = match node.send(&open, request, deadline).await? {
             Reply::Value { cas, text } => {
@@ -109,9 +127,9 @@ impl CasStorage for Client {
         keep: Duration,
         deadline: Instant,
     ) -> Result<Swapped<Version>, StorageError> {
+        self.recent.forget(name);
         let (key, deadline) = (item_key(name), deadline.into());
-        let node = self.node(&key);
-        let open = node.open(deadline).await?;
+        let (node, open) = self.open(&key, deadline).await?;
         let bytes = match version.0 {
             Some((_, connection)) if connection != open.number => return Ok(Swapped::Lost(None)),
             Some((cas, _)) if text.is_empty() => meta::delete(&key, cas),
@@ -120,10 +138,18 @@ impl CasStorage for Client {
         };
         let is_get = version.0.is_none() && text.is_empty();
         match node.send(&open, Request { bytes, changes: !is_get }, deadline).await? {
-            Reply::Done if !is_get => Ok(Swapped::Stored),
+            Reply::Done { cas } if !is_get => {
+                if let Some(cas) = cas {
+                    self.recent.record(name, text, Version(Some((cas, open.number))));
+                }
+                Ok(Swapped::Stored)
+            }
             Reply::NotFound if is_get => Ok(Swapped::Stored),
             Reply::Value { .. } if is_get => Ok(Swapped::Lost(None)),
-            Reply::Exists | Reply::NotFound | Reply::NotStored if !is_get => Ok(Swapped::Lost(None)),
+            Reply::Exists | Reply::NotFound | Reply::NotStored if !is_get => {
+                self.recent.set_shared(name);
+                Ok(Swapped::Lost(None))
+            }
             other => Err(node.unexpected(&open, !is_get, &other)),
         }
     }

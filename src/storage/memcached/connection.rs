@@ -25,6 +25,7 @@ use std::task::Poll;
 
 use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt, BufReader};
 use tokio::sync::{mpsc, oneshot};
+use tokio::task::yield_now;
 
 use super::meta::{self, Reply};
 use crate::storage::net::{Driver, Usable};
@@ -123,6 +124,13 @@ async fn write(
 ) -> io::Result<Infallible> {
     let mut batch = Vec::with_capacity(MAX_BATCH);
     while requests.recv_many(&mut batch, MAX_BATCH).await > 0 {
+        // Other tasks that are ready may send requests, too. They share the write.
+        yield_now().await;
+        while batch.len() < MAX_BATCH
+            && let Ok(pending) = requests.try_recv()
+        {
+            batch.push(pending);
+        }
         let mut bytes = Vec::new();
         for pending in batch.drain(..) {
             // The caller no longer waits, so the request is not sent.
@@ -174,7 +182,7 @@ mod tests {
         let [first, second, third] = requests.each_ref().map(|request| connection.send(request.clone()));
         let (first, second, third, ()) = tokio::join!(first, second, third, server);
         assert_eq!(first.unwrap(), Reply::NotFound);
-        assert_eq!(second.unwrap(), Reply::Done, "the caller gets the mismatched reply, and rejects it");
+        assert_eq!(second.unwrap(), Reply::Done { cas: None }, "the caller gets the mismatched reply, and rejects it");
         assert!(matches!(third, Err(NoReply::Lost(why)) if why.contains("did not match")));
     }
     /// A TLS stream keeps written bytes while its socket is full, until it is flushed.

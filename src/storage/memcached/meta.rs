@@ -25,8 +25,8 @@ pub(super) type CasId = u64;
 pub(super) enum Reply {
     /// `VA`: an item.
     Value { cas: CasId, text: Vec<u8> },
-    /// `HD`: the request was executed.
-    Done,
+    /// `HD`: the request was executed. Contains the new CAS value of an item that was stored.
+    Done { cas: Option<CasId> },
     /// `EN`, `NF`: there is no item.
     NotFound,
     /// `EX`: the item has another CAS value.
@@ -50,7 +50,7 @@ impl Reply {
     pub(super) fn word(&self) -> &str {
         match self {
             Self::Value { .. } => "VA",
-            Self::Done => "HD",
+            Self::Done { .. } => "HD",
             Self::NotFound => "EN",
             Self::Exists => "EX",
             Self::NotStored => "NS",
@@ -72,7 +72,7 @@ impl Reply {
             (Self::Value { .. }, verb) => verb == Some(b"mg"),
             (Self::Noop, verb) => verb == Some(b"mn"),
             (Self::NotFound, verb) => verb != Some(b"mn"),
-            (Self::Done | Self::Exists, verb) => matches!(verb, Some(b"ms" | b"md")),
+            (Self::Done { .. } | Self::Exists, verb) => matches!(verb, Some(b"ms" | b"md")),
             (Self::NotStored, verb) => verb == Some(b"ms"),
         }
     }
@@ -84,11 +84,11 @@ pub(super) fn get(key: &str) -> Vec<u8> {
 }
 
 /// Returns a request to store an item if its CAS value is `cas`. With `None`, stores it if there is
-/// no item.
+/// no item. The reply contains the new CAS value.
 pub(super) fn set(key: &str, text: &str, cas: Option<CasId>, expiry: i32) -> Vec<u8> {
     let size = text.len();
     let condition = cas.map_or("ME".to_owned(), |cas| format!("C{cas}"));
-    format!("ms {key} {size} {condition} T{expiry}\r\n{text}\r\n").into_bytes()
+    format!("ms {key} {size} c {condition} T{expiry}\r\n{text}\r\n").into_bytes()
 }
 
 /// Returns a request to delete an item if its CAS value is `cas`.
@@ -105,14 +105,13 @@ pub(super) async fn read(from: &mut (impl AsyncBufRead + Unpin)) -> io::Result<R
         "VA" => {
             let (size, flags) = rest.split_once(' ').ok_or_else(invalid_reply)?;
             let size: u32 = size.parse().map_err(|_| invalid_reply())?;
-            let cas =
-                flags.split(' ').find_map(|flag| flag.strip_prefix('c')?.parse().ok()).ok_or_else(invalid_reply)?;
+            let cas = cas_of(flags).ok_or_else(invalid_reply)?;
             if cas == 0 {
                 return Err(io::Error::other("the server has no CAS values; start it without -C (--disable-cas)"));
             }
             Reply::Value { cas, text: read_block(from, size).await? }
         }
-        "HD" => Reply::Done,
+        "HD" => Reply::Done { cas: cas_of(rest) },
         "EN" | "NF" => Reply::NotFound,
         "EX" => Reply::Exists,
         "NS" => Reply::NotStored,
@@ -122,6 +121,11 @@ pub(super) async fn read(from: &mut (impl AsyncBufRead + Unpin)) -> io::Result<R
         "ERROR" | "CLIENT_ERROR" => Reply::Misunderstood(text.to_owned()),
         _ => return Err(invalid_reply()),
     })
+}
+
+/// Returns the CAS value in the flags of a reply.
+fn cas_of(flags: &str) -> Option<CasId> {
+    flags.split(' ').find_map(|flag| flag.strip_prefix('c')?.parse().ok())
 }
 
 /// Reads a line, including its end.
@@ -196,8 +200,8 @@ mod tests {
         let expected = [
             value(17, b"a\r\nbc"),
             value(u64::MAX, b""),
-            Reply::Done,
-            Reply::Done,
+            Reply::Done { cas: None },
+            Reply::Done { cas: Some(3) },
             Reply::NotFound,
             Reply::NotFound,
             Reply::Exists,

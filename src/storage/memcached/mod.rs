@@ -42,9 +42,18 @@ const PORT: u16 = 11_211;
 ///
 /// # Decisions
 ///
-/// A hit loads the state of its key, decides, and stores the new state by compare-and-swap. That
-/// takes two round trips, or one if the state does not change, as after most refusals. All
-/// processes together never admit more than the limit. A hit that loses every race is refused as
+/// A hit stores the new state by compare-and-swap, if no other process has stored one meanwhile. To
+/// decide before the round trip, each process caches the states of up to 16,384 keys that it used
+/// last. States of more than 512 bytes are not cached.
+///
+/// | call | round trips |
+/// |---|---|
+/// | a peek, or a hit that changes no state, such as most refused hits | 1 |
+/// | an admitted hit on a key whose cached state is current | 1 |
+/// | any other admitted hit, and the next 8 after another process has changed the key | 2 |
+/// | each race that a hit loses to another process | 2 more |
+///
+/// All processes together never admit more than the limit. A hit that loses every race is refused as
 /// [contended](crate::Decision::is_contended). [`Cas`](crate::storage::Cas) has the details.
 ///
 /// A policy that can keep more than 1,000 log entries per key is rejected when the limiter or layer

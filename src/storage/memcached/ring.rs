@@ -14,6 +14,9 @@ use crate::storage::url::Address;
 /// The number of hashes per server. Each hash gives four points.
 const HASHES: u32 = 40;
 
+/// The number of points per server.
+const POINTS: usize = 4 * HASHES as usize;
+
 /// The port that is left out of a server's name.
 const DEFAULT_PORT: u16 = 11_211;
 
@@ -37,6 +40,10 @@ impl Ring {
 
     /// Returns the index of the server of a key.
     pub(super) fn index(&self, key: &str) -> usize {
+        // There is one server.
+        if self.0.len() <= POINTS {
+            return 0;
+        }
         let [first, second, third, fourth, ..] = md5::compute(key).0;
         let hash = u32::from_le_bytes([first, second, third, fourth]);
         let next = self.0.partition_point(|(point, _)| *point < hash);

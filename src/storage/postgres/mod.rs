@@ -26,7 +26,7 @@ mod link;
 #[cfg(feature = "deadpool-postgres")]
 mod pool;
 mod prepared;
-mod recent;
+mod server_time;
 mod socket;
 mod store;
 mod sweep;

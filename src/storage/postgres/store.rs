@@ -7,11 +7,11 @@ use std::time::{Duration, Instant};
 use tokio_postgres::types::FromSqlOwned;
 
 use super::link::Link;
-use super::recent::Recent;
+use super::server_time::ServerTime;
 use super::sweep::Sweep;
 use super::table::{self, Query, Statement, number};
 use crate::storage::cas::{
-    KeySwap, ServerStore, SeveralFuture, SeveralKeys, SwapCombiner, SwapEach, SwappedAll, TextSwap,
+    KeySwap, RecentTexts, ServerStore, SeveralFuture, SeveralKeys, SwapCombiner, SwapEach, SwappedAll, TextSwap,
 };
 use crate::storage::listing::NameRange;
 use crate::storage::net::MOST;
@@ -25,7 +25,8 @@ const MAX_LEN: usize = 1_000_000;
 #[derive(Clone)]
 pub(super) struct PostgresStore {
     pub(super) link: Link,
-    recent: Arc<Recent>,
+    recent: Arc<RecentTexts<()>>,
+    time: Arc<ServerTime>,
     sweep: Arc<Sweep>,
     /// A connection executes one statement at a time, so each of them is a lane.
     combiner: SwapCombiner<String>,
@@ -43,7 +44,7 @@ struct RowReply<T = String> {
 impl PostgresStore {
     pub(super) fn new(link: Link) -> Self {
         let combiner = SwapCombiner::new(link.connections());
-        Self { link, recent: Arc::default(), sweep: Arc::default(), combiner }
+        Self { link, recent: Arc::default(), time: Arc::default(), sweep: Arc::default(), combiner }
     }
 
     /// Returns a store on other connections to the same table.
@@ -60,7 +61,9 @@ impl CasStorage for PostgresStore {
     type Version = String;
 
     fn recall(&self, key: &str) -> Option<Loaded<String>> {
-        let (text, now) = self.recent.recall(key)?;
+        let now = self.time.now()?;
+        // Most unknown keys do not exist on the server.
+        let (text, ()) = self.recent.recall(key).unwrap_or_default();
         Some(Loaded { version: text.clone(), text, now: Some(now) })
     }
 
@@ -68,7 +71,7 @@ impl CasStorage for PostgresStore {
         let Some(RowReply { text, now, .. }) = self.read(key, deadline).await? else {
             return Err(self.rolled_back_read());
         };
-        self.recent.record(key, &text);
+        self.recent.record(key, &text, ());
         Ok(Loaded { version: text.clone(), text, now: Some(now) })
     }
 
@@ -80,8 +83,7 @@ impl CasStorage for PostgresStore {
         keep: Duration,
         deadline: Instant,
     ) -> Result<Swapped<String>, StorageError> {
-        // Removes the recorded text first. If the statement fails, the stored text is unknown.
-        self.recent.record(key, "");
+        self.recent.forget(key);
         let swap = TextSwap { key: key.into(), version: version.clone(), text: text.to_owned(), keep };
         if text.is_empty() {
             return self.swap_alone(&swap, deadline).await;
@@ -121,7 +123,7 @@ impl SwapEach for PostgresStore {
             return Ok(Swapped::Lost(None));
         };
         if written > 0 {
-            self.recent.record(key, text);
+            self.recent.record(key, text, ());
             self.sweep.after_write(&self.link, within);
             return Ok(Swapped::Stored);
         }
@@ -154,7 +156,7 @@ impl SwapEach for PostgresStore {
         self.require_all(found.len(), swaps.len())?;
         let swapped = swaps.iter().zip(found).map(|(swap, found)| match found {
             None => {
-                self.recent.record(&swap.key, &swap.text);
+                self.recent.record(&swap.key, &swap.text, ());
                 self.sweep.after_write(&self.link, within);
                 Some(Swapped::Stored)
             }
@@ -181,10 +183,7 @@ impl SeveralKeys<String> for PostgresStore {
     ) -> SeveralFuture<'a, SwappedAll<String>> {
         Box::pin(async move {
             let within = time_until(deadline);
-            // Removes the recorded texts first. If the statement fails, the stored texts are unknown.
-            for swap in swaps {
-                self.recent.record(swap.key, "");
-            }
+            swaps.iter().for_each(|swap| self.recent.forget(swap.key));
             let new = |swap: &KeySwap<'a, String>| swap.change.map_or(swap.version.as_str(), |(text, _)| text);
             let keep = |swap: &KeySwap<'_, _>| swap.change.map_or(0, |(_, keep)| whole_micros(keep));
             let query = Query::new(
@@ -202,7 +201,7 @@ impl SeveralKeys<String> for PostgresStore {
                 return Ok(SwappedAll::Lost(Some(self.all_loaded(swaps.iter().map(|swap| swap.key), reply)?)));
             }
             for swap in swaps {
-                self.recent.record(swap.key, new(swap));
+                self.recent.record(swap.key, new(swap), ());
                 self.sweep.after_write(&self.link, within);
             }
             Ok(SwappedAll::Stored)
@@ -272,7 +271,7 @@ impl PostgresStore {
 
     /// Returns the result of a swap that was lost to the text `found`, and records the text.
     fn lost(&self, key: &str, found: String, now: Timestamp) -> Swapped<String> {
-        self.recent.record(key, &found);
+        self.recent.record(key, &found, ());
         Swapped::Lost(Some(Loaded { version: found.clone(), text: found, now: Some(now) }))
     }
 
@@ -284,7 +283,7 @@ impl PostgresStore {
     ) -> Result<Vec<Loaded<String>>, StorageError> {
         self.require_all(reply.text.len(), keys.len())?;
         let load = |(key, text): (&Arc<str>, String)| {
-            self.recent.record(key, &text);
+            self.recent.record(key, &text, ());
             Loaded { version: text.clone(), text, now: Some(reply.now) }
         };
         Ok(keys.zip(reply.text).map(load).collect())
@@ -316,7 +315,7 @@ impl PostgresStore {
             Ok(RowReply { written: row.try_get(0)?, text: text.unwrap_or_default(), now })
         };
         let reply = read().map_err(|error| StorageError::unexpected_reply(self.link.server(), error))?;
-        self.recent.record_time(reply.now);
+        self.time.record(reply.now);
         Ok(Some(reply))
     }
 }

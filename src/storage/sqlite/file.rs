@@ -25,9 +25,15 @@ const OPENS_WITHIN: Duration = Duration::from_secs(1);
 /// The time between two attempts to open the file.
 const OPENS_AGAIN: Duration = Duration::from_millis(2);
 
-/// The number of pages in the write-ahead log at which a commit writes them to the database. The
-/// worker does that once a second, so this number only limits the log under heavy load.
-const LOG_PAGES: u32 = 4_000;
+/// The size of a page of a new file, in bytes. A transaction writes whole pages to the log, and a
+/// checkpoint waits until the log is on the disk. With 10,000 keys and 64 hits in flight, 1,024 bytes
+/// give 1.5 times the rate of 4,096, SQLite's default. With logs of 200 entries, they give 0.6 to 0.8 of
+/// it.
+const PAGE_SIZE: u32 = 1_024;
+
+/// The size of the write-ahead log, in bytes, at which a commit writes its pages to the database. The
+/// worker does that once a second, so this only limits the log under heavy load.
+const LOG_BYTES: u32 = 16 << 20;
 
 /// The number of rows that a transaction checks for each hit on the keys that it writes. It must be
 /// more than one, so that the table is searched faster than it grows.
@@ -73,8 +79,9 @@ impl File {
             | OpenFlags::SQLITE_OPEN_EXRESCODE;
         let connection = Connection::open_with_flags(path, flags)?;
         connection.busy_timeout(wait)?;
+        connection.pragma_update(None, "page_size", PAGE_SIZE)?;
         connection.pragma_update(None, "journal_mode", "wal")?;
-        connection.pragma_update(None, "wal_autocheckpoint", LOG_PAGES)?;
+        connection.pragma_update(None, "wal_autocheckpoint", LOG_BYTES / page_size(&connection)?)?;
         let synchronous = match durability {
             Durability::EveryCommit => "full",
             Durability::EverySecond => "normal",
@@ -190,6 +197,11 @@ impl File {
     }
 }
 
+/// Returns the size of a page in bytes.
+fn page_size(connection: &Connection) -> rusqlite::Result<u32> {
+    connection.query_row("PRAGMA page_size", [], |row| row.get(0)).map(|size: u32| size.max(1))
+}
+
 fn wall_clock() -> i64 {
     i64::try_from(Timestamp::wall_clock().as_micros()).unwrap_or(i64::MAX)
 }
@@ -277,8 +289,7 @@ impl File {
 
     /// Returns the number of pages by which the database may grow between two checkpoints.
     fn growth(&self) -> rusqlite::Result<u32> {
-        let size: u32 = self.connection.query_row("PRAGMA page_size", [], |row| row.get(0))?;
-        Ok(u32::try_from(reserve::SIZE / 2 / u64::from(size.max(1))).unwrap_or(u32::MAX))
+        Ok(u32::try_from(reserve::SIZE / 2 / u64::from(page_size(&self.connection)?)).unwrap_or(u32::MAX))
     }
 
     /// Sets the number of pages beyond which a transaction fails.

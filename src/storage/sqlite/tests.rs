@@ -30,7 +30,7 @@ fn has_reserve(path: &Path) -> bool {
 async fn full_disk_is_an_error_and_counts_nothing_until_rows_expire() {
     let path = std::env::temp_dir().join(format!("tower-ratelimit-full-{}.db", std::process::id()));
     let mut file = File::open(&path, Durability::EverySecond).unwrap();
-    file.set_disk(40);
+    file.set_disk(160);
     let (calls, received) = mpsc::channel();
     let worker = FileWorker::with_file(path.clone(), file);
     let worker = thread::spawn(move || worker.run(&received));

@@ -30,6 +30,10 @@ pub(crate) trait Backend: 'static {
     /// `true` if a hit reads the state before it sends the write.
     const READS_FIRST: bool;
 
+    /// `true` if a hit reads the state first, unless the process has stored the last one of the key. It
+    /// also does so after a hit that has failed.
+    const REMEMBERS: bool = false;
+
     /// `true` if the server keeps its counts over a restart.
     const KEEPS_COUNTS: bool;
 
@@ -118,7 +122,8 @@ impl Backend for MemcachedServer {
     type Server = Memcached;
 
     const TIMEOUT: Duration = Duration::from_millis(200);
-    const READS_FIRST: bool = true;
+    const READS_FIRST: bool = false;
+    const REMEMBERS: bool = true;
     const KEEPS_COUNTS: bool = false;
 
     fn storage(port: u16, timeout: Duration) -> AnyStorage {
@@ -128,7 +133,7 @@ impl Backend for MemcachedServer {
 }
 
 impl CountsReplies for MemcachedServer {
-    const REPLIES_BEFORE_COUNTING: usize = 1;
+    const REPLIES_BEFORE_COUNTING: usize = 0;
 
     fn writes(server: &Memcached) -> u64 {
         server.stat("cmd_set")
@@ -144,7 +149,8 @@ impl Backend for EtcdMember {
     const TIMEOUT: Duration = Duration::from_secs(1);
     const MARGIN: Duration = common::harness::MARGIN;
     const HAS_KEEP_ALIVE: bool = true;
-    const READS_FIRST: bool = true;
+    const READS_FIRST: bool = false;
+    const REMEMBERS: bool = true;
     const KEEPS_COUNTS: bool = true;
 
     fn storage(port: u16, timeout: Duration) -> AnyStorage {

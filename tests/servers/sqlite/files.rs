@@ -88,7 +88,7 @@ fn file_that_becomes_corrupt_is_an_error_until_it_is_moved_away() {
     connection.query_row("PRAGMA wal_checkpoint(TRUNCATE)", [], |_| Ok(())).unwrap();
     drop(connection);
     let mut bytes = fs::read(&path).unwrap();
-    bytes[4_096..].fill(0xa5);
+    bytes[1_024..].fill(0xa5);
     fs::remove_file(&path).unwrap();
     for end in ["-wal", "-shm"] {
         let _ = fs::remove_file(format!("{}{end}", path.display()));
