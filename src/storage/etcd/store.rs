@@ -95,7 +95,9 @@ impl SwapEach for EtcdStore {
         swaps: &[TextSwap<i64>],
         deadline: Instant,
     ) -> Result<Vec<Option<Swapped<i64>>>, StorageError> {
-        swaps.iter().for_each(|swap| self.recent.forget(&swap.key));
+        for swap in swaps {
+            self.recent.forget(&swap.key);
+        }
         let leases = self.leases(swaps.iter().map(TextSwap::as_key_swap), deadline).await?;
         let mut ids = leases.iter().map(KeyLease::id);
         let txns = swaps.iter().map(|swap| OpKind::Txn(txn(&[swap.as_key_swap()], &mut ids)).into());
@@ -144,13 +146,17 @@ impl EtcdStore {
     /// loads them.
     async fn transact(&self, swaps: &[KeySwap<'_, i64>], deadline: Instant) -> Result<SwappedAll<i64>, StorageError> {
         let mut is_first = true;
-        swaps.iter().for_each(|swap| self.recent.forget(swap.key));
+        for swap in swaps {
+            self.recent.forget(swap.key);
+        }
         loop {
             let leases = self.leases(swaps.iter().copied(), deadline).await?;
             let txn = txn(swaps, &mut leases.iter().map(KeyLease::id));
             match self.members.call(&txn, deadline.into()).await {
                 Ok(response) if response.succeeded => {
-                    swaps.iter().for_each(|swap| self.record(swap, response.header));
+                    for swap in swaps {
+                        self.record(swap, response.header);
+                    }
                     return Ok(SwappedAll::Stored);
                 }
                 Ok(response) => {

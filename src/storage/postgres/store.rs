@@ -183,7 +183,9 @@ impl SeveralKeys<String> for PostgresStore {
     ) -> SeveralFuture<'a, SwappedAll<String>> {
         Box::pin(async move {
             let within = time_until(deadline);
-            swaps.iter().for_each(|swap| self.recent.forget(swap.key));
+            for swap in swaps {
+                self.recent.forget(swap.key);
+            }
             let new = |swap: &KeySwap<'a, String>| swap.change.map_or(swap.version.as_str(), |(text, _)| text);
             let keep = |swap: &KeySwap<'_, _>| swap.change.map_or(0, |(_, keep)| whole_micros(keep));
             let query = Query::new(
