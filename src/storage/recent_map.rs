@@ -37,6 +37,7 @@ impl<K: Hash + Eq, V> RecentMap<K, V> {
         self.new.insert(key, value);
     }
 
+    #[cfg(any(test, feature = "memcached", feature = "etcd", feature = "postgres"))]
     pub(in crate::storage) fn remove<Q: Hash + Eq + ?Sized>(&mut self, key: &Q)
     where
         K: Borrow<Q>,
