@@ -18,9 +18,13 @@ fn app() -> Router {
 #[cfg(unix)]
 #[tokio::main]
 async fn main() -> std::io::Result<()> {
+    use std::os::unix::fs::FileTypeExt;
+
     let path = std::env::args().nth(1).unwrap_or_else(|| "/tmp/app.sock".to_owned());
-    // The file of an earlier run.
-    let _ = std::fs::remove_file(&path);
+    // The socket of an earlier run.
+    if std::fs::metadata(&path).is_ok_and(|file| file.file_type().is_socket()) {
+        std::fs::remove_file(&path)?;
+    }
     let listener = tokio::net::UnixListener::bind(&path)?;
     println!("listening on {path}");
     axum::serve(listener, app()).await

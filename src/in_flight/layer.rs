@@ -235,8 +235,8 @@ impl<R> InFlightLayer<R> {
     /// returned layer begins to count anew.
     ///
     /// A process renews its slots every third of this time: those of 64 keys at once, the oldest
-    /// first. A key takes one round trip on Redis, and one or two on other servers. Those of different
-    /// keys share the connection, and on Redis also messages. So all of them take the number of keys × 2 × the
+    /// first. A key takes two round trips, or one on Redis. Those of different keys share the
+    /// connection, and on Redis also messages. So all of them take the number of keys × 2 × the
     /// latency / 64, for example 0.3 seconds for 10,000 keys and 1 ms, and half of it on Redis.
     /// This must be less than two thirds of the time to live. Otherwise, other processes get slots
     /// that are in use.

@@ -43,12 +43,10 @@ impl Renewals {
     /// Starts the task that renews slots, unless it runs, and one that makes the claims of `row`. Without a
     /// runtime, the waiting requests of the row fail.
     pub(super) fn start(self: &Arc<Self>, table: &Arc<SlotTable>, row: Option<TableKey>) {
-        if row.is_none() && self.is_running.load(Ordering::Relaxed) {
-            return;
-        }
         let task = row.map(|row| self.claims.task(table, row));
+        // Remembers the runtime, also of a request that starts no task: the renewals move to it if theirs ends.
         let Some(runtime) = self.claims.runtime() else { return };
-        if !self.is_running.swap(true, Ordering::Relaxed) {
+        if !self.is_running.load(Ordering::Relaxed) && !self.is_running.swap(true, Ordering::Relaxed) {
             self.run_on(&runtime, Arc::downgrade(table), self.has_ended.load(Ordering::Relaxed));
         }
         if let Some(task) = task {

@@ -28,6 +28,8 @@ pub(super) use self::combine::{SwapCombiner, SwapEach, TextSwap};
 pub(super) use self::job::Command;
 #[cfg(any(feature = "memcached", feature = "etcd", feature = "postgres"))]
 pub(super) use self::recent::RecentTexts;
+#[cfg(any(feature = "memcached", feature = "etcd"))]
+pub(super) use self::recent::VERSION_LASTS;
 #[cfg(any(feature = "memcached", feature = "etcd", feature = "postgres"))]
 pub(super) use self::server::{ServerCas, ServerStore, forward_to_server_cas};
 #[cfg(any(feature = "etcd", feature = "postgres"))]

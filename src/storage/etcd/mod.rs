@@ -46,13 +46,13 @@ const HTTP2: Option<&'static [u8]> = Some(b"h2");
 ///
 /// A hit is a transaction that stores the new state if no other process has stored one meanwhile, and
 /// loads the newer state otherwise. To decide before the round trip, each process caches the states of
-/// up to 16,384 keys that it used last. States of more than 512 bytes are not cached.
+/// up to 16,384 keys that it used in the last 10 seconds. States of more than 512 bytes are not cached.
 ///
 /// | call | round trips |
 /// |---|---|
 /// | a peek, or a hit that changes no state, such as most refused hits | 1 |
 /// | an admitted hit on a key whose cached state is current | 1 |
-/// | any other admitted hit | 2 |
+/// | any other admitted hit, and the next 8 after another process has changed the key | 2 |
 /// | each race that a hit loses to another process | 1 or 2 more |
 ///
 /// All processes together never admit more than the limit. A hit that loses every race is refused as

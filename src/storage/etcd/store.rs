@@ -13,6 +13,7 @@ use super::wire::{
 };
 use crate::storage::cas::{
     KeySwap, RecentTexts, ServerStore, SeveralFuture, SeveralKeys, SwapCombiner, SwapEach, SwappedAll, TextSwap,
+    VERSION_LASTS,
 };
 use crate::storage::listing::NameRange;
 use crate::storage::{CasStorage, Loaded, StorageError, Swapped, names};
@@ -49,13 +50,13 @@ impl CasStorage for EtcdStore {
     /// Knows no text after a failed swap, so the next hit on the key reads first. Another member can
     /// execute a read if this one hangs.
     fn recall(&self, key: &str) -> Option<Loaded<i64>> {
-        let (text, version) = self.recent.recall(key)?;
+        let (text, version) = self.recent.recall(key, VERSION_LASTS)?;
         Some(Loaded { text, version, now: None })
     }
 
     async fn load(&self, key: &str, deadline: Instant) -> Result<Loaded<i64>, StorageError> {
         let response = self.members.call(&RangeRequest { key: key.into() }, deadline.into()).await;
-        Ok(self.loaded(key, response.map_err(StorageError::uncounted)?))
+        response.map(loaded).map_err(StorageError::uncounted)
     }
 
     async fn swap(
@@ -120,7 +121,7 @@ impl SwapEach for EtcdStore {
                 self.record(&swap.as_key_swap(), header);
                 return Ok(Some(Swapped::Stored));
             }
-            let found = self.all_loaded([&*swap.key].into_iter(), response);
+            let found = self.lost(&[swap.as_key_swap()], response);
             Ok(Some(Swapped::Lost(found.and_then(|mut found| found.pop()))))
         });
         swapped.collect()
@@ -132,7 +133,7 @@ impl SeveralKeys<i64> for EtcdStore {
         Box::pin(async move {
             let reads = keys.iter().map(|key| read(key)).collect();
             let response = self.members.call(&ReadTxnRequest { reads }, deadline.into()).await?;
-            self.all_loaded(keys.iter().map(|key| &**key), response).ok_or_else(|| self.unexpected_reply())
+            all_loaded(response, keys.len()).ok_or_else(|| self.unexpected_reply())
         })
     }
 
@@ -146,7 +147,7 @@ impl EtcdStore {
     /// loads them.
     async fn transact(&self, swaps: &[KeySwap<'_, i64>], deadline: Instant) -> Result<SwappedAll<i64>, StorageError> {
         let mut is_first = true;
-        for swap in swaps {
+        for swap in swaps.iter().filter(|swap| swap.change.is_some()) {
             self.recent.forget(swap.key);
         }
         loop {
@@ -159,10 +160,7 @@ impl EtcdStore {
                     }
                     return Ok(SwappedAll::Stored);
                 }
-                Ok(response) => {
-                    let keys = swaps.iter().map(|swap| &**swap.key);
-                    return Ok(SwappedAll::Lost(self.all_loaded(keys, response)));
-                }
+                Ok(response) => return Ok(SwappedAll::Lost(self.lost(swaps, response))),
                 // A lease has ended. Nothing was written, so a retry is safe.
                 Err(error) if is_lease_not_found(&error) && is_first => {
                     leases.into_iter().for_each(KeyLease::discard);
@@ -192,25 +190,13 @@ impl EtcdStore {
         }
     }
 
-    /// Converts the response, and records the text. A missing key is an empty text of version 0.
-    fn loaded(&self, key: &str, response: RangeResponse) -> Loaded<i64> {
-        let found = response.found.into_iter().next();
-        let (value, version) = found.map_or((Vec::new(), 0), |found| (found.value, found.mod_revision));
-        let text = String::from_utf8_lossy(&value).into_owned();
-        self.recent.record(key, &text, version);
-        Loaded { text, version, now: None }
-    }
-
-    /// Returns the texts of the keys of a transaction, or `None` if the response has not all of them.
-    fn all_loaded<'a>(
-        &self,
-        keys: impl ExactSizeIterator<Item = &'a str>,
-        response: TxnResponse,
-    ) -> Option<Vec<Loaded<i64>>> {
-        if response.responses.len() != keys.len() {
-            return None;
+    /// Returns the texts to which a transaction was lost, or `None` if the response has not all of them.
+    fn lost(&self, swaps: &[KeySwap<'_, i64>], response: TxnResponse) -> Option<Vec<Loaded<i64>>> {
+        let found = all_loaded(response, swaps.len())?;
+        for (swap, _) in swaps.iter().zip(&found).filter(|(swap, found)| found.version != *swap.version) {
+            self.recent.set_shared(swap.key);
         }
-        keys.zip(response.responses).map(|(key, response)| Some(self.loaded(key, response.range?))).collect()
+        Some(found)
     }
 
     fn unexpected_reply(&self) -> StorageError {
@@ -258,6 +244,19 @@ impl fmt::Debug for EtcdStore {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.members.fmt(f)
     }
+}
+
+/// Converts the response. A missing key is an empty text of version 0.
+fn loaded(response: RangeResponse) -> Loaded<i64> {
+    let found = response.found.into_iter().next();
+    let (value, version) = found.map_or((Vec::new(), 0), |found| (found.value, found.mod_revision));
+    Loaded { text: String::from_utf8_lossy(&value).into_owned(), version, now: None }
+}
+
+/// Returns the texts of the keys of a transaction, or `None` if the response has not all of them.
+fn all_loaded(response: TxnResponse, keys: usize) -> Option<Vec<Loaded<i64>>> {
+    let found: Option<Vec<_>> = response.responses.into_iter().map(|response| response.range.map(loaded)).collect();
+    found.filter(|found| found.len() == keys)
 }
 
 /// Returns the transaction that stores all texts if no version has changed, and loads them otherwise.

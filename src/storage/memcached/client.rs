@@ -10,7 +10,7 @@ use super::login::MemcachedAccess;
 use super::meta::{self, CasId, Reply};
 use super::node::{Node, Request};
 use super::ring::Ring;
-use crate::storage::cas::{RecentTexts, ServerStore};
+use crate::storage::cas::{RecentTexts, ServerStore, VERSION_LASTS};
 use crate::storage::net::Open;
 use crate::storage::url::Address;
 use crate::storage::{CasStorage, Clock, Loaded, StorageError, StorageErrorKind, Swapped, names, net};
@@ -42,7 +42,7 @@ pub(super) struct Client {
 /// A server that restarts assigns the same CAS values to other items, so a version is only valid on
 /// its connection.
 #[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Version(Option<(CasId, u64)>);
+pub(super) struct Version(pub(super) Option<(CasId, u64)>);
 
 impl Client {
     /// Creates a client. It does not connect yet.
@@ -99,7 +99,7 @@ impl CasStorage for Client {
     type Version = Version;
 
     fn recall(&self, name: &str) -> Option<Loaded<Version>> {
-        let (text, version) = self.recent.recall(name)?;
+        let (text, version) = self.recent.recall(name, VERSION_LASTS)?;
         Some(Loaded { text, version, now: Some(self.node(&item_key(name)).time().now()) })
     }
 
@@ -146,7 +146,12 @@ impl CasStorage for Client {
             }
             Reply::NotFound if is_get => Ok(Swapped::Stored),
             Reply::Value { .. } if is_get => Ok(Swapped::Lost(None)),
-            Reply::Exists | Reply::NotFound | Reply::NotStored if !is_get => {
+            // The item has expired, or was evicted.
+            Reply::NotFound if !is_get => {
+                let (text, version) = (String::new(), Version(None));
+                Ok(Swapped::Lost(Some(Loaded { text, version, now: Some(node.time().now()) })))
+            }
+            Reply::Exists | Reply::NotStored if !is_get => {
                 self.recent.set_shared(name);
                 Ok(Swapped::Lost(None))
             }

@@ -111,7 +111,7 @@ pub(super) async fn read(from: &mut (impl AsyncBufRead + Unpin)) -> io::Result<R
             }
             Reply::Value { cas, text: read_block(from, size).await? }
         }
-        "HD" => Reply::Done { cas: cas_of(rest) },
+        "HD" => Reply::Done { cas: cas_of(rest).filter(|cas| *cas > 0) },
         "EN" | "NF" => Reply::NotFound,
         "EX" => Reply::Exists,
         "NS" => Reply::NotStored,

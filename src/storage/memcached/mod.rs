@@ -44,7 +44,7 @@ const PORT: u16 = 11_211;
 ///
 /// A hit stores the new state by compare-and-swap, if no other process has stored one meanwhile. To
 /// decide before the round trip, each process caches the states of up to 16,384 keys that it used
-/// last. States of more than 512 bytes are not cached.
+/// in the last 10 seconds. States of more than 512 bytes are not cached.
 ///
 /// | call | round trips |
 /// |---|---|

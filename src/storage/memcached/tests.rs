@@ -116,7 +116,7 @@ impl State {
             ("ms", ..) => {
                 self.last += 1;
                 self.items.insert(key.to_owned(), (self.last, data));
-                b"HD\r\n"
+                return format!("HD c{}\r\n", self.last).into();
             }
             ("md", ..) => {
                 self.items.remove(key);
@@ -183,7 +183,7 @@ async fn swap_stores_only_in_place_of_the_loaded_version() {
 async fn version_from_before_a_restart_swaps_nothing() {
     let (server, client) = FakeServer::start().await;
     put(&client, "before").await;
-    let before = load(&client, "k").await.unwrap();
+    let (before, recalled) = (load(&client, "k").await.unwrap(), client.recall("k").unwrap());
     let (version, _) = server.item("k").unwrap();
     server.restart();
     while load(&client, "k").await.is_err() {
@@ -191,6 +191,8 @@ async fn version_from_before_a_restart_swaps_nothing() {
     }
     put(&client, "after").await;
     assert_eq!(server.item("k"), Some((version, b"after".to_vec())), "the same version of another item");
+    assert_eq!(recalled.version.0.map(|(cas, _)| cas), Some(version));
+    assert!(!swap(&client, "k", &recalled.version, "late").await.unwrap());
     assert!(!swap(&client, "k", &before.version, "late").await.unwrap());
     assert_eq!(text(&client).await, "after");
 }

@@ -63,7 +63,7 @@ impl CasStorage for PostgresStore {
     fn recall(&self, key: &str) -> Option<Loaded<String>> {
         let now = self.time.now()?;
         // Most unknown keys do not exist on the server.
-        let (text, ()) = self.recent.recall(key).unwrap_or_default();
+        let (text, ()) = self.recent.recall(key, Duration::MAX).unwrap_or_default();
         Some(Loaded { version: text.clone(), text, now: Some(now) })
     }
 

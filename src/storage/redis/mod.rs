@@ -198,9 +198,8 @@ impl RedisStorage {
     /// `from_connection_manager` (feature `redis-connection-manager`). There are three more:
     ///
     /// - The connection sends a command again after the connection to a node was lost, so a hit can count
-    ///   twice. Its option `retries(0)` prevents that, but then calls on a slot that moves fail, too. An
-    ///   error after which the connection would try again
-    ///   [may have counted](StorageError::may_have_counted), also if a node refuses connections.
+    ///   twice. Its option `retries(0)` prevents that, but then calls on a slot that moves fail, too. Each
+    ///   error of a call [may have counted](StorageError::may_have_counted), also if a node refuses it.
     /// - [`check`](Storage::check) tests the commands on one node.
     /// - [`clear_all`](Storage::clear_all) and [`keys`](Storage::keys) return an error of the kind
     ///   [`Unsupported`](StorageErrorKind::Unsupported).

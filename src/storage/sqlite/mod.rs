@@ -106,6 +106,8 @@ use crate::storage::{
 ///
 /// - SQLite adds two files with the endings `-wal` and `-shm`. Keep the three together, and back
 ///   them up with `sqlite3 limits.db ".backup copy.db"`.
+/// - A new file has pages of 1,024 bytes. A state that takes more than 230 bytes with its key, such as
+///   those of four limits or a log, takes a page of its own.
 /// - The file with the ending `-reserve` takes 1 MB. The storage deletes it if the disk is full, so
 ///   that expired rows can be deleted, and creates it again later.
 /// - On Unix, only the owner can read and write the files that the storage creates (mode 600). The

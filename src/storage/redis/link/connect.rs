@@ -10,7 +10,7 @@ use redis::aio::ConnectionManager;
 use redis::aio::MultiplexedConnection;
 use redis::{AsyncConnectionConfig, Cmd, ErrorKind, Pipeline, RedisConnectionInfo, RedisError, ServerErrorKind, Value};
 #[cfg(feature = "redis-cluster-async")]
-use redis::{RetryMethod, aio::ConnectionLike, cluster_async::ClusterConnection};
+use redis::{aio::ConnectionLike, cluster_async::ClusterConnection};
 
 use super::super::error::{from_redis, while_connecting};
 use super::super::url::Access;
@@ -119,7 +119,7 @@ impl RedisConnection {
         }
         // A cluster connection tries again by itself, and an earlier attempt may have been executed.
         #[cfg(feature = "redis-cluster-async")]
-        if matches!(self.sender, Sender::Cluster(_)) && !matches!(error.retry_method(), RetryMethod::NoRetry) {
+        if matches!(self.sender, Sender::Cluster(_)) {
             return from_redis(server, error).with_may_have_counted(true);
         }
         // A manager has tried to connect again, so it has sent nothing.

@@ -130,7 +130,11 @@ async fn serve_as_node(stream: TcpStream, on_call: impl Fn() -> Option<&'static 
 #[cfg(feature = "redis-cluster-async")]
 #[tokio::test]
 async fn error_of_a_later_attempt_of_a_cluster_connection_may_have_counted() {
-    for later in [None, Some("-LOADING Redis is loading the dataset in memory\r\n")] {
+    for later in [
+        None,
+        Some("-LOADING Redis is loading the dataset in memory\r\n"),
+        Some("-NOREPLICAS Not enough good replicas to write.\r\n"),
+    ] {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let url = format!("redis://{}", listener.local_addr().unwrap());
         let calls = Arc::new(AtomicU32::new(0));
@@ -160,7 +164,7 @@ async fn error_of_a_later_attempt_of_a_cluster_connection_may_have_counted() {
         let error =
             Link::on_cluster(connection).run(&call, Instant::now() + Duration::from_secs(60)).await.unwrap_err();
         assert!(error.may_have_counted(), "{error:?}");
-        assert_eq!(calls.load(Ordering::SeqCst), 1 + u32::from(later.is_some()), "{error:?}");
+        assert!(calls.load(Ordering::SeqCst) > u32::from(later.is_some()), "{error:?}");
         node.abort();
     }
 }
