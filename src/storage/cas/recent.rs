@@ -47,10 +47,11 @@ impl<V: Clone> RecentTexts<V> {
     /// a version is old, another process may have used the key often enough for that.
     pub(in crate::storage) fn recall(&self, key: &str, lasts: Duration) -> Option<(String, V)> {
         match self.lock().get(key)? {
-            Recent::Text { text, version, recorded } if recorded.elapsed() <= lasts => {
-                Some((String::from(&**text), version.clone()))
+            Recent::Text { text, version, recorded } => {
+                (recorded.elapsed() <= lasts).then(|| (String::from(&**text), version.clone()))
             }
-            _ => None,
+            #[cfg(any(feature = "memcached", feature = "etcd"))]
+            Recent::Shared(_) => None,
         }
     }
 
