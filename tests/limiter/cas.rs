@@ -482,10 +482,18 @@ fn stopped_runtime_does_not_block_another() {
 async fn timed_out_hit_is_uncounted_or_its_error_may_have_counted() {
     let policy = Policy::new(SlowStrategy, Quota::per_day(100));
     let storage = Cas::new(FakeCasStore::default()).timeout(Duration::from_millis(30));
-    let error = storage.decide(StorageRequest::new(&policy, &key(), Op::Hit, 1)).await.unwrap_err();
+    // On a busy machine, a caller can be so late that it finds the answer.
+    let mut counted = 0;
+    let error = loop {
+        match storage.decide(StorageRequest::new(&policy, &key(), Op::Hit, 1)).await {
+            Ok(_) => counted += 1,
+            Err(error) => break error,
+        }
+        assert!(counted < 100, "no hit times out");
+    };
     quiet(&storage).await;
     let left = storage.decide(StorageRequest::new(&policy, &key(), Op::Peek, 1)).await.unwrap().remaining();
-    assert!(error.may_have_counted() || left == 100, "{error}: {left}");
+    assert!(error.may_have_counted() || left == 100 - counted, "{error}: {left} of {counted}");
 }
 
 #[test]
