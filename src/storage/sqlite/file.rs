@@ -27,8 +27,8 @@ const OPENS_AGAIN: Duration = Duration::from_millis(2);
 
 /// The size of a page of a new file, in bytes. A transaction writes whole pages to the log, and a
 /// checkpoint waits until the log is on the disk. With 10,000 keys and 64 hits in flight, 1,024 bytes
-/// give 1.2 to 1.5 times the rate of 4,096, SQLite's default. With logs of 200 entries, they give 0.6 to 0.8 of
-/// it.
+/// give 1.2 to 1.5 times the rate of 4,096, SQLite's default. With logs of 200 entries, they give 0.6
+/// to 0.8 of it.
 const PAGE_SIZE: u32 = 1_024;
 
 /// The size of the write-ahead log, in bytes, at which a commit writes its pages to the database. The

@@ -42,7 +42,7 @@ enum Phase {
     AfterTheHead,
     /// The client has read this many bytes.
     InTheBody(usize),
-    /// The stream has ended, so there is no reset.
+    /// The client drops a stream that has ended, which sends no reset.
     AfterTheEnd,
 }
 
