@@ -50,6 +50,28 @@ fn trips_of_several_keys(storage: &impl Storage, count: impl Fn() -> u64) -> [u6
     [new.1, next.1, refused.1, other.1]
 }
 
+fn shared() -> Policy {
+    policy("fixed-window 99/day").with_name("shared")
+}
+
+/// Hits the key that two processes use. Returns the round trips.
+fn trips_of_hit(storage: &impl Storage, count: impl Fn() -> u64) -> u64 {
+    let (policy, key) = (shared(), Key::from("k"));
+    let before = count();
+    let decision = RUNTIME.block_on(storage.decide(StorageRequest::new(&policy, &key, Op::Hit, 1)));
+    assert!(decision.unwrap().is_admitted());
+    count() - before
+}
+
+/// After a hit of another process, the next hit takes `lost` round trips. Later ones load the key, because
+/// the other process is likely to hit it again.
+fn assert_key_of_two_processes_is_loaded<S: Storage>(storage: &S, other: &S, count: impl Fn() -> u64, lost: u64) {
+    let hit = |storage: &S| trips_of_hit(storage, &count);
+    assert_eq!([storage, storage, other, storage].map(hit), [2, 1, 2, lost]);
+    assert_eq!([storage; 8].map(hit), [2; 8]);
+    assert_eq!([storage, storage].map(hit), [1, 1]);
+}
+
 /// Returns a policy for each strategy, and one with three limits.
 fn policies() -> impl Iterator<Item = Policy> {
     let several = "fixed-window 3/day; moving-window 5/day; token-bucket 9/day";
@@ -81,18 +103,11 @@ fn memcached_hit_takes_one_round_trip_or_two_if_the_key_is_not_known() {
     for policy in policies().chain([foreign(3)]) {
         assert_trips(&storage, &policy, count, [2, 1, 1, 1]);
     }
-    // Another process has changed the key. Its next hits are more likely, so this process loads the key.
     let other = MemcachedStorage::new(&with_timeout(&server.url(), LONG)).unwrap();
-    let (policy, key) = (policy("fixed-window 99/day"), Key::from("k"));
-    let hit = |storage: &MemcachedStorage| {
-        let before = count();
-        let decision = RUNTIME.block_on(storage.decide(StorageRequest::new(&policy, &key, Op::Hit, 1)));
-        assert!(decision.unwrap().is_admitted());
-        count() - before
-    };
-    assert_eq!([&storage, &storage, &other, &storage].map(hit), [2, 1, 2, 3]);
-    assert_eq!([&storage; 8].map(hit), [2, 2, 2, 2, 2, 2, 2, 2]);
-    assert_eq!([&storage, &storage].map(hit), [1, 1]);
+    assert_key_of_two_processes_is_loaded(&storage, &other, count, 3);
+    // An item that has expired is not a sign of another process.
+    server.ask("md rl:shared|t:k");
+    assert_eq!([(); 3].map(|()| trips_of_hit(&storage, count)), [2, 1, 1]);
 }
 
 #[test]
@@ -114,6 +129,10 @@ fn etcd_hit_takes_one_round_trip_or_two_if_the_key_is_not_known() {
         assert_trips(&storage, &policy, count, [2, 1, 1, 1]);
     }
     assert_eq!(trips_of_several_keys(&storage, count), [2, 1, 1, 2]);
+    let other = EtcdStorage::new(&with_timeout(&etcd.url(), LONG)).unwrap();
+    assert_key_of_two_processes_is_loaded(&storage, &other, count, 2);
+    RUNTIME.block_on(other.clear(&shared(), &Key::from("k"))).unwrap();
+    assert_eq!([(); 3].map(|()| trips_of_hit(&storage, count)), [2, 1, 1]);
 }
 
 #[test]

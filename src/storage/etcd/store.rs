@@ -193,8 +193,9 @@ impl EtcdStore {
     /// Returns the texts to which a transaction was lost, or `None` if the response has not all of them.
     fn lost(&self, swaps: &[KeySwap<'_, i64>], response: TxnResponse) -> Option<Vec<Loaded<i64>>> {
         let found = all_loaded(response, swaps.len())?;
-        for (swap, _) in swaps.iter().zip(&found).filter(|(swap, found)| found.version != *swap.version) {
-            self.recent.set_shared(swap.key);
+        for (swap, found) in swaps.iter().zip(&found).filter(|(swap, found)| found.version != *swap.version) {
+            // The key has expired, or was cleared. Otherwise, another process has changed it.
+            if found.version == 0 { self.recent.forget(swap.key) } else { self.recent.set_shared(swap.key) }
         }
         Some(found)
     }
