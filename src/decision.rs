@@ -62,7 +62,7 @@ impl Decision {
     /// it.
     ///
     /// Use it in a storage that does not call [`Policy::decide`](crate::Policy::decide), for
-    /// example because a script on a server decides. [`Limit::answer`](crate::Limit::answer)
+    /// example because a script on a server decides. [`Limit::status`](crate::Limit::status)
     /// returns such statuses.
     pub fn from_statuses(at: Timestamp, cost: u32, statuses: impl ExactSizeIterator<Item = Status>) -> Self {
         let mut statuses = statuses;
@@ -99,7 +99,7 @@ impl Decision {
     }
 
     /// Turns this decision into a refusal by a [full storage](Self::is_storage_full). The statuses
-    /// do not change. [`Policy::refuse`](crate::Policy::refuse) creates a decision with suitable
+    /// do not change. [`Policy::refusal`](crate::Policy::refusal) creates a decision with suitable
     /// statuses.
     pub fn storage_full(self) -> Self {
         Self { verdict: self.verdict.instead(Verdict::STORAGE_FULL), ..self }
@@ -111,32 +111,34 @@ impl Decision {
         Self { verdict: self.verdict.instead(Verdict::CONTENDED), ..self }
     }
 
-    /// Returns `true` if the hit is admitted, possibly after a [`delay`](Self::delay). For a peek,
-    /// returns `true` if a hit would be admitted.
+    /// Returns `true` if the hit or charge is admitted, possibly after a [`delay`](Self::delay).
+    /// For a peek, returns `true` if a hit would be admitted.
     #[inline]
     pub fn is_admitted(&self) -> bool {
         self.verdict.is(Verdict::ADMITTED)
     }
 
-    /// Returns `true` if the hit is refused. For a peek, returns `true` if a hit would be refused.
+    /// Returns `true` if the hit or charge is refused. For a peek, returns `true` if a hit would be
+    /// refused.
     ///
     /// A refusal spends nothing, with one exception: [`acquire`](crate::RateLimiter::acquire) and
-    /// [`InOrder`](crate::storage::InOrder) may have to refund units before they refuse. If this refund
-    /// fails, the units stay spent.
+    /// [`InOrder`](crate::storage::InOrder) may have to refund units before they refuse. If this
+    /// refund fails, the units stay spent.
     #[inline]
     pub fn is_refused(&self) -> bool {
         !self.is_admitted()
     }
 
-    /// Returns `true` if the hit or charge was refused because the storage was full. For a peek, returns
-    /// `true` if a hit would be refused for this reason.
+    /// Returns `true` if the hit or charge was refused because the storage was full. For a peek,
+    /// returns `true` if a hit would be refused for this reason.
     ///
-    /// - A new key is refused if the storage finds no key to evict. It looks at a few keys, and never
-    ///   evicts a key that is being refused.
+    /// - A new key is refused if the storage finds no key to evict. It looks at a few keys, and
+    ///   never evicts a key that is being refused.
     /// - A stored key is refused if there is no room, in most cases because its log cannot grow.
     ///
-    /// With [`OnFull::Admit`](crate::storage::OnFull::Admit), a new key that finds no room is admitted
-    /// instead, and this method returns `false`. See [`MemoryStorage`](crate::MemoryStorage#eviction).
+    /// With [`OnFull::Admit`](crate::storage::OnFull::Admit), a new key that finds no room is
+    /// admitted instead, and this method returns `false`. See
+    /// [`MemoryStorage`](crate::MemoryStorage#eviction).
     pub fn is_storage_full(&self) -> bool {
         self.verdict.is(Verdict::STORAGE_FULL)
     }
@@ -200,13 +202,14 @@ impl Decision {
         self.is_admitted() && self.statuses().iter().all(|status| status.delay_micros() == 0)
     }
 
-    /// Returns the delay of an admitted hit: the maximum over all limits. For a peek, returns the delay
-    /// that a hit would get. Returns zero for a refused hit.
+    /// Returns the delay of an admitted hit: the maximum over all limits. For a peek, returns the
+    /// delay that a hit would get. Returns zero for a refused hit.
     ///
-    /// The caller of [`RateLimiter::hit`](crate::RateLimiter::hit) or
-    /// [`reserve`](crate::RateLimiter::reserve) has to sleep for this time. Do not sleep for a decision
-    /// from a layer or from [`acquire`](crate::RateLimiter::acquire). A layer delays the request itself,
-    /// and `acquire` sleeps before it returns.
+    /// The caller of [`RateLimiter::hit`](crate::RateLimiter::hit),
+    /// [`RateLimiter::reserve`](crate::RateLimiter::reserve) or [`Meter::hit`](crate::Meter::hit)
+    /// has to sleep for this time. Do not sleep for another decision of a layer, or for a decision
+    /// from [`acquire`](crate::RateLimiter::acquire): a layer delays the request itself, and
+    /// `acquire` sleeps before it returns.
     ///
     /// Of the built-in strategies, only the leaky bucket delays hits.
     pub fn delay(&self) -> Duration {
@@ -238,15 +241,16 @@ impl Decision {
     }
 
     /// Returns the time until a refused hit would be admitted if the key gets no other hits: the
-    /// maximum over all limits. Returns `None` if the hit was admitted, or if its cost exceeds the
-    /// capacity of a limit, so that it can never be admitted.
+    /// maximum over all limits. Returns `None` if the hit was admitted, or if it can never be
+    /// admitted, because its cost exceeds the capacity of a limit, minus the units that the limit
+    /// [keeps](crate::Limit::keep).
     pub fn retry_after(&self) -> Option<Duration> {
         let longest = self.statuses().iter().map(Status::retry_micros).max();
         longest.filter(|&wait| self.is_refused() && wait != u64::MAX).map(Duration::from_micros)
     }
 
-    /// Returns the lock that this decision has started, or the one that ends last if there are
-    /// several.
+    /// Returns the lock that this hit has started, or the lock that ends last if there are several.
+    /// Returns `None` if the hit has started no lock, and for a peek or a charge.
     pub fn new_lock(&self) -> Option<Lock> {
         let locks = self.statuses().iter().filter_map(Status::lock);
         locks.filter(Lock::is_new).max_by_key(Lock::ends_after)
@@ -275,8 +279,8 @@ impl Decision {
     /// If several limits are equal by these rules, it is the one with the longest
     /// [`reset_after`](Status::reset_after), and otherwise the first of them.
     ///
-    /// For a decision without limits, which only [`from_statuses`](Self::from_statuses) creates, all
-    /// numbers of the status are zero.
+    /// For a decision without limits, which only [`from_statuses`](Self::from_statuses) creates,
+    /// all numbers of the status are zero.
     pub fn shown(&self) -> &Status {
         shown(self.statuses())
     }
@@ -293,7 +297,7 @@ pub(crate) fn shown(limits: &[Status]) -> &Status {
 /// Returns the position of the decision that header fields report, of several that were made together.
 /// They report the limit that [`Decision::shown`] would select from the limits of all of them.
 #[inline]
-pub(crate) fn shown_of(decisions: &[Decision]) -> usize {
+pub(crate) fn shown_position(decisions: &[Decision]) -> usize {
     match decisions {
         [_] => 0,
         several => {

@@ -12,8 +12,8 @@ use pin_project_lite::pin_project;
 use tokio::time::{Sleep, sleep};
 use tower_service::Service;
 
-use crate::middleware::common::{Progress, unready};
 use crate::middleware::exchange::HttpExchange;
+use crate::middleware::progress::{Progress, unready};
 use crate::middleware::state::SharedState;
 use crate::middleware::step::{ResponsePlan, Step, Wait};
 use crate::rejection::Rejection;
@@ -56,8 +56,8 @@ where
     }
 
     /// Returns the response that the rejection has built.
-    pub(crate) fn refused(response: Option<S::Response>) -> Self {
-        Self { progress: Progress::Refused { response } }
+    pub(crate) fn responded(response: Option<S::Response>) -> Self {
+        Self { progress: Progress::Responded { response } }
     }
 
     /// Lets the request wait. `ready` is the inner service that was polled ready.
@@ -170,7 +170,7 @@ impl<S, B, R> WaitingRequest<S, B, R> {
             match step {
                 Step::Forward(plan) if is_ready => break plan,
                 Step::Forward(plan) => *this.wait = Wait::Service(plan),
-                Step::Respond => return Poll::Ready(Ok(Progress::Refused { response })),
+                Step::Respond => return Poll::Ready(Ok(Progress::Responded { response })),
                 Step::Wait(wait) => {
                     if !wait.keeps_service_ready() {
                         *service = unready(service);

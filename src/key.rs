@@ -87,12 +87,13 @@ impl Key {
         joined
     }
 
-    /// Returns this key within an outer one: the user `alice` of the tenant `acme`, or the tenant
-    /// itself. It differs from both keys, and from `alice` within other tenants.
+    /// Returns this key within an outer one, such as the user `alice` of the tenant `acme`. The
+    /// result differs from both keys, and from `alice` within other tenants. For a limit of the
+    /// tenant itself, use `acme` within `acme`.
     ///
-    /// All keys within the same outer key are in one slot of a Redis Cluster, so a script can
-    /// decide on several of them [together](crate::RateLimitLayer::within). Other storages make no
-    /// difference between such a key and a [joined](Self::join) one.
+    /// All keys within the same outer key are in one hash slot of a Redis Cluster, so a script can
+    /// decide on several of them [together](crate::RateLimitLayer::within). Other storages treat
+    /// such a key like a [joined](Self::join) one.
     ///
     /// ```
     /// use tower_ratelimit::Key;

@@ -10,10 +10,11 @@
 //!     .layer(RateLimitLayer::new(Quota::per_minute(60), PeerIp::new()));
 //! ```
 //!
-//! Each client has 60 requests per minute. [Another strategy](guide::choosing_a_strategy) can be
-//! stricter. The response to each limited request reports how many remain. Further requests get a
-//! 429 with `Retry-After`. The counts are kept in a [`MemoryStorage`], whose size is bounded. To
-//! share counts between processes, use Redis or [another storage](storage).
+//! Each client can send 60 requests per minute. A [`SlidingWindowCounter`] counts them, unless you
+//! choose [another strategy](guide::choosing_a_strategy). The response to each limited request
+//! reports the remaining requests. Further requests get a 429 with `Retry-After`. The counts are
+//! kept in a [`MemoryStorage`], whose size is bounded. To share counts between processes, use Redis
+//! or [another storage](storage).
 //!
 //! Serve the router with `into_make_service_with_connect_info::<SocketAddr>()`, because [`PeerIp`]
 //! reads the address of the connection from it. Behind a proxy, use [`ClientIp`].
@@ -57,7 +58,7 @@
 //! | [`State`](strategy::State) | the data that one limit stores for one key |
 //! | log | the part of a [`MovingWindow`]'s state that lists the instants at which units were spent |
 //! | cost | the units that one hit spends |
-//! | [slot](Slots) | one request in flight: an [`InFlightLayer`] limits the slots of a key |
+//! | [slot](Slots) | the unit of an [`InFlightLayer`]; by default, a request in flight takes 1 slot of its key |
 //! | [`Decision`] | the result of a hit: admitted, admitted after a delay, or refused, with the numbers of each limit |
 //! | [`Storage`] | keeps states and applies a policy to them atomically |
 //! | [wrapper](storage) | a storage around another storage, such as a cache of refusals |
@@ -68,13 +69,13 @@
 //! | hit | spends its cost if all limits admit it, and nothing otherwise |
 //! | peek | returns the decision that a hit would get, and spends nothing |
 //! | refund | returns the units of an admitted hit |
-//! | charge | spends units even if fewer remain, which leaves the key in debt |
+//! | charge | spends units even if fewer remain, which can leave the key in debt |
 //! | settle | corrects the cost of an admitted hit: refunds or charges the difference |
 //! | clear | deletes the states of a key |
 //!
 //! # Features
 //!
-//! | feature | adds |
+//! | feature | description |
 //! |---|---|
 //! | `axum` (default) | [`PeerIp`] reads `ConnectInfo` and `MockConnectInfo`; [`Head::uri`] reads `OriginalUri`; `extract::MatchedPath`; [`Decision`], [`Reservation`], [`Meter`] and [`Permit`] are extractors |
 //! | `quanta` (default) | [`SystemClock`](storage::SystemClock) reads the processor's tick counter, which is faster than the system's clock |
@@ -82,7 +83,7 @@
 //! | `tracing` (default) | logs refusals, failures of the storage and [lints](Lint) |
 //! | `tonic` | [`PeerIp`] reads the connect info of tonic's server |
 //! | `calendar` | months, years and time zones in a [`CalendarWindow`], with the zone data of the system |
-//! | `calendar-bundled` | time zone data in the program, for systems without |
+//! | `calendar-bundled` | time zone data compiled into the program, for systems that have none |
 //! | `lookup` | `PolicyLookup`, policies from a database |
 //! | `client` | `ClientLimitLayer`, for clients that keep to the limits of other servers |
 //! | `metrics` | `metrics_observer`, and metrics of the storages |
@@ -98,8 +99,8 @@
 //! | `sqlite` | `SqliteStorage`, a file that survives restarts; compiles SQLite, which needs a C compiler |
 //! | `testing` | property tests for custom strategies and storages |
 //!
-//! The [examples](guide#examples) have some features of their own, such as `grpc` and `websocket` in the commands of the
-//! guides.
+//! The [examples](guide#examples) have some features of their own, such as `grpc` and `websocket`
+//! in the commands of the guides.
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
 #[cfg(feature = "client")]

@@ -89,8 +89,8 @@ impl RateLimiter {
     ///
     /// # Panics
     ///
-    /// Panics if no limit of the policy can refuse, because it is a lockout [by
-    /// refusals](crate::Lockout::by_refusals) alone.
+    /// Panics if all limits of the policy are lockouts [by refusals](crate::Lockout::by_refusals),
+    /// which have no refusals to count.
     #[track_caller]
     pub fn new(policy: impl IntoPolicy) -> Self {
         Self::with_storage(policy, MemoryStorage::new())
@@ -102,11 +102,10 @@ impl RateLimiter {
     ///
     /// # Panics
     ///
-    /// Panics if the policy is a lockout [by refusals](crate::Lockout::by_refusals) alone, or if the
-    /// storage does not support the policy or one of its shadow limits. For example, storages on
-    /// servers do not support [long
-    /// logs](crate::guide::several_processes#long-logs). To get an error instead, use
-    /// [`try_with_storage`](Self::try_with_storage).
+    /// Panics if all limits of the policy are lockouts [by refusals](crate::Lockout::by_refusals),
+    /// or if the storage does not support the policy or one of its shadow limits. For example,
+    /// storages on servers do not support [long logs](crate::guide::several_processes#long-logs).
+    /// To get an error instead, use [`try_with_storage`](Self::try_with_storage).
     #[track_caller]
     pub fn with_storage(policy: impl IntoPolicy, storage: impl Storage) -> Self {
         or_panic(Self::try_with_storage(policy, storage))
@@ -135,8 +134,9 @@ impl RateLimiter {
         Self { queues, ..self }
     }
 
-    /// Spends one unit of `key` from each limit of the policy if all of them admit it, and none
-    /// otherwise.
+    /// Spends one unit of `key` from each limit of the policy if all of them admit it. Otherwise
+    /// spends nothing and returns a refusal, with the time until a [retry](Decision::retry_after)
+    /// can succeed.
     ///
     /// A [leaky bucket](crate::LeakyBucket) may admit a hit with a [`delay`](Decision::delay). Then
     /// the caller has to sleep for this time. [`acquire`](Self::acquire) sleeps before it returns.
@@ -144,12 +144,14 @@ impl RateLimiter {
     /// # Errors
     ///
     /// Returns the storage's error if the storage fails. The memory storage never fails.
+    #[doc(alias("check", "consume", "try_acquire"))]
     pub fn hit(&self, key: &Key) -> StorageFuture<Decision> {
         self.hit_with_cost(key, 1)
     }
 
     /// Like [`hit`](Self::hit), but for `cost` units. Spends all of them or none. A cost of 0 is
-    /// always admitted and spends nothing.
+    /// always admitted and spends nothing. A cost above the [capacity](Decision::capacity) is
+    /// always refused.
     ///
     /// # Errors
     ///
@@ -211,13 +213,13 @@ impl RateLimiter {
         limited.decide(Op::Hit, cost).map(|decided| Ok(Reservation::of_limiter(decided?, limited)))
     }
 
-    /// Spends `cost` units of each key under its own limiter, or nothing if one of them refuses. Use it
-    /// for the limits of a user, a tenant and all clients. Returns a [`Reservation`], which settles all
-    /// of them together.
+    /// Spends `cost` units of each key under its own limiter, or nothing if one of them refuses.
+    /// Use it for the limits of a user, a tenant and all clients. Returns a [`Reservation`], which
+    /// settles all of them together.
     ///
     /// Create the limiters with clones of one storage, which decides on several keys
-    /// [together](Storage::decide_all). The storage of the first limiter decides on all keys and settles
-    /// them. The reservation dereferences to the decision that refuses with the longest
+    /// [together](Storage::decide_all). The storage of the first limiter decides on all keys and
+    /// settles them. The reservation dereferences to the decision that refuses with the longest
     /// [`retry_after`](Decision::retry_after), or else to the one with the fewest
     /// [remaining](Decision::remaining) units.
     ///
@@ -227,8 +229,9 @@ impl RateLimiter {
     /// # #[tokio::main(flavor = "current_thread")]
     /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
     /// let storage = MemoryStorage::new();
-    /// let limiter = |text: &str| Ok::<_, tower_ratelimit::ConfigError>(RateLimiter::with_storage(text.parse::<Policy>()?, storage.clone()));
-    /// let (per_user, per_tenant) = (limiter("fixed-window 10/minute")?, limiter("fixed-window 3/minute")?);
+    /// let (user, tenant): (Policy, Policy) = ("10/minute".parse()?, "3/minute".parse()?);
+    /// let per_user = RateLimiter::with_storage(user.with_name("user"), storage.clone());
+    /// let per_tenant = RateLimiter::with_storage(tenant.with_name("tenant"), storage);
     /// let (alice, bob, acme) = (Key::from("alice"), Key::from("bob"), Key::from("acme"));
     ///
     /// let hit = RateLimiter::reserve_all(&[(&per_user, &alice), (&per_tenant, &acme)], 2).await?;
@@ -246,16 +249,16 @@ impl RateLimiter {
     ///
     /// Returns the storage's error if the storage fails.
     ///
-    /// Returns an error of the kind [`Unsupported`](StorageErrorKind::Unsupported), and spends nothing,
-    /// in these cases:
+    /// Returns an error of the kind [`Unsupported`](StorageErrorKind::Unsupported), and spends
+    /// nothing, in these cases:
     ///
     /// - `members` is empty, or has more than eight pairs.
-    /// - Two pairs have the same key, and policies with the same [identity](Policy#identity). Give each
-    ///   policy its own name.
-    /// - There are several pairs, and the storage cannot decide on these policies together. Wrap it in
-    ///   [`InOrder`](crate::storage::InOrder).
-    /// - The limiters have storages of different types, or different memory storages. Two storages of the
-    ///   same type on servers are not recognized as different.
+    /// - Two pairs have the same key, and policies with the same [identity](Policy#identity). Give
+    ///   each policy its own name.
+    /// - There are several pairs, and the storage cannot decide on these policies together. Wrap it
+    ///   in [`InOrder`](crate::storage::InOrder).
+    /// - The limiters have storages of different types, or different memory storages. Two storages
+    ///   of the same type on servers are not recognized as different.
     pub fn reserve_all(members: &[(&Self, &Key)], cost: u32) -> StorageFuture<Reservation> {
         let unsupported = |why| StorageFuture::ready(Err(StorageError::new(StorageErrorKind::Unsupported, why)));
         let Some((first, _)) = members.first() else { return unsupported("no limiter for the hit") };
@@ -314,23 +317,24 @@ impl RateLimiter {
     }
 
     /// Deletes the states of all limits of the policy for this key, so that all its units are free
-    /// again. A call of [`acquire`](Self::acquire) that sleeps does not notice it before its next
-    /// attempt.
+    /// again. A call of [`acquire`](Self::acquire) that sleeps does not notice the deletion before
+    /// its next attempt.
     ///
     /// # Errors
     ///
     /// Returns the storage's error if the storage fails. The memory storage never fails.
+    #[doc(alias = "reset")]
     pub fn clear(&self, key: &Key) -> StorageFuture<()> {
         self.policy.with(|policy| self.storage.clear(policy, key))
     }
 
-    /// Returns a page of the keys that have spent units, each with a [peek](Self::peek) at its limits. Use
-    /// it for operators: which clients are near their limit, or locked out?
+    /// Returns a page of the keys that have spent units, each with a [peek](Self::peek) at its
+    /// limits. Use it to show operators which clients are near their limit or locked out.
     ///
     /// `prefix` is the beginning of the [texts](Key#impl-Display-for-Key) of the keys, for example
-    /// `t:ali`, or empty for all keys. `after` is the [`next`](KeyPage::next) of the page before, or
-    /// `None`. A page has about `limit` keys, from 1 to 1,000. [`Storage::keys`] lists the storages that
-    /// support it, and what a page leaves out.
+    /// `t:ali`, or empty for all keys. `after` is the [`next`](KeyPage::next) of the page before,
+    /// or `None` for the first page. A page has about `limit` keys, but at least 1 and at most
+    /// 1,000. [`Storage::keys`] lists the storages that support it, and the keys that a page omits.
     ///
     /// ```
     /// use tower_ratelimit::{Key, MemoryStorage, Quota, RateLimiter};
@@ -359,9 +363,9 @@ impl RateLimiter {
     ///
     /// # Errors
     ///
-    /// Returns an error of the kind [`Unsupported`](StorageErrorKind::Unsupported) if the storage cannot
-    /// list its keys, if `prefix` is not printable ASCII, or if `after` is not from another page.
-    /// Returns the storage's error if the storage fails.
+    /// Returns an error of the kind [`Unsupported`](StorageErrorKind::Unsupported) if the storage
+    /// cannot list its keys, if `prefix` is not printable ASCII, or if `after` is not from another
+    /// page. Returns the storage's error if the storage fails.
     pub fn keys(&self, prefix: &str, after: Option<&str>, limit: usize) -> StorageFuture<KeyPage> {
         self.policy.with(|policy| self.storage.keys(KeysRequest::new(policy, prefix, after, limit)))
     }

@@ -39,12 +39,12 @@ pub enum Lint {
     ForwardedPeer,
     /// `RL004`: a request passed through the same layer twice, and spent its cost twice.
     ///
-    /// The usual cause is a layer that was added to a router and also to one of its routes. Remove one
-    /// of the two. A layer and its clones count as the same layer. Layers that were created or
+    /// The usual cause is a layer that was added to a router and also to one of its routes. Remove
+    /// one of the two. A layer and its clones count as the same layer. Layers that were created or
     /// configured separately do not, even if they share a storage.
     ///
-    /// The layer checks one in 64 of its first 1,024 limited requests. So it may report this lint late,
-    /// or not at all.
+    /// The layer checks one in 64 of its first 1,024 limited requests. So it may report this lint
+    /// late, or not at all.
     SameLayerTwice,
     /// `RL005`: a trusted proxy did not send the field that [`ClientIp`](crate::ClientIp) reads.
     ///
@@ -82,17 +82,17 @@ pub enum Lint {
     ///
     /// Aligned windows start at multiples of the period since 1970-01-01, which was a Thursday, in
     /// UTC. So an aligned week starts on Thursday, a month is a block of 30 days, and a year is a
-    /// block of 365 days. Use a [`CalendarWindow`](crate::CalendarWindow), as in `calendar 1000/month`,
-    /// which the guide [Quotas by day and month](crate::guide::quotas_by_day_and_month) explains. If
-    /// blocks are intended, ignore this lint.
+    /// block of 365 days. If blocks are intended, ignore this lint. Otherwise use a
+    /// [`CalendarWindow`](crate::CalendarWindow), which the guide [Quotas by day and
+    /// month](crate::guide::quotas_by_day_and_month) explains.
     AlignedCalendar,
     /// `RL009`: the only key of a [`Lockout`](crate::Lockout) is a header field, which the client
     /// chooses.
     ///
-    /// A client can lock out another one by its value, such as the name of an account. It can also
-    /// start anew with each value that it invents. Join the field with the address, as in
-    /// `Header::new("x-account").and(PeerIp::new())`. If an outer layer has verified the value, use
-    /// [`Extension`](crate::extract::Extension), or ignore this lint.
+    /// A client can lock out another one by sending the value of the other, such as the name of an
+    /// account. It can also avoid its own lock by sending a new value. Join the field with the
+    /// address, as in `Header::new("x-account").and(PeerIp::new())`. If an outer layer has verified
+    /// the value, use [`Extension`](crate::extract::Extension), or ignore this lint.
     LockoutByHeader,
 }
 

@@ -8,7 +8,7 @@ use std::time::Duration;
 use http::Extensions;
 use tokio::time::Instant;
 
-use crate::decision::{Decision, shown_of};
+use crate::decision::{Decision, shown_position};
 use crate::key::Key;
 use crate::limiter::acquire;
 use crate::observe::{EventKind, Reporter};
@@ -21,8 +21,8 @@ use crate::waiting::{WaitQueues, Waiter};
 /// of a WebSocket, chunk of an upload, field of a GraphQL query, or tool call of an agent.
 ///
 /// A layer with [`meter`](crate::RateLimitLayer::meter) inserts it into the extensions of each
-/// limited request. With the feature `axum`, it is an extractor. Clones are cheap and make hits on the
-/// same key.
+/// limited request. With the feature `axum`, it is an extractor. Clones are cheap and make hits on
+/// the same key.
 ///
 /// ```
 /// use axum::Router;
@@ -52,12 +52,12 @@ use crate::waiting::{WaitQueues, Waiter};
 ///   units only by the meter, set a [cost](crate::RateLimitLayer::cost) of 0.
 /// - A layer with [several keys](crate::RateLimitLayer::and) spends the units of all keys of the
 ///   request together, or of none.
-/// - A meter follows the changes of a layer's [`LivePolicy`](crate::LivePolicy). It keeps a policy that
-///   [`policy_by`](crate::policy_by) or a `PolicyLookup` has chosen for the request.
+/// - A meter follows the changes of a layer's [`LivePolicy`](crate::LivePolicy). It keeps a policy
+///   that [`policy_by`](crate::policy_by) or a `PolicyLookup` has chosen for the request.
 /// - The layer's observer receives the decision on each hit, as on a request. The
 ///   [shadow limits](crate::Policy#shadow-limits) count the admitted hits.
-/// - If the storage fails, [`OnError`](crate::OnError) of the layer applies: with `OnError::Admit`, the
-///   hit is admitted and has spent nothing.
+/// - If the storage fails, [`OnError`](crate::OnError) of the layer applies: with `OnError::Admit`,
+///   the hit is admitted and has spent nothing.
 /// - In a [shadow](crate::RateLimitLayer::shadow) layer, hits are counted and reported, and each of
 ///   them is admitted immediately.
 #[derive(Clone)]
@@ -88,14 +88,16 @@ impl Meter {
 
     /// Spends `units` from each limit if all of them admit it, and none otherwise.
     ///
-    /// The [`Reservation`] dereferences to the decision, which may be a refusal. Of several keys, it is
-    /// the decision that refuses with the longest wait, or else the one with the fewest remaining units.
-    /// The reservation can [refund](Reservation::refund) or [settle](Reservation::settle) this hit, for
-    /// example if the work that it paid for has failed. The hit keeps its cost if the reservation is
-    /// dropped. The observer does not receive an event for the settlement.
+    /// The [`Reservation`] dereferences to the decision, which may be a refusal. For several keys,
+    /// this is the decision that refuses with the longest [`retry_after`](Decision::retry_after),
+    /// or else the one with the fewest remaining units.
     ///
-    /// A [leaky bucket](crate::LeakyBucket) may admit the hit with a [`delay`](Decision::delay), for
-    /// which the caller has to sleep. [`acquire`](Self::acquire) sleeps before it returns.
+    /// The reservation can [refund](Reservation::refund) or [settle](Reservation::settle) this hit,
+    /// for example if the work that it paid for has failed. The hit keeps its cost if the
+    /// reservation is dropped. The observer does not receive an event for the settlement.
+    ///
+    /// A [leaky bucket](crate::LeakyBucket) may admit the hit with a [`delay`](Decision::delay),
+    /// for which the caller has to sleep. [`acquire`](Self::acquire) sleeps before it returns.
     ///
     /// # Errors
     ///
@@ -119,11 +121,11 @@ impl Meter {
         })
     }
 
-    /// Spends `units` like [`hit`](Self::hit), but waits for up to `max_wait` instead of refusing, as
-    /// [`RateLimiter::acquire_with_cost`](crate::RateLimiter::acquire_with_cost) does.
+    /// Spends `units` like [`hit`](Self::hit), but waits for up to `max_wait` instead of refusing,
+    /// as [`RateLimiter::acquire_with_cost`](crate::RateLimiter::acquire_with_cost) does.
     ///
-    /// The hit waits in the same queue as the [waiting](crate::RateLimitLayer::wait) requests of the
-    /// layer. A shadow layer does not wait.
+    /// The hit waits in the same queue as the [waiting](crate::RateLimitLayer::wait) requests of
+    /// the layer. A shadow layer does not wait.
     ///
     /// # Errors
     ///
@@ -160,17 +162,19 @@ impl Meter {
         }
     }
 
-    /// Returns the current state of the limits, and the verdict that a hit of one unit would get without
-    /// the layer's shadow mode. Spends nothing. Of several keys, it is the decision that refuses with the
-    /// longest wait, or else the one with the fewest remaining units.
+    /// Returns the current state of the limits, and the verdict that a hit of one unit would get
+    /// without the layer's shadow mode. Spends nothing. For several keys, returns the decision that
+    /// refuses with the longest [`retry_after`](Decision::retry_after), or else the one with the
+    /// fewest remaining units.
     ///
     /// # Errors
     ///
-    /// Returns the storage's error if the storage fails. The memory storage never fails.
+    /// Returns the storage's error if the storage fails, also with
+    /// [`OnError::Admit`](crate::OnError::Admit). The memory storage never fails.
     pub fn peek(&self) -> StorageFuture<Decision> {
         self.decide(&self.limited(), Op::Peek, 1).map(|decided| {
             let mut decisions = decided?;
-            let shown = shown_of(&decisions);
+            let shown = shown_position(&decisions);
             Ok(decisions.swap_remove(shown))
         })
     }
@@ -253,10 +257,10 @@ impl fmt::Debug for Meter {
 
 #[cfg(feature = "axum")]
 crate::extract::extract_inserted! {
-    /// Extracts the meter of the innermost layer with [`meter`](crate::RateLimitLayer::meter) (feature
-    /// `axum`).
+    /// Extracts the meter of the innermost layer with [`meter`](crate::RateLimitLayer::meter)
+    /// (feature `axum`).
     ///
-    /// Without a meter, the request is rejected with [`NoMeter`](crate::extract::NoMeter). Extract an
-    /// `Option<Meter>` if a request may have none, because it is not limited.
+    /// Without a meter, the request is rejected with [`NoMeter`](crate::extract::NoMeter). Extract
+    /// an `Option<Meter>` if a request may have none, because it is not limited.
     Meter, or NoMeter: |extensions| extensions.get().cloned()
 }

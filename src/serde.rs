@@ -47,8 +47,8 @@ serialize_as_text! {
     /// Writes the text of the policy. Fails if the text form does not support the policy, for
     /// example a custom strategy.
     Policy;
-    /// Writes the text of the fields, such as `x, draft11`. Fails if there is a partition key, because
-    /// its secret must not appear in a text.
+    /// Writes the text of the fields, such as `x, draft11`. Fails if there is a partition key,
+    /// because its secret must not appear in a text.
     Headers;
     OnError;
 }

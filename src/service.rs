@@ -68,7 +68,7 @@ where
         let mut exchange = HttpExchange { rejection, request: &mut request, response: &mut response };
         match self.shared.admit(&mut exchange) {
             Step::Forward(plan) => ResponseFuture::calling(self.inner.call(request), plan),
-            Step::Respond => ResponseFuture::refused(response),
+            Step::Respond => ResponseFuture::responded(response),
             Step::Wait(wait) => {
                 // The future takes the service that was polled ready, and a clone replaces it.
                 // Unless the storage decides first, the future replaces the ready service with

@@ -34,6 +34,7 @@ impl Timestamp {
 
     /// Returns the time of the system's wall clock, rounded down to a microsecond. A time before
     /// the epoch becomes the epoch.
+    #[doc(alias = "now")]
     pub fn wall_clock() -> Self {
         Self(SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, micros))
     }
@@ -65,6 +66,7 @@ impl Timestamp {
     }
 
     /// Returns the microseconds from `earlier` to this instant, or 0 if `earlier` is not earlier.
+    #[doc(alias = "duration_since")]
     #[inline]
     pub const fn since(self, earlier: Self) -> u64 {
         self.0.saturating_sub(earlier.0)

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 #[cfg(feature = "axum")]
 pub use self::handler::UsageHandler;
-use crate::decision::{Decision, shown_of};
+use crate::decision::{Decision, shown_position};
 use crate::error::BoxError;
 use crate::extract::{Head, KeyError};
 #[cfg(feature = "lookup")]
@@ -27,16 +27,17 @@ pub struct Usage {
 }
 
 impl Usage {
-    /// Returns the policy that applies to the client. Of [several](crate::RateLimitLayer::and), this
-    /// is the one that refuses, or else the one with the fewest remaining units.
+    /// Returns the policy that applies to the client. Of [several](crate::RateLimitLayer::and),
+    /// this is the one that refuses with the longest [`retry_after`](Decision::retry_after), or
+    /// else the one with the fewest remaining units.
     pub fn policy(&self) -> &Policy {
-        &self.policies[shown_of(&self.decisions)]
+        &self.policies[shown_position(&self.decisions)]
     }
 
-    /// Returns the decision on a peek at [`policy`](Self::policy) with a cost of 1, which contains the
-    /// [status of each limit](Decision::statuses).
+    /// Returns the decision on a peek at [`policy`](Self::policy) with a cost of 1, which contains
+    /// the [status of each limit](Decision::statuses).
     pub fn decision(&self) -> &Decision {
-        &self.decisions[shown_of(&self.decisions)]
+        &self.decisions[shown_position(&self.decisions)]
     }
 
     /// Iterates over all policies that apply to the client, each with its decision.
@@ -44,8 +45,8 @@ impl Usage {
         self.policies.iter().zip(&self.decisions)
     }
 
-    /// Returns the usage as JSON, with the limits of all policies. The
-    /// [guide](crate::guide::deploying#usage) explains the members.
+    /// Returns the usage as JSON, with the limits of all policies. Times are in seconds, with up to
+    /// six decimals. The [guide](crate::guide::deploying#usage) explains the members.
     pub fn to_json(&self) -> String {
         to_json(self)
     }

@@ -7,8 +7,16 @@ use std::time::Duration;
 use crate::extract::KeyError;
 use crate::storage::StorageError;
 
-/// The error of a request that a [`ClientLimit`](crate::ClientLimit) did not send. The service returns
-/// it as a [`BoxError`](crate::BoxError).
+/// The error of a request that a [`ClientLimit`](crate::ClientLimit) did not send. The service
+/// returns it as a [`BoxError`](crate::BoxError).
+///
+/// | cause | [`retry_after`](Self::retry_after) | [`source`](Error::source) |
+/// |---|---|---|
+/// | the pause of the host is longer than [`max_wait`](crate::ClientLimitLayer::max_wait) | the rest of the pause | none |
+/// | the [limit of the client](crate::ClientLimitLayer::limit) does not admit the request within `max_wait` | that of the limit's decision | none |
+/// | [`max_waiting`](crate::ClientLimitLayer::max_waiting) requests wait already | `None` | none |
+/// | the key extractor returned an error | `None` | this [`KeyError`] |
+/// | the storage of the client's limit failed | `None` | this [`StorageError`] |
 ///
 /// ```
 /// use tower_ratelimit::{BoxError, ClientLimitError};
@@ -34,7 +42,8 @@ pub(super) enum NotSent {
 
 impl ClientLimitError {
     /// Returns the time after which the request can be sent, if it was not sent because its wait
-    /// would be longer than [`max_wait`](crate::ClientLimitLayer::max_wait).
+    /// would be longer than [`max_wait`](crate::ClientLimitLayer::max_wait). Returns `None` for all
+    /// other causes, and if the client's limit can never admit the request.
     pub fn retry_after(&self) -> Option<Duration> {
         match &self.0 {
             NotSent::Paused { wait, .. } => Some(*wait),

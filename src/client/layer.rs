@@ -14,9 +14,9 @@ use crate::limiter::RateLimiter;
 
 /// A layer for HTTP clients that keeps to the limits of other servers.
 ///
-/// It reads the limits in responses. If the next request to a host would be refused, it pauses the host: a
-/// request waits for the end of the pause instead of being sent. It can also wait for a [limit of the
-/// client](Self::limit).
+/// The layer reads the limits in responses. If the next request to a host would be refused, the
+/// layer pauses the host: further requests wait for the end of the pause instead of being sent.
+/// Requests can also wait for a [limit of the client](Self::limit).
 ///
 /// ```
 /// # async fn send(http: reqwest::Client) -> Result<(), tower_ratelimit::BoxError> {
@@ -38,18 +38,22 @@ use crate::limiter::RateLimiter;
 ///
 /// # Fields
 ///
-/// | field | read | pauses the host |
-/// |---|---|---|
-/// | `Retry-After`: seconds, also with a fraction, or a date | in responses with 403, 429 or 503 | for this time |
-/// | `Retry-After-Ms` | the same, before `Retry-After` | for this time |
-/// | `grpc-retry-pushback-ms`, and else the `RetryInfo` of a gRPC status | in responses without messages, with the status 8 or 14 | for this time |
-/// | `RateLimit` of drafts 7 to 11 | in all responses, unless a field above states a wait | until the reset, if nothing remains |
-/// | each field with `ratelimit` or `rate-limit` and `remaining` in its name, such as `X-RateLimit-Remaining-Tokens` | in all responses, unless a field above states a wait | until the reset, if nothing remains |
+/// A refusal is a response with 403, 429 or 503, or a gRPC response without messages and with the
+/// status 8 or 14. The first field of the table that states a wait sets the pause:
 ///
-/// The reset is in the field with `reset-after` or `reset` in place of `remaining`. It is a number of
-/// seconds, an instant in seconds or milliseconds since the Unix epoch, a duration such as `6m0s`, or a
-/// date. `RateLimit-Policy` does not affect the pause. Instants are compared with the `Date` of the
-/// response, so the clock of the client may be wrong.
+/// | field | read in | length of the pause |
+/// |---|---|---|
+/// | `grpc-retry-pushback-ms` | refusals | its value in milliseconds |
+/// | `grpc-status-details-bin` | refusals | the delay of its `RetryInfo` |
+/// | `Retry-After-Ms` | refusals | its value in milliseconds |
+/// | `Retry-After` | refusals | its value: seconds, also with a fraction, or a date |
+/// | `RateLimit` of drafts 7 to 11, and each field with `ratelimit` or `rate-limit` and `remaining` in its name, such as `X-RateLimit-Remaining-Tokens` | all responses | the longest time until the reset of a limit of which nothing remains |
+///
+/// The reset of a field with `remaining` in its name is in the field with `reset-after` or `reset`
+/// in place of `remaining`. It is a number of seconds, an instant in seconds or milliseconds since
+/// the Unix epoch, a duration such as `6m0s`, or a date. `RateLimit-Policy` does not affect the
+/// pause. Instants are compared with the `Date` of the response, so the clock of the client may be
+/// wrong.
 ///
 /// The numbers in responses from a cache, which have an `Age`, are ignored. A field that cannot be read is
 /// ignored. The first one is logged at DEBUG (feature `tracing`), except for those of gRPC.
@@ -62,8 +66,8 @@ use crate::limiter::RateLimiter;
 ///   [`max_waiting`](Self::max_waiting) wait. Otherwise it fails with a
 ///   [`ClientLimitError`](crate::ClientLimitError), and is not sent.
 ///
-/// At the end of a pause, all waiting requests are sent at once, unless the client has a limit of its
-/// own. Services and clones of a layer share their state.
+/// At the end of a pause, all waiting requests are sent at the same time, unless the client has a
+/// limit of its own. Services and clones of a layer share their state.
 ///
 /// # Panics
 ///
@@ -95,14 +99,15 @@ impl Default for ClientLimitLayer {
 impl<R> ClientLimitLayer<R> {
     /// Lets each request [wait](RateLimiter::acquire) for one unit of its key. Defaults to no limit.
     ///
-    /// If the storage of the limiter fails, the request fails and is not sent.
+    /// If the limiter does not admit a request within [`max_wait`](Self::max_wait), or if its
+    /// storage fails, the request fails and is not sent.
     pub fn limit(self, limiter: RateLimiter) -> Self {
         self.with(|gate| gate.limiter = Some(limiter))
     }
 
     /// Sets the keys that are limited and paused. Defaults to the host and port. Use it if a server
-    /// limits each token or each path by itself. A request whose key is `None` is sent at once. If the
-    /// extractor returns an error, the request fails and is not sent.
+    /// limits each token or each path by itself. A request whose key is `None` is sent immediately.
+    /// If the extractor returns an error, the request fails and is not sent.
     ///
     /// ```
     /// use tower_ratelimit::{ClientLimitLayer, Header};
@@ -113,18 +118,21 @@ impl<R> ClientLimitLayer<R> {
         self.with(|gate| gate.key = Some(Arc::new(key)))
     }
 
-    /// Sets the longest wait of a request, before each time that it is sent. Defaults to 30 seconds. A
-    /// request whose pause is longer fails at once. A request behind others in the queue of the client's
-    /// own limit may fail only after this time.
+    /// Sets the longest wait of a request, before each time that it is sent. Defaults to 30
+    /// seconds. A request whose pause is longer fails immediately. A request behind others in the
+    /// queue of the client's own limit may fail only after this time.
     pub fn max_wait(self, max_wait: Duration) -> Self {
         self.with(|gate| gate.max_wait = max_wait)
     }
 
-    /// Sets the most requests that wait at a time, to all hosts. Defaults to 1,000. Call it before the
-    /// layer is used, because the returned layer has no pauses yet.
+    /// Sets the maximum number of requests that wait at the same time, over all hosts. Defaults to
+    /// 1,000. Further requests that would have to wait fail with a
+    /// [`ClientLimitError`](crate::ClientLimitError), and are not sent.
     ///
-    /// A request also counts while a limiter on a server decides it. So 0 sends nothing with such a
-    /// limiter.
+    /// Call this method before the layer is used, because the returned layer has no pauses yet.
+    ///
+    /// With a [limiter](Self::limit) whose storage is on a server, a request also counts while the
+    /// storage decides. With such a limiter and a maximum of 0, every request fails.
     pub fn max_waiting(self, max_waiting: usize) -> Self {
         self.with(|gate| (gate.max_waiting, gate.state) = (max_waiting, GateState::new(max_waiting)))
     }
@@ -133,11 +141,11 @@ impl<R> ClientLimitLayer<R> {
     /// most [`max_wait`](Self::max_wait). Defaults to never. For other responses and more attempts, use
     /// `tower::retry` around this layer.
     ///
-    /// `copy` returns a copy of the request, or `None` if it must not be sent again. It is called before
-    /// the request is sent, so the copy takes memory until the response arrives. If
-    /// [too many](Self::max_waiting) requests wait already, the response is returned. If the copy cannot
-    /// be sent within `max_wait`, the request fails with a
-    /// [`ClientLimitError`](crate::ClientLimitError), and the response is lost.
+    /// `copy` returns a copy of the request, or `None` if it must not be sent again. It is called
+    /// before the request is sent, so the copy takes memory until the response arrives. If [too
+    /// many](Self::max_waiting) requests wait already, the first response is returned. If the copy
+    /// cannot be sent within `max_wait`, the request fails with a
+    /// [`ClientLimitError`](crate::ClientLimitError), and the first response is lost.
     ///
     /// ```
     /// use http::Request;

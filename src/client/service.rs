@@ -15,7 +15,7 @@ use super::gate::Gate;
 use crate::error::BoxError;
 use crate::extract::Head;
 use crate::key::Key;
-use crate::middleware::common::unready;
+use crate::middleware::progress::unready;
 
 /// Copies a request, to send it again after a refusal. Implemented for closures that return a copy, or
 /// `None` if the request must not be sent again. See
@@ -48,9 +48,10 @@ where
 /// The middleware of a client that keeps to the limits of other servers. Created by
 /// [`ClientLimitLayer`](crate::ClientLimitLayer).
 ///
-/// It calls the inner service that was polled ready, except for a request that waits. That one keeps a
-/// clone of it, which is polled ready after the wait. Responses are returned unchanged. The error is
-/// that of the inner service, or a [`ClientLimitError`](crate::ClientLimitError).
+/// It calls the inner service that was polled ready, except for a request that waits. Such a
+/// request keeps a clone of the inner service, which is polled ready after the wait. Responses are
+/// returned unchanged. The error is that of the inner service, or a
+/// [`ClientLimitError`](crate::ClientLimitError).
 #[derive(Clone)]
 pub struct ClientLimit<S, R = NoRetry> {
     inner: S,
@@ -136,9 +137,9 @@ impl<S: fmt::Debug, R> fmt::Debug for ClientLimit<S, R> {
     }
 }
 
-/// The response future of [`ClientLimit`]. Dropping it while the request waits gives up its place, and
-/// spends nothing of the client's own limit. Only a request that waits for the inner service after
-/// that has spent its unit.
+/// The response future of [`ClientLimit`]. Dropping it while the request waits gives up its place,
+/// and spends nothing of the client's own limit. Only a request that has passed this limit, and
+/// waits until the inner service is ready, has spent its unit.
 #[must_use = "futures do nothing unless they are polled"]
 pub struct ClientLimitFuture<T>(Pin<Box<dyn Future<Output = Result<T, BoxError>> + Send>>);
 

@@ -64,6 +64,7 @@ pub trait AddressSource: Send + Sync + 'static {
 /// Behind proxies, use [`ClientIp`](crate::ClientIp) as the source, and do not allow the networks
 /// of the proxies. If a request has no forwarded address, `ClientIp` returns the address of the
 /// proxy.
+#[doc(alias("exempt", "whitelist"))]
 #[derive(Clone)]
 pub struct AllowList {
     source: Arc<dyn AddressSource>,

@@ -18,8 +18,8 @@ use crate::lint::Lint;
 /// [`behind_hops`](Self::behind_hops) trusts a number of proxies, whatever their addresses are.
 ///
 /// Each proxy appends the address of its peer to a header field. Entries that the client itself
-/// sent in this field are further left. Defaults to the field `X-Forwarded-For`.
-/// [`header`](Self::header) and [`forwarded`](Self::forwarded) select another one.
+/// sent in this field are further left. The field defaults to `X-Forwarded-For`.
+/// [`header`](Self::header) and [`forwarded`](Self::forwarded) select another field.
 ///
 /// The client is found by these rules:
 ///

@@ -14,10 +14,10 @@ macro_rules! rejection_without {
     ($(#[$doc:meta])* $rejection:ident: $message:literal) => {
         $(#[$doc])*
         ///
-        /// The response is a 500, because this is a mistake in the setup of the server. The first one
-        /// in a process is logged as an error (feature `tracing`). The body names the cause only in a
-        /// build with debug assertions. The extensions of the response contain this value, whose text
-        /// names it, too.
+        /// The response is a 500, because this is a mistake in the setup of the server. The first
+        /// one in a process is logged as an error (feature `tracing`). The body names the cause
+        /// only in a build with debug assertions. The extensions of the response contain this
+        /// value, whose text always names the cause.
         #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
         #[non_exhaustive]
         pub struct $rejection;

@@ -166,8 +166,8 @@ pub trait KeyExtractor: Send + Sync + 'static {
     /// Returns `true` if the key is always that of all clients, as for [`Global`]. Defaults to
     /// `false`.
     ///
-    /// Such a key is not [within](crate::RateLimitLayer::within) another one. The key of a closure
-    /// always is.
+    /// [`RateLimitLayer::within`](crate::RateLimitLayer::within) does not change such a key. It
+    /// changes the key of a closure, even if the closure returns [`Key::global`].
     fn is_global(&self) -> bool {
         false
     }

@@ -12,8 +12,8 @@ use crate::error::{ConfigError, or_panic};
 use crate::key::Key;
 use crate::lint::Lint;
 
-/// The return value of a closure that extracts a key: one that is a [`KeyExtractor`], or that of
-/// [`Extension::new`].
+/// A type that a closure can return to extract a key. The closure is a [`KeyExtractor`], or the
+/// argument of [`Extension::new`].
 ///
 /// | type | meaning |
 /// |---|---|
@@ -289,7 +289,7 @@ impl KeyExtractor for Global {
 }
 
 /// Uses the path of the request as the key. `/users/7` and `/users/8` are different keys. The query
-/// is not part of the key.
+/// is not part of the key. The path is not decoded or normalized.
 ///
 /// This is the path of [`Head::uri`]. With the feature `axum`, it is the path that the client sent,
 /// also in nested routers. To use the route as the key instead, such as `/users/{id}`, use

@@ -18,7 +18,7 @@ use self::numbers::{DRAFT_6, X, repeated, set, wait};
 #[cfg(feature = "client")]
 pub(crate) use self::structured::{Padding, is_list_of_strings};
 use self::suffix::{NOT_A_SUFFIX, Suffix};
-use crate::decision::{Decision, shown_of};
+use crate::decision::{Decision, shown_position};
 use crate::key::Key;
 use crate::rejection::extend_grpc_wait;
 use crate::storage::StorageRequest;
@@ -82,9 +82,9 @@ impl Headers {
     /// A later text of the draft will get a method of its own, so this one always writes the same
     /// fields.
     ///
-    /// Each member is named by [`Policy::limit_name`](crate::Policy::limit_name). Clients see this name, so choose one that
-    /// may be public, and a different one for each policy. The guide explains [the
-    /// parameters](crate::guide::headers_and_refusals#the-ietf-draft).
+    /// Each member is named by [`Policy::limit_name`](crate::Policy::limit_name). Clients see this
+    /// name, so choose one that may be public, and a different one for each policy. The guide
+    /// explains [the parameters](crate::guide::headers_and_refusals#the-ietf-draft).
     ///
     /// Source: draft-ietf-httpapi-ratelimit-headers-11, sections 3 and 4.
     pub const fn draft11() -> Self {
@@ -229,7 +229,7 @@ impl Headers {
     /// Returns the values of `X-RateLimit-*` for decisions that were made together.
     #[inline]
     pub(crate) fn numbers_of(self, decisions: &[Decision]) -> Option<Numbers> {
-        let decision = &decisions[shown_of(decisions)];
+        let decision = &decisions[shown_position(decisions)];
         self.numbers(decision.wall_at(), decision.shown(), decision.cost())
     }
 
@@ -256,7 +256,7 @@ impl Headers {
         requests: &[StorageRequest<'_>],
     ) -> Option<OtherFields> {
         self.writes_other_fields().then(|| {
-            let position = shown_of(decisions);
+            let position = shown_position(decisions);
             let decision = &decisions[position];
             let (shown, cost) = (decision.shown(), decision.cost());
             let draft_6 = self.draft_6.then(|| Numbers::of(shown, seconds_up(shown.reset_after()), cost));

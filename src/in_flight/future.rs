@@ -15,16 +15,18 @@ use super::admission::{SlotState, SlotWait};
 use super::body::InFlightBody;
 use super::permit::Permit;
 use crate::decision::Decision;
-use crate::middleware::common::{Progress, Shared, unready};
+use crate::middleware::common::Shared;
 use crate::middleware::exchange::HttpExchange;
+use crate::middleware::progress::{Progress, unready};
 use crate::middleware::step::{ResponsePlan, Step};
 use crate::rejection::Rejection;
 
 pin_project! {
     /// The response future of [`InFlight`](crate::InFlight).
     ///
-    /// It holds the slots of the request until the response is ready. Dropping it gives them back, or
-    /// leaves the queue if the request [waits](crate::InFlightLayer::wait).
+    /// It holds the slots of the request until the response is ready. Dropping the future gives
+    /// them back, unless a [`Permit`](crate::Permit) still holds them. If the request
+    /// [waits](crate::InFlightLayer::wait), the drop removes it from the queue.
     #[must_use = "futures do nothing unless they are polled"]
     #[project = InFlightFutureProj]
     pub struct InFlightFuture<S, B, R>
@@ -108,7 +110,7 @@ impl<S, B, R> RequestForSlots<S, B, R> {
             let mut exchange = HttpExchange { rejection: &*self.shared.rejection, request, response: &mut response };
             match self.shared.admit_after_wait(take, hit, &mut exchange, permit) {
                 Step::Forward(plan) => (self.plan, self.hit) = (plan, None),
-                Step::Respond => return Poll::Ready(Ok(Progress::Refused { response })),
+                Step::Respond => return Poll::Ready(Ok(Progress::Responded { response })),
                 Step::Wait(wait) => {
                     if !wait.keeps_service_ready {
                         *service = unready(service);

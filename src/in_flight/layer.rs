@@ -22,7 +22,7 @@ use crate::rejection::{RejectReason, TextRejection};
 use crate::storage::{AnyStorage, LONGEST_TIME_TO_LIVE, Storage, StorageError};
 use crate::waiting::WaitBounds;
 
-/// Limits the requests of each key that are in flight at the same time.
+/// Limits the number of requests of each key that are in flight at the same time.
 ///
 /// ```
 /// use axum::{Router, routing::get};
@@ -45,8 +45,9 @@ use crate::waiting::WaitBounds;
 ///
 /// A request without a free slot never reaches the inner service. Its response is a 429 with
 /// `Retry-After: 1`. If the key is [`Global`](crate::Global), it is a 503, because the service is
-/// overloaded and not the client. `X-RateLimit-Limit` and `X-RateLimit-Remaining` report the slots.
-/// There is no `X-RateLimit-Reset`, because the end of a request is not known.
+/// overloaded, and the client has not exceeded a limit of its own. `X-RateLimit-Limit` and
+/// `X-RateLimit-Remaining` report the slots. There is no `X-RateLimit-Reset`, because the end of a
+/// request is not known.
 ///
 /// All services of a layer and of its clones share their counts. A method such as
 /// [`headers`](Self::headers) returns a layer with the same counts. The counts are kept in memory, and
@@ -62,6 +63,7 @@ use crate::waiting::WaitBounds;
 ///
 /// The error type is that of the inner service. The layer itself never returns an error, but responds
 /// with a status, like a [`RateLimitLayer`](crate::RateLimitLayer#errors).
+#[doc(alias("bulkhead", "concurrency limit", "ConcurrencyLimitLayer"))]
 #[must_use = "a layer limits nothing until it is put around a service"]
 pub struct InFlightLayer<R = TextRejection> {
     shared: Arc<Shared<SlotState, R>>,
@@ -114,21 +116,25 @@ impl<R> InFlightLayer<R> {
     ///
     /// - The requests of a key get their slots in the order of arrival. A new request does not overtake
     ///   those that wait, even if it needs fewer slots than the first of them.
-    /// - The layer has `max_waiting` places. A request gets a place only while its key has fewer waiting
-    ///   requests than places are free. So one key can take half of the places, and two keys a third each.
-    ///   The key of [`Global`](crate::Global) can take all of them.
-    /// - A request that waits holds no permit of the inner service. When it has its slots, it waits until
-    ///   a clone of the inner service is ready, and calls the clone.
-    /// - A client that disconnects leaves the queue.
+    /// - The layer has `max_waiting` places. A request gets a place only while its key has fewer
+    ///   waiting requests than there are free places. So one key can take half of the places, and
+    ///   two keys a third each. The key of [`Global`](crate::Global) can take all of them.
+    /// - A request is refused if it gets no place, or no slots within `max_wait`. A request that
+    ///   needs more slots than its key has is refused immediately.
+    /// - A request that waits holds no permit of the inner service. When it has its slots, the
+    ///   layer waits until a clone of the inner service is ready, and calls the clone.
+    /// - If the client of a waiting request disconnects, the request leaves the queue.
     /// - In a [shadow](Self::shadow) layer, no request waits.
-    /// - With a [storage](Self::storage), a request first waits for its answer. It takes a place,
-    ///   and `max_wait` begins, when the storage has no slots for it. The order of arrival holds
-    ///   within a process, which asks again every 100 ms. So small requests of other processes can
-    ///   overtake a large one. If the storage fails meanwhile, [`OnError`](crate::OnError) decides
-    ///   on all requests of the key that wait in this process.
+    /// - With a [storage](Self::storage), a request first waits for the reply of the storage. If
+    ///   the storage has no slots for the request, the request takes a place, and `max_wait`
+    ///   begins. The order of arrival holds within a process, which asks the storage again every
+    ///   100 ms. So small requests of other processes can overtake a large one. If the storage
+    ///   fails meanwhile, [`OnError`](crate::OnError) decides on all requests of the key that wait
+    ///   in this process.
     ///
-    /// Waiting requests follow [`LiveSlots`](crate::LiveSlots) when a request of their key arrives or ends.
-    /// A request that needs more slots than there are then is refused.
+    /// A change of [`LiveSlots`](crate::LiveSlots) applies to waiting requests when a request of
+    /// their key arrives or ends. A waiting request that needs more slots than there are after the
+    /// change is refused.
     ///
     /// The observer and the log get one decision for each request, when its wait is over.
     ///
@@ -139,8 +145,8 @@ impl<R> InFlightLayer<R> {
         self.with_config(|config| config.wait = Some(WaitBounds { max_wait, max_waiting }))
     }
 
-    /// Sets the time that `Retry-After` of a refusal reports, in whole seconds, rounded up. Defaults to one
-    /// second.
+    /// Sets the time that `Retry-After` of a refusal reports, in whole seconds, rounded up, at
+    /// least 1. Defaults to 1 second.
     ///
     /// The layer does not know when a request in flight will end. For long streams, choose a longer time.
     pub fn retry_after(self, retry_after: Duration) -> Self {
@@ -172,8 +178,9 @@ impl<R> InFlightLayer<R> {
 
 /// Slots that several processes share.
 impl<R> InFlightLayer<R> {
-    /// Shares the slots with the layers of other processes through `storage`, and sets what the layer does
-    /// with a request if the storage fails. Defaults to counting in memory, which never fails.
+    /// Shares the slots with the layers of other processes through `storage`, and sets the action
+    /// of the layer if the storage fails. Defaults to counting in memory, which never fails. Call
+    /// this method before the layer is used, because the returned layer begins to count anew.
     ///
     /// ```
     /// # #[cfg(feature = "redis")]
@@ -195,16 +202,18 @@ impl<R> InFlightLayer<R> {
     ///   A runtime that nothing polls delays it.
     /// - The slots of a process that was killed are free after the time to live. So are those of a process
     ///   that has ended without [`close`](Self::close).
-    /// - A process that was paused for longer claims its slots again, because its requests still run. If
-    ///   others have taken them meanwhile, no request is admitted until enough of them have ended.
-    /// - A request is refused although a slot is free if a process that has just given it back has
-    ///   not informed the storage yet, or, except on Redis, if other processes changed the key
-    ///   before every attempt.
+    /// - A process that was paused for longer claims its slots again, because its requests still
+    ///   run. If others have taken these slots meanwhile, no request is admitted until enough
+    ///   requests have ended.
+    /// - A request can be refused although a slot is free, because the process that has just given
+    ///   it back has not informed the storage yet. On storages other than Redis, this also happens
+    ///   if other processes changed the key before every attempt.
     ///
-    /// A request waits for a round trip of the storage before it is called, also in a
-    /// [shadow](Self::shadow) layer. A request that the layer admits although the storage failed takes no
-    /// slot. The storage is `RedisStorage`, `MemcachedStorage`, `EtcdStorage`, `PostgresStorage`, a
-    /// [`Cas`](crate::storage::Cas), or an [`AnyStorage`](crate::storage::AnyStorage) with one of them.
+    /// A request waits for a round trip of the storage before the inner service is called, also in
+    /// a [shadow](Self::shadow) layer. A request that the layer admits although the storage failed
+    /// takes no slot. The storage must be a `RedisStorage`, `MemcachedStorage`, `EtcdStorage`,
+    /// `PostgresStorage`, a [`Cas`](crate::storage::Cas), or an
+    /// [`AnyStorage`](crate::storage::AnyStorage) with one of them.
     ///
     /// # Panics
     ///
@@ -230,19 +239,18 @@ impl<R> InFlightLayer<R> {
         Ok(self.with_options(|options| options.share(Some(store))).with_config(|config| config.on_error = on_error))
     }
 
-    /// Sets the time after which the slots of a process that was killed are free. Defaults to 30 seconds.
-    /// Has an effect only with a [storage](Self::storage). Call it before the layer is used, because the
-    /// returned layer begins to count anew.
+    /// Sets the time after which the slots of a process that was killed are free. Defaults to 30
+    /// seconds. Has an effect only with a [storage](Self::storage). Call this method before the
+    /// layer is used, because the returned layer begins to count anew.
     ///
-    /// A process renews its slots every third of this time: those of 64 keys at once, the oldest
-    /// first. A key takes two round trips, or one on Redis. Those of different keys share the
-    /// connection, and on Redis also messages. So all of them take the number of keys × 2 × the
-    /// latency / 64, for example 0.3 seconds for 10,000 keys and 1 ms, and half of it on Redis.
-    /// This must be less than two thirds of the time to live. Otherwise, other processes get slots
-    /// that are in use.
+    /// A process renews its slots every third of this time. It renews those of 64 keys at the same
+    /// time, the oldest first. A key takes two round trips, or one on Redis. So the renewal of all
+    /// keys takes the number of keys × 2 × the latency / 64, and half of it on Redis. For example,
+    /// 10,000 keys take 0.3 seconds at a latency of 1 ms. The renewal must take less than two
+    /// thirds of the time to live. Otherwise, other processes get slots that are in use.
     ///
-    /// The clocks of processes may differ by less than two thirds of the time to live. Redis, memcached and
-    /// PostgreSQL have a clock of their own.
+    /// The clocks of the processes must differ by less than two thirds of the time to live. This
+    /// does not apply to Redis, memcached and PostgreSQL, which use the clock of the server.
     ///
     /// # Panics
     ///

@@ -10,8 +10,9 @@ use super::table::Slot;
 /// The slots of a request in an [`InFlightLayer`](crate::InFlightLayer), in its extensions.
 ///
 /// The slots are given back when the body of the response has ended and all clones of the permit are
-/// dropped. So a task that goes on after the response keeps a clone: an upgraded connection such as a
-/// WebSocket, or a job that the handler has spawned. With the feature `axum`, `Permit` is an extractor.
+/// dropped. Move a clone into each task that outlives the response, for example into that of an upgraded
+/// connection such as a WebSocket, or into a job that the handler spawns. With the feature `axum`, `Permit`
+/// is an extractor.
 ///
 /// ```
 /// use axum::{Router, routing::post};

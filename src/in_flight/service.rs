@@ -12,8 +12,9 @@ use tower_service::Service;
 use super::admission::SlotState;
 use super::body::InFlightBody;
 use super::future::{InFlightFuture, RequestForSlots};
-use crate::middleware::common::{Progress, Shared, inner_service};
+use crate::middleware::common::{Shared, inner_service};
 use crate::middleware::exchange::HttpExchange;
+use crate::middleware::progress::Progress;
 use crate::middleware::step::Step;
 use crate::rejection::{Rejection, TextRejection};
 use crate::service::CloneService;
@@ -54,7 +55,7 @@ where
         let mut exchange = HttpExchange { rejection, request: &mut request, response: &mut response };
         let progress = match self.shared.admit(&mut exchange, &mut permit) {
             Step::Forward(plan) => Progress::Calling { inner: self.inner.call(request), plan },
-            Step::Respond => Progress::Refused { response },
+            Step::Respond => Progress::Responded { response },
             Step::Wait(hit) => {
                 let next = self.inner.clone();
                 let ready = mem::replace(&mut self.inner, next);

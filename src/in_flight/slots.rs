@@ -11,8 +11,8 @@ use crate::strategy::InFlightLimit;
 
 /// The number of slots of each key in an [`InFlightLayer`](crate::InFlightLayer), with a name.
 ///
-/// A `u32` converts into slots with the name `in-flight`. A request whose cost exceeds the number is
-/// always refused, so 0 slots refuse every request.
+/// A `u32` converts into slots with the name `in-flight`. A request whose cost exceeds the number
+/// is always refused, so 0 slots refuse every request that costs at least 1.
 ///
 /// The name identifies the limit in header fields, events and metrics. Slots with the same name share
 /// their counts, within a layer and its clones, even if their numbers differ.
@@ -26,7 +26,8 @@ use crate::strategy::InFlightLimit;
 pub struct Slots(Policy);
 
 impl Slots {
-    /// Creates the slots with the name `in-flight`. Cloning slots is cheaper than creating them.
+    /// Creates slots with this number and the name `in-flight`. Cloning slots is cheaper than
+    /// creating them.
     pub fn new(slots: u32) -> Self {
         Self(Policy::new(InFlightLimit(slots), Quota::per_second(1)).with_name(InFlightLimit::NAME))
     }
@@ -79,8 +80,8 @@ impl fmt::Debug for Slots {
 /// [`Slots`] whose number can be changed while the program runs. Layers follow its changes. Clones are
 /// handles to the same slots.
 ///
-/// A change takes effect from the next request. If fewer slots than before are left, the requests in
-/// flight keep theirs, and new ones are refused until enough of them have ended.
+/// A change takes effect from the next request. If the number is lowered, the requests in flight
+/// keep their slots, and new requests are refused until enough others have ended.
 ///
 /// ```
 /// use tower_ratelimit::{InFlightLayer, LiveSlots, PeerIp};
@@ -111,9 +112,10 @@ impl LiveSlots {
     }
 }
 
-/// Determines the [`Slots`] of the key of each request.
+/// The source of the [`Slots`] of each request: a fixed number, [`LiveSlots`], or the closure of
+/// [`slots_by`].
 ///
-/// A `u32`, [`Slots`] and [`LiveSlots`] convert into it. [`slots_by`] creates one from a closure.
+/// A `u32`, [`Slots`] and [`LiveSlots`] convert into a `SlotsSource`.
 #[derive(Clone, Debug)]
 pub struct SlotsSource(pub(super) PolicySource);
 
@@ -135,10 +137,10 @@ impl From<LiveSlots> for SlotsSource {
     }
 }
 
-/// Chooses the slots of each request by its head, for example for tiers or tenants. `None` means that
-/// the request is not limited.
+/// Chooses the slots of each request by its head, for example for tiers or tenants.
 ///
-/// Create the slots once and clone them, which is cheap.
+/// The closure returns [`Slots`] or an `Option<Slots>`. `None` means that the request is not
+/// limited. Create the slots once and clone them, which is cheap.
 ///
 /// ```
 /// use tower_ratelimit::extract::{Extension, Head};

@@ -29,6 +29,7 @@ impl<R> RateLimitLayer<R> {
     /// With [several keys](Self::and), the closure applies to the policy that was added last, to all
     /// before it that have no closure yet, and to those that are added later. So one call sets the same
     /// cost for all. For costs that differ, call `cost` after each `and`.
+    #[doc(alias = "weight")]
     pub fn cost<F, T>(self, cost: F) -> Self
     where
         F: Fn(&Head<'_>) -> T + Send + Sync + 'static,
@@ -175,7 +176,8 @@ impl<R> RateLimitLayer<R> {
     /// - In a [shadow](Self::shadow) layer, each limited request has a reservation, even if it
     ///   would have been refused. If the storage did not decide immediately, the decision is the
     ///   verdict on a client that has spent nothing, too.
-    /// - It does not settle the hits of a [`Meter`](crate::Meter), which have reservations of their own.
+    /// - The reservation does not settle the hits of a [`Meter`](crate::Meter), which have
+    ///   reservations of their own.
     ///
     /// ```
     /// use axum::Router;

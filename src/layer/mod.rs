@@ -41,7 +41,8 @@ use crate::waiting::WaitBounds;
 ///   `X-RateLimit-Limit`, `X-RateLimit-Remaining` and `X-RateLimit-Reset`.
 /// - A refused request never reaches the inner service. Its response is a 429 with the same fields,
 ///   and with `Retry-After` unless the cost of the request exceeds the capacity.
-/// - A request that is not limited goes to the inner service, and its response is unchanged.
+/// - A request is not limited if it is [skipped](Self::skip), or if its policy or its key is
+///   `None`. It goes to the inner service, and its response is unchanged.
 ///
 /// The defaults are a new [`MemoryStorage`], a cost of 1, [`Headers::x_rate_limit`] and
 /// [`TextRejection`]. All services of a layer and of its clones share their counts. A method such
@@ -56,13 +57,13 @@ use crate::waiting::WaitBounds;
 /// # Errors
 ///
 /// The error type is that of the inner service. The layer itself never returns an error, but
-/// responds with a status:
+/// responds with a status. With the default [rejection](Self::rejection), the statuses are:
 ///
 /// | cause | response |
 /// |---|---|
 /// | the request is refused | 429 |
 /// | the request has no key or no cost | [`KeyError::status`](crate::KeyError::status): 400, 401 or 500 |
-/// | the storage or the lookup of the policy fails | that of the inner service, or 503, as [`OnError`] selects |
+/// | the storage or the lookup of the policy fails | 503, or the response of the inner service, as [`OnError`] selects |
 ///
 /// # Panics
 ///
@@ -71,6 +72,7 @@ use crate::waiting::WaitBounds;
 ///
 /// With a memory storage, nothing else needs a runtime, except for a `PolicyLookup`. Without a
 /// runtime, the lookup fails and does not panic.
+#[doc(alias("middleware", "throttle"))]
 #[must_use = "a layer limits nothing until it is put around a service"]
 pub struct RateLimitLayer<R = TextRejection> {
     pub(crate) shared: Arc<Shared<LayerState, R>>,
@@ -167,7 +169,7 @@ impl<R> RateLimitLayer<R> {
     /// - The storage does not support the policy, or does not decide on several keys together. A
     ///   Redis Cluster decides only on keys [within](Self::within) one key.
     /// - Two policies have the same [identity](crate::Policy#identity). Give each its own name.
-    /// - The layer has more than eight policies, or one of the options [`wait`](Self::wait) and
+    /// - The layer has eight policies already, or one of the options [`wait`](Self::wait) and
     ///   [`shadow`](Self::shadow), which do not support several keys.
     #[track_caller]
     pub fn and(self, policy: impl IntoPolicySource, key: impl KeyExtractor) -> Self {
@@ -196,10 +198,12 @@ impl<R> RateLimitLayer<R> {
         Ok(Self { shared: Shared::new(LayerState::new(config, storage), rejection) })
     }
 
-    /// Decides on keys [within](crate::Key::within) an outer key, for example that of the tenant.
-    /// Call it before [`and`](Self::and) and [`storage`](Self::storage). A Redis Cluster needs it,
-    /// because it decides together only on keys within one key, which it keeps on one server.
-    /// Defaults to no outer key.
+    /// Puts the key of each policy [within](crate::Key::within) an outer key, for example that of
+    /// the tenant. Defaults to no outer key.
+    ///
+    /// Call this method before [`and`](Self::and) and [`storage`](Self::storage). A Redis Cluster
+    /// needs an outer key, because it decides together only on keys within one key, which it keeps
+    /// on one server.
     ///
     /// ```
     /// use tower_ratelimit::extract::Header;
@@ -239,9 +243,11 @@ impl<R> RateLimitLayer<R> {
 
 /// Storage, responses and header fields.
 impl<R> RateLimitLayer<R> {
-    /// Sets the storage, and what the layer does with a request if the storage, or the lookup of a
-    /// policy, fails. Defaults to a new [`MemoryStorage`], which never fails, and to
-    /// [`OnError::Refuse`]. Several layers can share a storage: pass clones of it.
+    /// Sets the storage, and the action of the layer if the storage, or the lookup of a policy,
+    /// fails. Defaults to a new [`MemoryStorage`], which never fails, and to [`OnError::Refuse`].
+    ///
+    /// Several layers can share a storage: pass clones of it. The layers share the counts of equal
+    /// keys under policies with the same [identity](crate::Policy#identity).
     ///
     /// ```
     /// use tower_ratelimit::{MemoryStorage, OnError, PeerIp, Quota, RateLimitLayer};
@@ -257,9 +263,10 @@ impl<R> RateLimitLayer<R> {
     ///
     /// # Panics
     ///
-    /// Panics if the storage does not support the policy or one of its shadow limits.
-    /// [`try_storage`](Self::try_storage) returns an error instead. An example is a long log on a
-    /// storage with a maximum value size.
+    /// Panics if the storage does not support the policy or one of its shadow limits, for example a
+    /// long log on a storage with a maximum value size. Also panics if the layer has [several
+    /// keys](Self::and), and the storage does not decide on them together.
+    /// [`try_storage`](Self::try_storage) returns an error instead.
     #[track_caller]
     pub fn storage(self, storage: impl Storage, on_error: OnError) -> Self {
         or_panic(self.try_storage(storage, on_error))
@@ -269,16 +276,17 @@ impl<R> RateLimitLayer<R> {
     ///
     /// # Errors
     ///
-    /// Returns an error if the storage does not support the policy or one of its shadow limits.
+    /// Returns an error if the storage does not support the policy or one of its shadow limits, or
+    /// if it does not decide on [several keys](Self::and) of the layer together.
     pub fn try_storage(self, storage: impl Storage, on_error: OnError) -> Result<Self, ConfigError> {
         let (storage, (config, _, rejection)) = (AnyStorage::new(storage), self.into_parts());
         let config = config.bind(&storage)?.with(|config| config.on_error = on_error);
         Ok(RateLimitLayer { shared: Shared::new(LayerState::new(config, storage), rejection) })
     }
 
-    /// Sets the [`Rejection`](crate::Rejection). It builds the response to each request that this
-    /// layer does not forward: because it is refused, because it has no key or no cost, or because
-    /// the storage or the lookup of its policy failed. Defaults to [`TextRejection`].
+    /// Sets the [`Rejection`](crate::Rejection), which builds the response to each request that the
+    /// layer does not forward. Such a request is refused, it has no key or no cost, or the storage
+    /// or the lookup of its policy failed. Defaults to [`TextRejection`].
     ///
     /// [`rejection_by`](Self::rejection_by) takes a closure.
     pub fn rejection<T>(self, rejection: T) -> RateLimitLayer<T> {
@@ -313,9 +321,9 @@ impl<R> RateLimitLayer<R> {
     /// their memory and their connections, so choose `max_waiting` as the number of them that the
     /// server can hold.
     ///
-    /// The layer has `max_waiting` places. A request gets a place only while its key has fewer waiting
-    /// requests than places are free. So one key can take half of the places, and two keys a third
-    /// each. The key of [`Global`](crate::Global) can take all of them.
+    /// The layer has `max_waiting` places. A request gets a place only while its key has fewer
+    /// waiting requests than there are free places. So one key can take half of the places, and two
+    /// keys a third each. The key of [`Global`](crate::Global) can take all of them.
     ///
     /// # Which requests wait
     ///
@@ -324,7 +332,8 @@ impl<R> RateLimitLayer<R> {
     ///
     /// - The time until it can be admitted is longer than `max_wait`.
     /// - It can never be admitted, because its cost exceeds the capacity.
-    /// - All places are taken, or its key has at least as many waiting requests as places are free.
+    /// - All places are taken, or its key has at least as many waiting requests as there are free
+    ///   places.
     ///
     /// In a [shadow](Self::shadow) layer, no request waits.
     ///
@@ -334,25 +343,26 @@ impl<R> RateLimitLayer<R> {
     /// rules of [`RateLimiter::acquire`](crate::RateLimiter::acquire). A new request joins the end of
     /// the queue without a hit. In these cases it makes a hit instead, which can overtake them:
     ///
-    /// - It gets no place, because they are taken or its key has too many.
+    /// - It gets no place, because all places are taken or its key has too many waiting requests.
     /// - The last refusal of a waiting request shows that the new one cannot be admitted within
     ///   `max_wait`.
     ///
-    /// A request that [nothing polls](crate::RateLimiter::acquire) does not
-    /// block the others.
+    /// A request that [nothing polls](crate::RateLimiter::acquire) does not block the others.
     ///
     /// Requests in other processes can overtake too. So a request with a high [cost](Self::cost)
     /// may not be admitted within `max_wait`.
     ///
     /// # The end of the wait
     ///
-    /// - An admitted request waits until a clone of the inner service is ready, and then calls the
-    ///   clone. While a request waits, it holds no permit of the inner service. The delay of a
-    ///   [`LeakyBucket`](crate::LeakyBucket) follows after the wait, and is not part of `max_wait`.
-    /// - A request is refused as soon as its own hit shows that it cannot be admitted in time. The hit
-    ///   of a request ahead of it with the same cost can show this too. If requests ahead of it still
-    ///   wait, it is refused after `max_wait`. The header fields show the latest refusal of the same
-    ///   key and cost, with times counted from now. If there is none, they show the result of a peek.
+    /// - For an admitted request, the layer waits until a clone of the inner service is ready, and
+    ///   then calls the clone. A waiting request holds no permit of the inner service. The delay of
+    ///   a [`LeakyBucket`](crate::LeakyBucket) follows after the wait, and is not part of
+    ///   `max_wait`.
+    /// - A request is refused as soon as its own hit shows that it cannot be admitted in time. The
+    ///   hit of a request ahead of it with the same cost can show this too. A request that is still
+    ///   behind others after `max_wait` is refused then. The header fields show the latest refusal
+    ///   of the same key and cost, with times counted from now. If there is none, they show the
+    ///   result of a peek.
     /// - If the client disconnects before the inner service is called, a hit that was already
     ///   admitted is refunded. If it disconnects during its first hit, before it waits, the units
     ///   can stay spent.
@@ -362,7 +372,7 @@ impl<R> RateLimitLayer<R> {
     ///
     /// # Panics
     ///
-    /// Panics if the layer has [several keys](Self::and).
+    /// Panics if the layer has [several keys](Self::and) or an [outer key](Self::within).
     ///
     /// The response future panics if the request has to wait outside of a tokio runtime with time
     /// enabled.
@@ -396,8 +406,9 @@ impl<R> RateLimitLayer<R> {
     ///
     /// # Panics
     ///
-    /// Panics if the layer has [several keys](Self::and).
+    /// Panics if the layer has [several keys](Self::and) or an [outer key](Self::within).
     #[track_caller]
+    #[doc(alias = "dry run")]
     pub fn shadow(self) -> Self {
         self.with_config(|config| {
             config.shadow = true;
@@ -406,7 +417,8 @@ impl<R> RateLimitLayer<R> {
     }
 
     /// Inserts the [`Decision`](crate::Decision) into the extensions of each admitted request, for
-    /// handlers. With the feature `axum`, `Decision` is an extractor. Defaults to off.
+    /// handlers. With [several keys](Self::and), this is the decision with the fewest remaining
+    /// units. With the feature `axum`, `Decision` is an extractor. Defaults to off.
     ///
     /// The layer inserts no decision in these cases, so handlers should take an `Option<Decision>`:
     ///
@@ -446,8 +458,9 @@ impl<R> RateLimitLayer<R> {
 
 /// Events.
 impl<R> RateLimitLayer<R> {
-    /// Reports [`EventKind::NearLimit`](crate::EventKind::NearLimit) when a client has spent this share
-    /// of a limit, so that you can warn it before it is refused. Defaults to off.
+    /// Reports [`EventKind::NearLimit`](crate::EventKind::NearLimit) when a client has spent this
+    /// share of the capacity of a limit, for example 0.8. Use it to warn clients before they are
+    /// refused. Defaults to off.
     ///
     /// The hit that crosses the share is reported once, for each limit that it crosses. So a client
     /// is reported once per window, even if several processes share the storage. It is reported again

@@ -10,9 +10,9 @@ use crate::storage::{MemoryStorage, Storage, StorageRequest};
 
 /// A rate limiter in memory. Its methods are not asynchronous and cannot fail.
 ///
-/// Use it outside of a runtime, or for the fastest decisions. [`RateLimiter`] decides on every
-/// storage. Cloning is cheap, and clones share their counts. A limiter ignores the
-/// [shadow limits](Policy#shadow-limits) of its policy.
+/// Use it outside of a runtime, or for the fastest decisions. For other storages, use
+/// [`RateLimiter`]. Cloning is cheap, and clones share their counts. A limiter ignores the [shadow
+/// limits](Policy#shadow-limits) of its policy.
 ///
 /// ```
 /// use tower_ratelimit::{Key, LocalLimiter, Quota};
@@ -24,7 +24,7 @@ use crate::storage::{MemoryStorage, Storage, StorageRequest};
 /// assert!(!limiter.admit(&alice));
 /// ```
 ///
-/// A `RateLimiter` that is made of it shares its counts:
+/// A `RateLimiter` that is created from a local limiter shares its counts:
 ///
 /// ```
 /// use tower_ratelimit::{Key, LocalLimiter, Quota, RateLimiter};
@@ -59,8 +59,8 @@ impl LocalLimiter {
     ///
     /// # Panics
     ///
-    /// Panics if no limit of the policy can refuse, because it is a lockout [by
-    /// refusals](crate::Lockout::by_refusals) alone.
+    /// Panics if all limits of the policy are lockouts [by refusals](crate::Lockout::by_refusals),
+    /// which have no refusals to count.
     #[track_caller]
     pub fn with_storage(policy: impl IntoPolicy, storage: MemoryStorage) -> Self {
         Self { policy: or_panic(policy.into_shared().bind(|policy, _| policy.validate())), storage }

@@ -197,9 +197,10 @@ impl<I: Clone + Eq + Hash + Send + Sync + 'static> PolicyLookup<I> {
         self.with(|config| config.settings.max_tenants = max_tenants)
     }
 
-    /// Sets the maximum number of lookups that run at the same time. Up to 16 times as many wait
-    /// until one of them has ended, 1,024 by default. Further lookups fail immediately. 0 counts as
-    /// 1. Defaults to 64.
+    /// Sets the maximum number of lookups that run at the same time. 0 counts as 1. Defaults to 64.
+    ///
+    /// Up to 16 times as many lookups wait until another one has ended, 1,024 by default. Further
+    /// lookups fail immediately.
     pub fn max_lookups(self, max_lookups: usize) -> Self {
         self.with(|config| config.settings.max_lookups = max_lookups)
     }

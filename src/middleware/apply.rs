@@ -3,10 +3,11 @@
 use tokio::time::Instant;
 
 use super::exchange::Exchange;
-use super::post_response::{PostResponse, Settlement};
+use super::post_response::PostResponse;
+use super::settlement::Settlement;
 use super::state::LayerState;
 use super::step::{DelayedHits, ResponsePlan, Step, Wait};
-use crate::decision::{Decision, shown_of};
+use crate::decision::{Decision, shown_position};
 use crate::observe::EventKind;
 use crate::policy::Policy;
 use crate::reservation::{
@@ -61,24 +62,24 @@ impl LayerState {
         }
     }
 
-    /// Returns the plan for the response of an admitted request. `now` are the decisions that the
+    /// Returns the plan for the response of an admitted request. `shown` are the decisions that the
     /// header fields report: `decisions`, or peeks after their delay. `since` is the time of the
     /// decisions, if the request has waited since.
     #[inline]
     fn admitted_after(
         &self,
         decisions: &[Decision],
-        now: &[Decision],
+        shown: &[Decision],
         since: Option<Instant>,
         requests: &[StorageRequest<'_>],
         exchange: &mut dyn Exchange,
     ) -> ResponsePlan {
         let config = &self.config;
         if config.shares_decision {
-            exchange.extensions_mut().insert(decisions[shown_of(decisions)].clone());
+            exchange.extensions_mut().insert(decisions[shown_position(decisions)].clone());
         }
         let headers = config.headers;
-        let numbers = headers.numbers_of(now);
+        let numbers = headers.numbers_of(shown);
         let mut hits = RequestHits::NONE;
         // A request that costs nothing has nothing to settle.
         let settles = config.settling.is_some() && requests.iter().any(|request| request.cost > 0);
@@ -102,10 +103,10 @@ impl LayerState {
         if settling.is_none() && hits.shadow_checks.is_empty() && !headers.writes_other_fields() {
             return ResponsePlan::only(numbers);
         }
-        let decided = || (decisions[shown_of(decisions)].clone(), policies(shown_of(decisions), requests));
+        let decided = || (decisions[shown_position(decisions)].clone(), policies(shown_position(decisions), requests));
         let after = PostResponse {
             headers,
-            other_fields: headers.other_fields_of(now, requests),
+            other_fields: headers.other_fields_of(shown, requests),
             settlement: Settlement::begin(settling, hits, decided, exchange.extensions_mut()),
         };
         ResponsePlan { numbers, after: Some(Box::new(after)) }
@@ -115,9 +116,9 @@ impl LayerState {
     /// the service is ready, because dropping the hit with its decisions refunds it.
     pub(crate) fn admitted_after_wait(&self, delayed: &mut DelayedHits, exchange: &mut dyn Exchange) -> ResponsePlan {
         let decisions = delayed.take_decisions();
-        let now = if decisions.iter().all(Decision::is_at_once) { None } else { delayed.peek_now() };
-        let (now, since) = (now.as_ref().unwrap_or(&decisions), Some(delayed.since()));
-        delayed.hits.with_requests(|requests| self.admitted_after(&decisions, now, since, requests, exchange))
+        let peeked = if decisions.iter().all(Decision::is_at_once) { None } else { delayed.peek_now() };
+        let (shown, since) = (peeked.as_ref().unwrap_or(&decisions), Some(delayed.since()));
+        delayed.hits.with_requests(|requests| self.admitted_after(&decisions, shown, since, requests, exchange))
     }
 
     /// Decides the request in shadow mode, in which every request is forwarded.

@@ -1,16 +1,8 @@
 //! The common parts of the limit on a rate and of the limit on requests in flight: the state behind a
-//! layer, its options, its service, and a request in progress.
+//! layer, its options and its service.
 
 use std::ops::Deref;
-use std::pin::Pin;
 use std::sync::Arc;
-use std::task::{Context, Poll, ready};
-
-use http::Response;
-use pin_project_lite::pin_project;
-
-use super::step::ResponsePlan;
-use crate::headers;
 
 /// The state that all services of a layer share. Only the rejection knows the type of the responses.
 pub(crate) struct Shared<T, R> {
@@ -76,7 +68,9 @@ macro_rules! common_options {
 
         /// Responses and observation.
         impl<R> $layer<R> {
-            /// Sets a closure as the [`Rejection`](crate::Rejection).
+            /// Sets a closure as the [`Rejection`](crate::Rejection), which builds the response to
+            /// each refused request. The closure has to set the status. The layer then adds its
+            /// header fields.
             ///
             /// ```
             /// use http::Response;
@@ -98,15 +92,17 @@ macro_rules! common_options {
             /// Sets the header fields that report the limit. Defaults to [`Headers::x_rate_limit`].
             /// [`Headers::and`] combines several families of fields.
             ///
-            /// If a response has the fields of several layers, `X-RateLimit-*` and those of draft 6 report
-            /// the limit with the fewest remaining units, and a rate before requests in flight. The [IETF
-            /// fields](Headers::draft11) list all limits.
+            /// If a response has the fields of several layers, `X-RateLimit-*` and those of draft 6
+            /// report the limit with the fewest remaining units. A limit on the rate takes
+            /// precedence over one on the requests in flight. The [IETF fields](Headers::draft11)
+            /// list all limits.
             pub fn headers(self, headers: Headers) -> Self {
                 self.with_config(|config| config.headers = headers)
             }
 
-            /// Sets the observer, which receives every [`Event`](crate::Event) of this layer: decisions,
-            /// failures of the storage or of a lookup, missing keys and settlements. Defaults to none.
+            /// Sets the observer, which receives every [`Event`](crate::Event) of this layer, such
+            /// as decisions, failures of the storage or of a lookup, missing keys and settlements.
+            /// Defaults to none.
             ///
             /// The middleware calls the observer while it handles a request, so the observer must not
             /// block. `metrics_observer` (feature `metrics`) returns one that counts the events. The
@@ -135,8 +131,9 @@ macro_rules! common_options {
                 self.with_config(|config| config.reporter.observer = Some(Arc::new(observer)))
             }
 
-            /// Sets a closure that receives each [`Lint`](crate::Lint), a probable mistake in the layer's
-            /// configuration. It is called at most once for each layer and lint. Defaults to none.
+            /// Sets a closure that receives each [`Lint`](crate::Lint), a probable mistake in the
+            /// layer's configuration. The closure is called at most once for each layer and lint.
+            /// Defaults to none.
             ///
             /// ```
             #[doc = concat!("use tower_ratelimit::{", $imports, "};")]
@@ -204,81 +201,3 @@ macro_rules! inner_service {
     };
 }
 pub(crate) use inner_service;
-
-pin_project! {
-    /// A request in progress.
-    #[project = ProgressProj]
-    pub(crate) enum Progress<F, W, T> {
-        /// The inner service works on the request.
-        Calling {
-            #[pin]
-            inner: F,
-            plan: ResponsePlan,
-        },
-        /// The rejection has built the response.
-        Refused {
-            response: Option<T>,
-        },
-        /// The request waits before the inner service is called.
-        Waiting {
-            waiting: W,
-        },
-    }
-}
-
-impl<F, W, ResBody, E> Progress<F, W, Response<ResBody>>
-where
-    F: Future<Output = Result<Response<ResBody>, E>>,
-{
-    /// Polls until the response is ready. `poll_waiting` polls a request that waits, and returns its
-    /// progress after that.
-    #[inline]
-    pub(crate) fn poll(
-        mut self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-        mut poll_waiting: impl FnMut(&mut W, &mut Context<'_>) -> Poll<Result<Self, E>>,
-    ) -> Poll<F::Output> {
-        loop {
-            match self.as_mut().project() {
-                ProgressProj::Calling { inner, plan } => return poll_inner(inner, plan, cx),
-                ProgressProj::Refused { response } => {
-                    return Poll::Ready(Ok(response.take().expect("polled after completion")));
-                }
-                ProgressProj::Waiting { waiting } => {
-                    let next = ready!(poll_waiting(waiting, cx))?;
-                    self.set(next);
-                }
-            }
-        }
-    }
-}
-
-/// Polls the inner future. When it is ready, settles the request and writes the header fields into
-/// the response in place. Until then, also polls the shadow checks.
-///
-/// Responses are large. The function is not inlined, so that the compiler does not move them.
-#[inline(never)]
-fn poll_inner<F, ResBody, E>(inner: Pin<&mut F>, plan: &mut ResponsePlan, cx: &mut Context<'_>) -> Poll<F::Output>
-where
-    F: Future<Output = Result<Response<ResBody>, E>>,
-{
-    if plan.is_nothing() {
-        return inner.poll(cx);
-    }
-    let mut polled = inner.poll(cx);
-    if let Poll::Ready(Ok(response)) = &mut polled {
-        match plan.after.take() {
-            None => headers::write_admitted(response, plan.numbers, None),
-            Some(after) => after.settle(response, plan.numbers),
-        }
-    } else if let Some(after) = &mut plan.after {
-        after.poll(cx);
-    }
-    polled
-}
-
-/// Returns a clone to keep during a wait. The caller drops the ready service, because it may hold a
-/// permit or a slot that another request needs.
-pub(crate) fn unready<S: Clone>(readied: &S) -> S {
-    readied.clone()
-}

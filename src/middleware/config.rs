@@ -21,8 +21,9 @@ use crate::waiting::WaitBounds;
 /// The action of a layer if the storage, or the lookup of the policy, fails for a request. The
 /// guide on [outages](crate::guide::outages) compares the two variants.
 ///
-/// [`RateLimitLayer::storage`](crate::RateLimitLayer::storage) sets the action. A layer on which it
-/// was not called has a storage that never fails, such as a memory storage, and uses `Refuse` if a
+/// [`RateLimitLayer::storage`](crate::RateLimitLayer::storage) and
+/// [`InFlightLayer::storage`](crate::InFlightLayer::storage) set the action. A layer on which
+/// `storage` was not called keeps its counts in memory, which never fails, and uses `Refuse` if a
 /// lookup fails.
 ///
 /// A [shadow](crate::RateLimitLayer::shadow) layer forwards every request. If the storage fails, a
@@ -32,9 +33,11 @@ use crate::waiting::WaitBounds;
 pub enum OnError {
     /// Forwards the request, and writes no header fields. The service stays available, without
     /// limits.
+    #[doc(alias = "fail open")]
     Admit,
     /// Refuses the request with [`RejectReason::Storage`](crate::RejectReason::Storage), by default
     /// with status 503, and with `Retry-After: 1`. The limits hold, but the service is unavailable.
+    #[doc(alias = "fail closed")]
     Refuse,
 }
 

@@ -1,54 +1,21 @@
 //! The work that is left when a response is ready.
 
-use std::sync::Arc;
 use std::task::Context;
 
-use http::{Extensions, Response};
+use http::Response;
 
-use super::options::{ResponseHead, SettleOptions};
-use crate::decision::Decision;
+use super::options::ResponseHead;
+use super::settlement::Settlement;
 use crate::headers;
 use crate::headers::{Headers, Numbers, OtherFields};
-use crate::policy::{Op, Policy};
-use crate::reservation::{HitsOfResponse, RequestHits, Reservation, Reservations, ReservedHits};
+use crate::policy::Op;
+use crate::reservation::RequestHits;
 
 /// The work that is left when the response of an admitted request is ready.
 pub(crate) struct PostResponse {
     pub(crate) headers: Headers,
     pub(crate) other_fields: Option<OtherFields>,
     pub(crate) settlement: Settlement,
-}
-
-/// The settlement of a request.
-pub(crate) enum Settlement {
-    /// The head of the response settles the request. Without `SettleOptions`, the request keeps its
-    /// estimated cost.
-    ByResponse(RequestHits, Option<Arc<SettleOptions>>),
-    /// A [`Reservation`] settles the request. If it was dropped, the head of the response does.
-    Later(HitsOfResponse, Arc<SettleOptions>),
-}
-
-impl Settlement {
-    /// Returns the settlement of a request. If a handler settles the request, inserts a
-    /// [`Reservation`] into `extensions`, with the decision and the policies that `decide` returns. The
-    /// first policy has made the decision.
-    pub(super) fn begin(
-        settling: Option<&Arc<SettleOptions>>,
-        hits: RequestHits,
-        decide: impl FnOnce() -> (Decision, Vec<Policy>),
-        extensions: &mut Extensions,
-    ) -> Self {
-        match settling {
-            Some(settling) if settling.is_later => {
-                let (decision, policies) = decide();
-                let hits = ReservedHits::new(policies, hits);
-                let reservation = Reservation::of_layer(decision, Arc::clone(&hits));
-                Reservations::insert(reservation, extensions);
-                Self::Later(HitsOfResponse(hits), Arc::clone(settling))
-            }
-            settling => Self::ByResponse(hits, settling.cloned()),
-        }
-    }
 }
 
 impl PostResponse {
@@ -65,8 +32,9 @@ impl PostResponse {
         }
     }
 
-    /// Settles the hits of the request and writes the header fields of its response.
-    pub(crate) fn settle<B>(self, response: &mut Response<B>, mut numbers: Option<Numbers>) {
+    /// Settles the hits of the request, unless a [`Reservation`](crate::Reservation) does, and writes the
+    /// header fields of its response.
+    pub(crate) fn finish<B>(self, response: &mut Response<B>, mut numbers: Option<Numbers>) {
         let Self { headers, mut other_fields, settlement } = self;
         let settled: Vec<_> = match settlement {
             Settlement::ByResponse(hits, settling) => {
@@ -89,11 +57,11 @@ impl PostResponse {
         if !settled.is_empty()
             && settled.iter().all(|hit| hit.is_complete)
             && (headers.writes_x_rate_limit() || headers.writes_other_fields())
-            && let Some(now) = settled.iter().map(|hit| hit.observed.peek_now(hit.cost)).collect::<Option<Vec<_>>>()
+            && let Some(shown) = settled.iter().map(|hit| hit.observed.peek_now(hit.cost)).collect::<Option<Vec<_>>>()
         {
             let requests: Vec<_> = settled.iter().map(|hit| hit.observed.limited.request(Op::Peek, hit.cost)).collect();
-            numbers = headers.numbers_of(&now);
-            other_fields = headers.other_fields_of(&now, &requests);
+            numbers = headers.numbers_of(&shown);
+            other_fields = headers.other_fields_of(&shown, &requests);
         }
         headers::write_admitted(response, numbers, other_fields);
     }

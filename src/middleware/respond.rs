@@ -5,7 +5,7 @@ use http::header::{HeaderValue, RETRY_AFTER, WWW_AUTHENTICATE};
 use super::config::{LayerConfig, OnError};
 use super::exchange::Exchange;
 use super::step::{ResponsePlan, Step};
-use crate::decision::{Decision, shown_of};
+use crate::decision::{Decision, shown_position};
 use crate::extract::KeyError;
 use crate::headers::{self, Numbers};
 use crate::key::Key;
@@ -34,7 +34,7 @@ impl LayerConfig {
         requests: &[StorageRequest<'_>],
         exchange: &mut dyn Exchange,
     ) {
-        let shown = shown_of(decisions);
+        let shown = shown_position(decisions);
         let (decision, StorageRequest { policy, key, .. }) = (&decisions[shown], requests[shown]);
         let fields = self.headers;
         let wait = fields.retry_after(decision, key);

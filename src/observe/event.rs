@@ -45,7 +45,7 @@ pub enum EventKind<'a> {
     ///
     /// The hit keeps its estimated cost. If [`StorageError::may_have_counted`] returns `true` for
     /// `error`, the storage may have executed the call nevertheless.
-    NotSettled {
+    SettleFailed {
         /// The decision on the hit, with its estimated cost.
         decision: &'a Decision,
         /// The actual cost in units. 0 if the key could not be cleared.
@@ -59,9 +59,9 @@ pub enum EventKind<'a> {
     Cleared(&'a Decision),
     /// A hit has started the lock of a [`Lockout`](crate::Lockout). With
     /// [`charge_when`](crate::RateLimitLayer::charge_when), the lock is reported when the request
-    /// is settled, unless the hit is refunded, which ends the lock. Not reported is a lock that a
-    /// charge starts, and one that starts with the refusal of a hit that goes on
-    /// [waiting](crate::RateLimitLayer::wait).
+    /// is settled, unless the hit is refunded, which ends the lock. A lock is not reported if a
+    /// charge has started it, or if it starts with the refusal of a hit that continues to
+    /// [wait](crate::RateLimitLayer::wait).
     Locked(Lock),
     /// An admitted hit has brought the spent units of a limit to the share of
     /// [`near_limit`](crate::RateLimitLayer::near_limit), or beyond it. Another event reports the
@@ -112,7 +112,7 @@ impl Event<'_> {
     /// | `refunded` | [`EventKind::Settled`] with a smaller cost |
     /// | `expired` | [`EventKind::Settled`] with a smaller cost, after the hit had expired |
     /// | `charged` | [`EventKind::Settled`] with a greater cost |
-    /// | `not_settled` | [`EventKind::NotSettled`] |
+    /// | `settle_failed` | [`EventKind::SettleFailed`] |
     /// | `cleared` | [`EventKind::Cleared`] |
     /// | `unsettled` | [`EventKind::Unsettled`] |
     /// | `locked` | [`EventKind::Locked`] |
@@ -130,7 +130,7 @@ impl Event<'_> {
             EventKind::Settled { expired: true, .. } => "expired",
             EventKind::Settled { decision, actual, .. } if actual < decision.cost() => "refunded",
             EventKind::Settled { .. } => "charged",
-            EventKind::NotSettled { .. } => "not_settled",
+            EventKind::SettleFailed { .. } => "settle_failed",
             EventKind::Cleared(_) => "cleared",
             EventKind::Unsettled(_) => "unsettled",
             EventKind::Locked(_) => "locked",
@@ -142,7 +142,7 @@ impl Event<'_> {
     ///
     /// | kind of the event | result |
     /// |---|---|
-    /// | [`Settled`](EventKind::Settled), [`NotSettled`](EventKind::NotSettled) | the difference, without a sign |
+    /// | [`Settled`](EventKind::Settled), [`SettleFailed`](EventKind::SettleFailed) | the difference, without a sign |
     /// | [`Settled`](EventKind::Settled) after the hit had expired | 0 |
     /// | [`Cleared`](EventKind::Cleared), [`Unsettled`](EventKind::Unsettled) | 0 |
     /// | all others | `None` |
@@ -158,7 +158,7 @@ impl Event<'_> {
     pub fn settled_units(&self) -> Option<u32> {
         match self.kind {
             EventKind::Settled { expired: true, .. } | EventKind::Cleared(_) | EventKind::Unsettled(_) => Some(0),
-            EventKind::Settled { decision, actual, .. } | EventKind::NotSettled { decision, actual, .. } => {
+            EventKind::Settled { decision, actual, .. } | EventKind::SettleFailed { decision, actual, .. } => {
                 Some(actual.abs_diff(decision.cost()))
             }
             _ => None,

@@ -23,10 +23,10 @@ const SETTLED_UNITS: &str = "ratelimit_settled_units_total";
 /// | counter | labels | counts |
 /// |---|---|---|
 /// | `ratelimit_decisions_total` | `policy`, `outcome`, `mode` | requests, and hits on shadow limits, by their [outcome](Event::outcome) |
-/// | `ratelimit_settlements_total` | `policy`, `outcome`, `mode` | settlements of hits: `refunded` or `charged`, too late to refund anything (`expired`), failed (`not_settled`), missing because the reservation was dropped (`unsettled`), or unnecessary because the key was `cleared` |
+/// | `ratelimit_settlements_total` | `policy`, `outcome`, `mode` | settlements of hits: `refunded` or `charged`, too late to refund anything (`expired`), failed (`settle_failed`), missing because the reservation was dropped (`unsettled`), or unnecessary because the key was `cleared` |
 /// | `ratelimit_locks_total` | `policy`, `outcome`, `mode` | locks of a [`Lockout`](crate::Lockout) that have started (`locked`) |
 /// | `ratelimit_near_limit_total` | `policy`, `outcome`, `mode` | hits that have brought a key [near a limit](crate::RateLimitLayer::near_limit) (`near_limit`) |
-/// | `ratelimit_settled_units_total` | `policy`, `outcome`, `mode` | units that were `refunded` or `charged`, or whose settlement failed (`not_settled`) |
+/// | `ratelimit_settled_units_total` | `policy`, `outcome`, `mode` | units that were `refunded` or `charged`, or whose settlement failed (`settle_failed`) |
 /// | `ratelimit_refusal_cache_total` | `policy`, `by` | hits that a [`RefusalCache`](crate::storage::RefusalCache) refused (`here`), and hits that it passed to the inner storage (`storage`) |
 /// | `ratelimit_leases_total` | `policy`, `by` | hits that [`Leases`](crate::storage::Leases) admitted from a lease (`here`), and requests for units to the inner storage (`storage`) |
 /// | `ratelimit_path_total` | `path` | decisions through a [`Breaker`](crate::storage::Breaker), by their source: `primary`, `fallback` or `none` |
@@ -41,7 +41,7 @@ const SETTLED_UNITS: &str = "ratelimit_settled_units_total";
 /// | `ratelimit_storage_in_flight` | `storage` | calls to a shared storage that wait for a reply |
 /// | `ratelimit_memory_keys` | | keys in all [`MemoryStorage`](crate::MemoryStorage)s of this process |
 /// | `ratelimit_slots_in_use` | | slots in use of all [`InFlightLayer`](crate::InFlightLayer)s of this process |
-/// | `ratelimit_slots_waiting` | | requests that wait for a slot in them |
+/// | `ratelimit_slots_waiting` | | requests that wait for a slot of an [`InFlightLayer`](crate::InFlightLayer), or for the reply of its storage |
 ///
 /// | histogram | labels | value |
 /// |---|---|---|

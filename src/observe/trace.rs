@@ -118,7 +118,7 @@ impl EventLog {
                     );
                 }
             }
-            EventKind::NotSettled { decision, actual, error } => {
+            EventKind::SettleFailed { decision, actual, error } => {
                 if let Some(failed) = self.settle_failures.due() {
                     let error = chain(error);
                     let cost = decision.cost();

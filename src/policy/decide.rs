@@ -49,13 +49,13 @@ impl Policy {
         let all_admit = spends && limits.len() > 1 && self.admits(states, now, cost);
         let mut decision = Decision::blank();
         for ((limit, state), status) in limits.iter().zip(states).zip(decision.open(limits.len(), cost)) {
-            let part = match (spends, all_admit) {
+            let outcome = match (spends, all_admit) {
                 (false, _) => None,
                 (true, true) => Some(limit.spend(state, now, cost)),
                 (true, false) if limits.len() == 1 => Some(limit.hit(state, now, cost)),
                 (true, false) => Some(limit.refuse(state, now)),
             };
-            limit.write_status(state, now, cost, part, status);
+            limit.write_status(state, now, cost, outcome, status);
         }
         decision.conclude(now);
         decision
@@ -95,7 +95,7 @@ impl Policy {
     /// `retry_after` microseconds, and nothing remains.
     ///
     /// Mark the refusal with [`Decision::storage_full`] or [`Decision::contended`].
-    pub fn refuse(&self, now: Timestamp, cost: u32, retry_after: u64) -> Decision {
+    pub fn refusal(&self, now: Timestamp, cost: u32, retry_after: u64) -> Decision {
         let limits = self.limits();
         Decision::of_all(now, cost, Statuses::from_fn(limits.len(), |i| limits[i].refusal(retry_after)))
     }

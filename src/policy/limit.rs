@@ -9,7 +9,7 @@ use std::sync::Arc;
 use crate::error::{ConfigError, or_panic};
 use crate::quota::Quota;
 use crate::strategy::{
-    CalendarWindow, InFlightLimit, Lockout, Outcome, Part, SlidingWindowCounter, State, Status, Strategy, StrategyDyn,
+    CalendarWindow, InFlightLimit, Lockout, Outcome, SlidingWindowCounter, State, Status, Strategy, StrategyDyn,
     TokenBucket,
 };
 use crate::time::Timestamp;
@@ -35,8 +35,8 @@ pub(super) fn digests<'a>(limits: impl IntoIterator<Item = &'a Limit>, shadow: b
 /// A quota with its strategy, and optionally a name.
 ///
 /// Most policies do not need this type. Use it to give a limit a name such as `daily`, instead of a
-/// [default name](crate::Policy::limit_name) such as `free-2`, or to add a
-/// [shadow limit](crate::Policy::shadow).
+/// [default name](crate::Policy::limit_name) such as `free-2`, to [keep](Self::keep) units for
+/// other hits, or to add a [shadow limit](crate::Policy::shadow).
 ///
 /// ```
 /// use tower_ratelimit::{FixedWindow, Limit, MovingWindow, Policy, Quota};
@@ -106,20 +106,24 @@ impl Limit {
         Ok(Self { name: Some(checked_name(name.into())?), ..self })
     }
 
-    /// Keeps `units` for others: a hit is admitted only if at least so many units remain after it. Use
-    /// it for batch work that has to leave room for people. Defaults to 0.
+    /// Keeps `units` for other hits: a hit is admitted only if at least this many units remain
+    /// after it. Use it for batch work that has to leave room for people. Defaults to 0.
     ///
-    /// The kept units do not change the [identity](crate::Policy#identity) of a policy. So a policy
-    /// with them and the same one without them share their states, on one storage. In
+    /// The kept units do not change the [identity](crate::Policy#identity) of a policy. So on one
+    /// storage, a policy with kept units and the same policy without them share their states. In
     /// [text](crate::Policy#impl-FromStr-for-Policy): `100/minute keep 20`.
     ///
-    /// | number | with kept units |
-    /// |---|---|
-    /// | [`remaining`](crate::Decision::remaining), [`capacity`](crate::Decision::capacity) | those of the quota, which others can spend |
-    /// | [`retry_after`](crate::Decision::retry_after) | the time until the hit is admitted: its cost and the kept units remain then |
-    /// | a cost above the capacity minus the kept units | never admitted, so `retry_after` is `None` |
+    /// With kept units:
     ///
-    /// A hit that costs 0 and a [charge](crate::RateLimiter::charge) do not depend on the kept units.
+    /// - [`remaining`](crate::Decision::remaining) and [`capacity`](crate::Decision::capacity)
+    ///   include the kept units, which other hits can spend.
+    /// - [`retry_after`](crate::Decision::retry_after) is the time until the cost of the hit and
+    ///   the kept units remain.
+    /// - A hit whose cost exceeds the capacity minus the kept units is never admitted, so its
+    ///   `retry_after` is `None`.
+    ///
+    /// A hit that costs 0 and a [charge](crate::RateLimiter::charge) do not depend on the kept
+    /// units.
     ///
     /// ```
     /// use tower_ratelimit::{Key, Limit, LocalLimiter, MemoryStorage, Policy, Quota};
@@ -136,8 +140,9 @@ impl Limit {
     ///
     /// # Panics
     ///
-    /// Panics if the limit has no more units than these, so that no hit would be admitted, if it has
-    /// 2^32 - 1 units, or if it is a [`Lockout`]. [`try_keep`](Self::try_keep) returns an error instead.
+    /// Panics if `units` is not less than the [capacity](Self::capacity), because no hit would be
+    /// admitted. Also panics if the capacity is 2^32 - 1, or if the limit is a [`Lockout`].
+    /// [`try_keep`](Self::try_keep) returns an error instead.
     #[must_use]
     #[track_caller]
     pub fn keep(self, units: u32) -> Self {
@@ -258,7 +263,7 @@ impl Limit {
     ///
     /// `state` is the state of the key after the decision, which was made at the time `now` on
     /// `cost` units. `outcome` is the effect of a hit on this limit, or `None` for a peek.
-    pub fn answer(&self, state: &State, now: Timestamp, cost: u32, outcome: Option<Outcome>) -> Status {
+    pub fn status(&self, state: &State, now: Timestamp, cost: u32, outcome: Option<Outcome>) -> Status {
         let mut status = Status::BLANK;
         self.write_status(state, now, cost, outcome, &mut status);
         status
@@ -322,8 +327,15 @@ impl Limit {
 
     /// Writes the status of this limit after the decision into `status`.
     #[inline]
-    pub(crate) fn write_status(&self, state: &State, now: Timestamp, cost: u32, part: Part, status: &mut Status) {
-        self.strategy.write_status(&self.quota, state, now, self.needed(cost), part, status);
+    pub(crate) fn write_status(
+        &self,
+        state: &State,
+        now: Timestamp,
+        cost: u32,
+        outcome: Option<Outcome>,
+        status: &mut Status,
+    ) {
+        self.strategy.write_status(&self.quota, state, now, self.needed(cost), outcome, status);
     }
 
     /// Returns the status of a refusal by the storage, which has not called the strategy: nothing

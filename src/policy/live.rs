@@ -52,7 +52,7 @@ use crate::quota::Quota;
 /// layers and limiters of this live policy are dropped. Setting one of them again takes no further
 /// memory. Each later policy replaces the one before it, and is read under a read lock.
 ///
-/// Policies with custom strategies are distinct, unless one is a clone of the other.
+/// Policies with custom strategies or time zones are distinct, unless one is a clone of the other.
 #[derive(Clone)]
 pub struct LivePolicy(Arc<PolicyCell>);
 
@@ -73,11 +73,14 @@ impl LivePolicy {
     ///
     /// # Errors
     ///
-    /// Returns an error, and keeps the old policy, if the storage of a layer or a limiter that uses
-    /// this live policy does not support the new policy or one of its shadow limits.
+    /// Returns an error, and keeps the old policy, if a layer or a limiter that uses this live
+    /// policy does not support the new policy:
     ///
-    /// The name of a policy can matter to a layer with [several keys](crate::RateLimitLayer::and). So
-    /// it is an error, too, if such a layer could not be built with the new policy:
+    /// - The storage does not support the new policy or one of its shadow limits.
+    /// - All limits of the new policy are lockouts [by refusals](crate::Lockout::by_refusals).
+    ///
+    /// The name of a policy can matter to a layer with [several keys](crate::RateLimitLayer::and).
+    /// So it is an error, too, if such a layer could not be built with the new policy:
     ///
     /// - Another policy of the layer has the same name.
     /// - [`Leases::only`](crate::storage::Leases::only) no longer leases the policy of all clients,

@@ -14,7 +14,8 @@ pub struct Member<'a> {
     pub policy: &'a Policy,
     /// The states of the limits, as for [`Policy::decide`].
     pub states: &'a mut [State],
-    /// The time of the decision. It may differ between members whose keys have a time of their own.
+    /// The time of the decision. Members may have different times, because a storage may keep a
+    /// time for each key.
     pub now: Timestamp,
     /// The operation.
     pub op: Op,
@@ -42,10 +43,10 @@ impl Policy {
     /// function in [`Storage::decide_all`](crate::Storage::decide_all), between loading and storing
     /// the states of all keys. Returns the decisions in the order of the members.
     ///
-    /// | hits | effect |
+    /// | verdicts of the policies | effect |
     /// |---|---|
-    /// | all members admit theirs | each spends its cost, as [`decide`](Self::decide) does |
-    /// | a member refuses | each refusing member is refused as by `decide`. The states of the others do not change, and their decisions are those of a peek |
+    /// | all hits are admitted | each hit spends its cost, as [`decide`](Self::decide) does |
+    /// | at least one hit is refused | these hits are refused as by `decide`. The states of the other hits do not change, and their decisions are those of a peek |
     ///
     /// Peeks and charges of other members neither refuse a hit nor depend on one.
     ///

@@ -45,10 +45,11 @@ use crate::strategy::{CalendarWindow, Strategy};
 ///
 /// # Identity
 ///
-/// The [identity](Self::identity) of a policy is its name. The identity of an unnamed policy is its
-/// text, so processes with the same configuration share their states. On one storage, policies with
-/// the same identity share their states, and others never do. Within a policy, the state of a limit
-/// is identified by the position, the strategy and the period of the limit.
+/// The [identity](Self::identity) of a policy is its name. The identity of an unnamed policy is the
+/// text of its enforced limits, so processes with the same configuration share their states. On one
+/// storage, policies with the same identity share their states, and others never do. Within a
+/// policy, the state of a limit is identified by the position, the strategy and the period of the
+/// limit.
 ///
 /// A *named* policy keeps its identity when its limits change:
 ///
@@ -68,21 +69,22 @@ use crate::strategy::{CalendarWindow, Strategy};
 ///
 /// `retry_after` is exact after any of these changes. A client of a bucket never waits longer than
 /// if its last admitted hit had emptied a bucket of the new quota, plus up to 0.2 % of the time in
-/// which that bucket fills. A debt that a [charge](crate::RateLimiter::charge) has left counts as at
-/// most an empty bucket of the new quota, and can count as less. There are two exceptions, in which
-/// the debt stays:
+/// which that bucket fills. A debt that a [charge](crate::RateLimiter::charge) has left counts as
+/// at most an empty bucket of the new quota, and can count as less. There are two exceptions, in
+/// which the debt stays:
 ///
 /// - Only the burst (or queue) changes, to a smaller one, or by less than a sixteenth. If the units
 ///   that are owed fit into the new bucket, the bound holds all the same.
 /// - The amount changes, and the state does not show it. The probability is about 1 in 4,000 for an
 ///   amount of a million, and proportional to the amount.
 ///
-/// A lock that has begun keeps its end, but lasts for at most the new duration after the next
-/// refusal. There is one exception, because a state stores the sum of the lock and the time for
-/// which its level is remembered: [`forgetting_after`](crate::Lockout::forgetting_after), by
-/// default the longest lock, or nothing without escalation. If this time becomes longer, running
-/// locks end earlier by the difference, and their levels stay. If it becomes shorter, they end
-/// later by the difference.
+/// A lock that has begun keeps its end. If more than the new duration is left, the lock ends one
+/// new duration after the next refusal. There is one exception: a change of the time for which
+/// levels are remembered, because a state stores only the sum of the lock and this time.
+/// [`forgetting_after`](crate::Lockout::forgetting_after) sets this time. It defaults to the
+/// longest lock, and is 0 without escalation. If this time becomes longer, running locks end
+/// earlier by the difference, and their levels stay. If it becomes shorter, they end later by the
+/// difference.
 ///
 /// # Shadow limits
 ///
@@ -183,7 +185,8 @@ impl Policy {
         self.with(Limit::new(strategy, quota))
     }
 
-    /// Adds a [`Limit`] after the others. Use it for a limit with a name of its own.
+    /// Adds a [`Limit`] after the others. Use it for a limit with a [name](Limit::named) of its own
+    /// or with [kept units](Limit::keep).
     ///
     /// # Panics
     ///
@@ -215,7 +218,8 @@ impl Policy {
     /// ```
     /// use tower_ratelimit::{Limit, Policy, Quota, TokenBucket};
     ///
-    /// let policy = Policy::from(Quota::per_minute(60)).shadow(Limit::new(TokenBucket::new(), Quota::per_second(1).burst(10)));
+    /// let limit = Limit::new(TokenBucket::new(), Quota::per_second(1).burst(10));
+    /// let policy = Policy::from(Quota::per_minute(60)).shadow(limit);
     /// assert_eq!(policy.limits().len(), 1);
     /// assert_eq!(policy.shadows().len(), 1);
     /// ```
@@ -295,14 +299,14 @@ impl Policy {
 
     /// Divides this policy among `replicas` and returns the part of one replica.
     ///
-    /// The amount, the burst and the queue length of each limit are divided and rounded down. The result
-    /// is at least 1, except that a queue of length 0 stays 0. So if an amount is less than `replicas`,
-    /// the replicas together admit more than the policy. A burst or a queue that would then take more
-    /// than 142 years to refill is shortened further. A custom strategy can divide its limit in another
-    /// way, see [`Strategy::divide`].
+    /// The amount, the burst and the queue length of each limit are divided and rounded down. The
+    /// result is at least 1, except that a queue of length 0 stays 0. So if an amount is less than
+    /// `replicas`, the replicas together admit more than the policy. A burst or a queue that would
+    /// then take more than 142 years to refill is shortened further. A custom strategy can divide
+    /// its limit in another way, see [`Strategy::divide`].
     ///
-    /// The [kept units](Limit::keep) are divided and rounded up, but at least one unit of the result is
-    /// not kept.
+    /// The [kept units](Limit::keep) are divided and rounded up, but at least one unit of the
+    /// result is not kept.
     ///
     /// The name and the [identity](Self::identity) stay the same, so a storage treats the result as
     /// the same policy. Add all limits before you divide, because adding a limit to an unnamed
@@ -399,8 +403,8 @@ impl Policy {
     ///
     /// | limit | name |
     /// |---|---|
-    /// | with a [name of its own](Limit::named) | this name |
-    /// | of a policy in [`shadows`](Self::shadows) | the identity of the enclosing policy and a number, as in `free shadow-1` |
+    /// | a limit with a [name of its own](Limit::named) | this name |
+    /// | the limit of a policy in [`shadows`](Self::shadows) | the identity of the enclosing policy and a number, as in `free shadow-1` |
     /// | the only limit of the policy | the [identity](Self::identity) of the policy: its name, or its text |
     /// | one of several limits | the identity and the number of the limit, counted from 1, as in `free-1` |
     ///
@@ -426,8 +430,8 @@ impl Policy {
     ///
     /// | policy | identity |
     /// |---|---|
-    /// | with a name | the name |
-    /// | without a name | the [text](Self#impl-Display-for-Policy) of its enforced limits, without [kept units](Limit::keep) |
+    /// | a policy with a name | the name |
+    /// | a policy without a name | the [text](Self#impl-Display-for-Policy) of its enforced limits, without [kept units](Limit::keep) |
     /// | the result of [`divide`](Self::divide) | the identity of the original policy |
     /// | one of the [`shadows`](Self::shadows) | the identity of the enclosing policy and a number, as in `free·shadow-1` |
     pub fn identity(&self) -> &str {
@@ -435,11 +439,11 @@ impl Policy {
     }
 
     /// Returns a 128-bit hash of the [identity](Self::identity), for storages that keep hashes
-    /// instead of names.
+    /// instead of names. For one of the [`shadows`](Self::shadows), returns the digest of the
+    /// enclosing policy. Their [limit digests](Self::limit_digests) differ.
     ///
     /// The hash may differ between builds of a program, so a storage must not write it to a file or
-    /// send it to another process. The policies in [`shadows`](Self::shadows) have the same digest
-    /// as this policy, but other [limit digests](Self::limit_digests).
+    /// send it to another process.
     #[inline]
     pub fn digest(&self) -> u128 {
         self.0.digest

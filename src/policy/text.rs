@@ -49,20 +49,24 @@ const EXAMPLES: [(&str, &str); 8] = [
 ///   `[shadow] [limit] ["name"] [strategy] quota [queue n] [keep n]`.
 /// - `shadow` marks a [shadow limit](Policy#shadow-limits). The first limit cannot have it.
 /// - The name of a limit is in double quotes. In names, `\"` and `\\` are escapes.
-/// - A text cannot begin with the name of a limit, which could be meant as that of the policy. Write
-///   `limit` before it, as in `limit "short" 10/second; "daily" 10000/day`.
-/// - The strategy is a name such as `token-bucket`, in which `_` counts as `-`. Without it, a quota
-///   with a burst uses [`TokenBucket`](crate::TokenBucket), and any other quota uses
+/// - A text cannot begin with the name of a limit, which could be meant as that of the policy.
+///   Write `limit` before it, as in `limit "short" 10/second; "daily" 10000/day`.
+/// - The strategy is `fixed-window`, `fixed-window-aligned`, `elastic-window`, `moving-window`,
+///   `sliding-window-counter`, `sliding-window-counter-aligned`, `token-bucket` or `leaky-bucket`.
+///   In these names, `_` counts as `-`. Without a strategy, a quota with a burst uses
+///   [`TokenBucket`](crate::TokenBucket), and any other quota uses
 ///   [`SlidingWindowCounter`](crate::SlidingWindowCounter).
 /// - The quota is a text such as `10/second burst 20`, see [`Quota`].
 /// - `queue n` sets the length of the queue of a leaky bucket.
 /// - `keep n` admits a hit only if n units remain after it, see [`Limit::keep`].
 /// - A [`Lockout`](crate::Lockout) is `lockout quota for time [xn up to time] [forget time]`, as in
-///   `lockout 5/10m for 15m x2 up to 1d forget 7d`. In `100 refusals/m`, the word `refusals` lets it
-///   count the refusals by the other limits. It cannot be the first limit or a shadow limit then.
+///   `lockout 5/10m for 15m x2 up to 1d forget 7d`. In `100 refusals/m`, the word `refusals` lets
+///   it count the refusals by the other limits. It cannot be the first limit or a shadow limit
+///   then.
 /// - A [`CalendarWindow`](crate::CalendarWindow) is `calendar quota [from day] [in zone]`, as in
-///   `calendar 1000/month from 15 in Europe/Berlin`. The period is `day`, `week`, `month` or `year`. The
-///   day is a day of the week, a day of the month, or a month and a day such as `04-01`.
+///   `calendar 1000/month from 15 in Europe/Berlin`. The period is `day`, `week`, `month` or
+///   `year`. The day is a day of the week, a day of the month, or a month and a day such as
+///   `04-01`.
 ///
 /// Except in names, upper and lower case are equivalent.
 impl FromStr for Policy {

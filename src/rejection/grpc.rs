@@ -50,7 +50,7 @@ const NOT_IN_MESSAGES: &AsciiSet = &CONTROLS.add(b'%');
 /// `grpc-status-details-bin` contains a `google.rpc.Status` with the same status and message. Its
 /// details are:
 ///
-/// | detail | if | contains |
+/// | detail | condition | content |
 /// |---|---|---|
 /// | `google.rpc.RetryInfo` | a retry can succeed | the time until the request would be admitted as `retry_delay`, also if the pushback is -1 |
 /// | `google.rpc.QuotaFailure` | a limit is exceeded | a violation for each limit that refuses |

@@ -40,8 +40,9 @@ impl RejectReason<'_> {
     /// Returns the HTTP status for this reason: 429 for a limit, 503 for the storage, and
     /// [`KeyError::status`] for a missing key or cost. A limit of all
     /// [requests in flight](crate::InFlightLayer), whose key is [`Global`](crate::Global), has status
-    /// 503, because the service is overloaded and not the client. A [`Rejection`] sets this status in its
-    /// response, unless its protocol needs another one, as [`GrpcRejection`] does.
+    /// 503, because the service is overloaded. The client has not exceeded a limit of its own. A
+    /// [`Rejection`] sets this status in its response, unless its protocol needs another one, as
+    /// [`GrpcRejection`] does.
     pub fn status(&self) -> StatusCode {
         match self {
             Self::Limit(refusal) if refusal.is_overload => StatusCode::SERVICE_UNAVAILABLE,
@@ -97,8 +98,8 @@ impl RejectReason<'_> {
     note = "`.rejection_by(|refused, head| ..)` builds any response"
 )]
 pub trait Rejection<B>: Send + Sync + 'static {
-    /// Builds the response to a refused request. It has to set the status, in most cases to
-    /// [`RejectReason::status`].
+    /// Builds the response to a refused request. The implementation has to set the status, in most
+    /// cases to [`RejectReason::status`].
     fn reject(&self, refused: RejectReason<'_>, head: &Head<'_>) -> Response<B>;
 }
 
@@ -330,7 +331,7 @@ impl<'a> LimitExceeded<'a> {
     }
 
     /// Returns the time after which the client should retry, or `None` if its request can never be
-    /// admitted. It is the time of the decision, lengthened by
+    /// admitted. This is the [`retry_after`](Decision::retry_after) of the decision, lengthened by
     /// [`Headers::retry_jitter`](crate::Headers::retry_jitter).
     pub fn retry_after(self) -> Option<Duration> {
         self.retry_after

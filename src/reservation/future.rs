@@ -23,11 +23,11 @@ use crate::sync::join_all;
 /// Returns the storage's error if the storage fails. The memory storage never fails.
 pub struct SettleFuture {
     call: StorageFuture<()>,
-    /// `None` if the call was ready, or has ended.
+    /// `None` if there is nothing to report, or the call has ended.
     rest: Option<Rest>,
 }
 
-/// The work that is left while the storage is not ready.
+/// The report that is left.
 struct Rest {
     when: ReportWhen,
     report: Report,
@@ -54,7 +54,7 @@ impl SettleFuture {
         Self { call, rest: None }
     }
 
-    /// Creates a settlement whose call is not ready.
+    /// Creates a settlement whose result is reported. The call is not ready, or is ready with an error.
     pub(super) fn pending(
         call: StorageFuture<()>,
         when: ReportWhen,
@@ -83,7 +83,8 @@ impl SettleFuture {
         self
     }
 
-    /// Returns `true` if the storage was immediately ready.
+    /// Returns `true` if nothing is left to report. Always `true` for [several](Self::all) settlements,
+    /// because each of them reports its own result.
     pub(super) fn is_done(&self) -> bool {
         self.rest.is_none()
     }

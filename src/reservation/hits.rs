@@ -7,7 +7,8 @@ use std::task::Context;
 use tokio::runtime::Handle;
 
 use super::future::{SettleFuture, in_runtime};
-use super::settle::{Correction, ObservedKey, StartedLock};
+use super::limited_key::ObservedKey;
+use super::settle::{Correction, StartedLock};
 use super::shadow::ShadowCheck;
 use crate::decision::Decision;
 use crate::observe::EventKind;
@@ -43,7 +44,7 @@ pub(crate) struct SettledHit {
 }
 
 impl RequestHits {
-    /// The hits of a request for which the storage has failed. A settlement does nothing.
+    /// No hits. A settlement does nothing.
     pub(crate) const NONE: Self = Self { spent: Vec::new(), shadow_checks: Vec::new() };
 
     pub(crate) fn poll(&mut self, cx: &mut Context<'_>) {
@@ -78,11 +79,11 @@ impl RequestHits {
     }
 
     /// Keeps the cost of all hits, and reports that nothing has settled them.
-    fn keep(self) {
+    fn abandon(self) {
         for SpentHit { observed, decision, .. } in self.spent.into_iter().filter(|hit| hit.decision.cost() > 0) {
             observed.report(EventKind::Unsettled(&decision));
         }
-        self.shadow_checks.into_iter().for_each(ShadowCheck::keep);
+        self.shadow_checks.into_iter().for_each(ShadowCheck::abandon);
     }
 }
 
@@ -154,7 +155,7 @@ impl Drop for ReservedHits {
         let closed = ReservedState::Settled { correction: None, hits: Vec::new() };
         let state = mem::replace(unpoisoned(self.state.get_mut()), closed);
         if let ReservedState::Open(hits) = state {
-            in_runtime(self.runtime.as_ref(), || hits.keep());
+            in_runtime(self.runtime.as_ref(), || hits.abandon());
         }
     }
 }

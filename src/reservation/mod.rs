@@ -2,6 +2,7 @@
 
 mod future;
 mod hits;
+mod limited_key;
 mod settle;
 mod shadow;
 
@@ -17,9 +18,10 @@ pub use self::future::SettleFuture;
 use self::future::in_runtime;
 pub(crate) use self::future::run_or_spawn;
 pub(crate) use self::hits::{HitsOfResponse, RequestHits, ReservedHits, SpentHit};
-pub(crate) use self::settle::{Correction, LimitedKey, ObservedKey, StartedLock};
+pub(crate) use self::limited_key::{LimitedKey, ObservedKey};
+pub(crate) use self::settle::{Correction, StartedLock};
 pub(crate) use self::shadow::ShadowCheck;
-use crate::decision::{Decision, shown_of};
+use crate::decision::{Decision, shown_position};
 use crate::policy::Policy;
 use crate::storage::StorageFuture;
 use crate::sync::unpoisoned;
@@ -95,7 +97,7 @@ impl Reservation {
 
     /// Creates the reservation of hits on several keys, of which there is at least one.
     pub(crate) fn of_limiters(mut limited: Vec<LimitedKey>, mut decisions: Vec<Decision>) -> Self {
-        let (shown, runtime) = (shown_of(&decisions), Handle::try_current().ok());
+        let (shown, runtime) = (shown_position(&decisions), Handle::try_current().ok());
         let (own, decision) = (limited.remove(shown), decisions.remove(shown));
         let others = limited.into_iter().zip(decisions).collect();
         Self { decision, reserved_by: ReservedBy::Limiter(Box::new(LimiterHit { limited: own, others, runtime })) }
@@ -105,8 +107,8 @@ impl Reservation {
         Self { decision, reserved_by: ReservedBy::Layer(hits) }
     }
 
-    /// Returns the policy that decided the hit. Of several, this is the one that refuses, or else the
-    /// one with the fewest remaining units.
+    /// Returns the policy that decided the hit. For several keys, this is the policy of the
+    /// decision to which the reservation dereferences.
     pub fn policy(&self) -> &Policy {
         match &self.reserved_by {
             ReservedBy::Limiter(hit) => &hit.limited.policy,
@@ -117,16 +119,16 @@ impl Reservation {
     /// Corrects the cost of the hit to `actual` units. Use it for requests whose cost is known only
     /// after they were admitted.
     ///
-    /// | the hit has spent | effect |
+    /// | units that the hit has spent | effect |
     /// |---|---|
-    /// | fewer units | the difference is [charged](crate::RateLimiter::charge) now |
-    /// | `actual` units | none |
-    /// | more units | the difference is refunded |
-    /// | nothing, because it was refused or its cost is 0 | none |
+    /// | fewer than `actual` | the difference is [charged](crate::RateLimiter::charge) now |
+    /// | `actual` | none |
+    /// | more than `actual` | the difference is refunded |
+    /// | none, because it was refused or its cost is 0 | none |
     ///
     /// The storage is called immediately, even if the [`SettleFuture`] is not awaited.
     ///
-    /// A limit refunds only units that are not free again already:
+    /// A limit does not refund units that have become available again by themselves:
     ///
     /// - A window gets the units back only if it still contains the hit.
     /// - A token bucket gets back only the units that have not been refilled since the hit.
@@ -155,6 +157,10 @@ impl Reservation {
     /// limiter.reserve(&alice, 20).settle(50);
     /// assert_eq!(limiter.peek(&alice).remaining(), 50);
     /// ```
+    ///
+    /// # Errors
+    ///
+    /// The future returns the storage's error if the storage fails. The memory storage never fails.
     pub fn settle(self, actual: u32) -> SettleFuture {
         self.correct(Correction::Cost(actual))
     }
@@ -191,8 +197,8 @@ impl Reservation {
     /// with their level. Also clears those [shadow limits](Policy#shadow-limits) of a layer that
     /// have admitted the request.
     ///
-    /// Clears the key even if the hit was refused. The reservation of a request that costs 0 clears
-    /// nothing.
+    /// Clears the key even if the hit was refused. The reservation of several keys clears all of
+    /// them. The reservation of a layer does not clear a key for which the request costs 0.
     ///
     /// ```
     /// use tower_ratelimit::{Key, LocalLimiter, Quota};
@@ -282,7 +288,7 @@ pub struct Counter {
 }
 
 impl Counter {
-    /// Adds units to the actual cost.
+    /// Adds units to the actual cost. The sum saturates at 2^32 - 1.
     pub fn add(&mut self, units: u32) {
         self.units = self.units.saturating_add(units);
     }
@@ -366,9 +372,9 @@ impl Reservations {
     }
 
     /// Takes the reservation of the policy with this [identity](crate::Policy::identity): its name,
-    /// or its text if it has no name. A layer with [several keys](crate::RateLimitLayer::and) has one
-    /// reservation for all of its policies. Returns `None` if there is none, or if it was taken before. Of
-    /// several layers whose policies have the same identity, the innermost one counts.
+    /// or its text if it has no name. A layer with [several keys](crate::RateLimitLayer::and) has
+    /// one reservation for all of its policies. Returns `None` if there is none, or if it was taken
+    /// before. Of several layers whose policies have the same identity, the innermost one counts.
     pub fn take_policy(&self, identity: &str) -> Option<Reservation> {
         let has_identity = |layer: &&Self| layer.policies.iter().any(|own| own.identity() == identity);
         successors(Some(self), |layer| layer.outer.as_deref()).find(has_identity)?.take()
@@ -382,7 +388,7 @@ crate::extract::extract_inserted! {
     ///
     /// Without a reservation, the request is rejected with
     /// [`NoReservation`](crate::extract::NoReservation). Extract an `Option<Reservation>` if a
-    /// request may have none, because it is not limited. To take those of several layers, extract an
-    /// `Extension<Reservations>`.
+    /// request may have none, because it is not limited. To take those of several layers, extract
+    /// an `Extension<Reservations>`.
     Reservation, or NoReservation: |extensions| extensions.get().and_then(Reservations::take)
 }

@@ -3,14 +3,11 @@
 use std::sync::LazyLock;
 use std::time::Duration;
 
-use tokio::time::Instant;
-
 use super::future::{ReportWhen, SettleFuture, run_or_spawn};
+use super::limited_key::{LimitedKey, ObservedKey};
 use crate::decision::Decision;
-use crate::key::Key;
 use crate::observe::{Event, EventKind, Reporter};
-use crate::policy::{Op, Policy};
-use crate::storage::{AnyStorage, Storage, StorageError, StorageFuture, StorageRequest};
+use crate::storage::{Storage, StorageError, StorageFuture};
 use crate::strategy::Lock;
 use crate::time::{Timestamp, micros};
 
@@ -38,27 +35,10 @@ impl Correction {
     }
 }
 
-/// A key that a policy limits on a storage. It keeps the policy of a hit, so that a change of a
-/// live policy does not affect the settlement of the hit.
-#[derive(Clone, Debug)]
-pub(crate) struct LimitedKey {
-    pub(crate) storage: AnyStorage,
-    pub(crate) policy: Policy,
-    pub(crate) key: Key,
-}
-
 /// Writes the log lines of limiters, which have no observer.
 static LOG: LazyLock<Reporter> = LazyLock::new(Reporter::default);
 
 impl LimitedKey {
-    pub(crate) fn request(&self, op: Op, cost: u32) -> StorageRequest<'_> {
-        StorageRequest::new(&self.policy, &self.key, op, cost)
-    }
-
-    pub(crate) fn decide(&self, op: Op, cost: u32) -> StorageFuture<Decision> {
-        self.storage.decide(self.request(op, cost))
-    }
-
     /// Corrects a hit. Calls the storage immediately.
     fn correct(&self, hit: &Decision, correction: Correction) -> StorageFuture<()> {
         match correction {
@@ -68,7 +48,7 @@ impl LimitedKey {
         .polled_once()
     }
 
-    /// Corrects a limiter's hit. A failure is logged if no caller gets it.
+    /// Corrects a hit of a limiter. A failure is logged if no caller gets it.
     pub(super) fn settle(self, hit: Decision, correction: Correction) -> SettleFuture {
         let actual = correction.actual();
         if correction != Correction::Clear && (actual == hit.cost() || !hit.has_spent()) {
@@ -100,19 +80,9 @@ impl LimitedKey {
     }
 
     fn report_not_settled(&self, reporter: &Reporter, decision: &Decision, actual: u32, error: &StorageError) {
-        let kind = EventKind::NotSettled { decision, actual, error };
+        let kind = EventKind::SettleFailed { decision, actual, error };
         reporter.report_in_drop(&Event { kind, policy: &self.policy, key: Some(&self.key), shadow: false });
     }
-}
-
-/// A key of a layer, with the observer to report to.
-#[derive(Clone)]
-pub(crate) struct ObservedKey {
-    pub(crate) limited: LimitedKey,
-    pub(crate) reporter: Reporter,
-    pub(crate) shadow: bool,
-    /// The time at which the hit was sent to the storage, or a little later.
-    pub(crate) since: Instant,
 }
 
 /// A lock that a hit has started. It is reported when this is dropped, unless the hit was refunded.
@@ -162,18 +132,6 @@ impl ObservedKey {
         })
     }
 
-    /// Returns the state of the limits, for the header fields of an admitted request of `cost`
-    /// units. Returns `None` if the storage is not immediately ready or fails.
-    ///
-    /// The peek itself is about at most one unit. A refused peek would report the limit with the longest
-    /// wait instead of the one with the fewest remaining units.
-    pub(crate) fn peek_now(&self, cost: u32) -> Option<Decision> {
-        // A future that is not ready would have to be polled, which sends a call for nothing.
-        let peek = self.limited.decide(Op::Peek, cost.min(1));
-        let now = peek.as_ready()?.ok()?;
-        Some(now.clone().of_cost(cost))
-    }
-
     /// Reports the result of a settlement. `now` is the time of the storage's clock if it is known.
     /// Otherwise the hit has expired if it has `elapsed` for long enough.
     fn report_settled(
@@ -193,17 +151,12 @@ impl ObservedKey {
                 self.report(EventKind::Settled { decision, actual, expired });
             }
             Err(error) => {
-                self.report(EventKind::NotSettled { decision, actual, error });
+                self.report(EventKind::SettleFailed { decision, actual, error });
                 if correction.refunds(decision.cost()) {
                     // The hit keeps its units, and so the lock that it has started.
                     drop(StartedLock::of(self, decision));
                 }
             }
         }
-    }
-
-    pub(crate) fn report(&self, kind: EventKind<'_>) {
-        let LimitedKey { policy, key, .. } = &self.limited;
-        self.reporter.report_in_drop(&Event { kind, policy, key: Some(key), shadow: self.shadow });
     }
 }

@@ -5,7 +5,8 @@ use std::pin::Pin;
 use std::task::{Context, Poll, Waker};
 
 use super::future::run_or_spawn;
-use super::settle::{Correction, ObservedKey, StartedLock};
+use super::limited_key::ObservedKey;
+use super::settle::{Correction, StartedLock};
 use crate::decision::Decision;
 use crate::observe::EventKind;
 use crate::policy::Op;
@@ -68,7 +69,7 @@ impl ShadowCheck {
     }
 
     /// Ends the check, and reports that its hit keeps its estimated cost.
-    pub(super) fn keep(mut self) {
+    pub(super) fn abandon(mut self) {
         if let ShadowState::Admitted(decision) = &self.state {
             self.observed.report(EventKind::Unsettled(decision));
         }

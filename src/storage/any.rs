@@ -72,7 +72,8 @@ enum Handle {
 }
 
 impl AnyStorage {
-    /// Creates a handle to `storage`. An `AnyStorage` or an `Arc<dyn Storage>` is not wrapped again.
+    /// Creates a handle to `storage`. An `AnyStorage` or an `Arc<dyn Storage>` is not wrapped
+    /// again.
     pub fn new(storage: impl Storage) -> Self {
         let any = &storage as &dyn Any;
         if let Some(this) = any.downcast_ref::<Self>() {
@@ -112,7 +113,7 @@ impl AnyStorage {
     /// Call this at the start of the program. The scheme may be followed by `+` and a variant, as in
     /// `dynamodb+http://`. Registering a scheme again replaces its function.
     ///
-    /// The guide on [writing a storage](crate::guide::write_a_storage#its-own-url) has more.
+    /// The guide on [writing a storage](crate::guide::write_a_storage#its-own-url) has the details.
     ///
     /// ```
     /// use tower_ratelimit::storage::AnyStorage;
@@ -144,7 +145,8 @@ impl AnyStorage {
         unpoisoned(REGISTERED.write()).insert(scheme.to_owned(), open);
     }
 
-    /// Returns the storage if its type is `St`.
+    /// Returns the storage if its type is `St`, or `None`. The inner storage of a wrapper is not
+    /// searched.
     ///
     /// ```
     /// use tower_ratelimit::MemoryStorage;

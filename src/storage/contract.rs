@@ -20,7 +20,8 @@ use crate::policy::{Op, Policy};
 use crate::strategy::Status;
 use crate::time::Timestamp;
 
-/// A request to [`Storage::decide`] or [`Storage::try_admit`]: an operation on the states of a key.
+/// An operation on the states of a key: the argument of [`Storage::decide`] and
+/// [`Storage::try_admit`], and a member of [`Storage::decide_all`].
 #[derive(Clone, Copy, Debug)]
 #[non_exhaustive]
 pub struct StorageRequest<'a> {
@@ -50,14 +51,17 @@ impl<'a> StorageRequest<'a> {
 pub(crate) const MAX_MEMBERS: usize = 8;
 
 impl StorageRequest<'_> {
-    /// Checks the members of [`Storage::decide_all`]: there are at most eight, none of them is a charge
-    /// among others, and no two of them have the same states.
+    /// Checks that [`Storage::decide_all`] can decide on these members together.
     ///
     /// # Errors
     ///
-    /// Returns an error of the kind [`Unsupported`](StorageErrorKind::Unsupported) if two members
-    /// have the same policy [identity](Policy::identity) and the same key, if there are more than
-    /// eight, or if one of several members is a charge. The error of equal members names the policy, and does not contain the key.
+    /// Returns an error of the kind [`Unsupported`](StorageErrorKind::Unsupported) if
+    ///
+    /// - there are more than eight members,
+    /// - one of several members is a charge,
+    /// - two members have the same key and the same policy [digest](Policy::digest), which a policy
+    ///   shares with its [shadows](Policy::shadows). The message names the policy and does not
+    ///   contain the key.
     pub fn check_members(members: &[Self]) -> Result<(), StorageError> {
         let unsupported = |message: String| Err(StorageError::new(StorageErrorKind::Unsupported, message));
         if members.len() > MAX_MEMBERS {
@@ -166,22 +170,35 @@ impl Default for Summary {
 /// [`Arc`], which its clones share, so an implementation does not have to be `Clone`.
 /// `testing::StorageLaws` (feature `testing`) tests an implementation.
 ///
+/// A wrapper implements [`wrapped`](Self::wrapped), and forwards [`check`](Self::check),
+/// [`clear_all`](Self::clear_all), [`keys`](Self::keys) and [`validate`](Self::validate), because the
+/// default implementations do not ask the inner storage. For several keys, it also forwards
+/// [`decide_all`](Self::decide_all), [`validate_members`](Self::validate_members) and
+/// [`needs_outer_key`](Self::needs_outer_key).
+///
 /// # Examples
 ///
 /// ```
 /// use std::collections::HashMap;
 /// use std::sync::{Arc, Mutex};
-/// use tower_ratelimit::storage::{Storage, StorageFuture, StorageRequest};
+/// use tower_ratelimit::storage::{Clock, Storage, StorageFuture, StorageRequest, SystemClock};
 /// use tower_ratelimit::strategy::State;
-/// use tower_ratelimit::{Decision, Key, Policy, Timestamp};
+/// use tower_ratelimit::{Decision, Key, Policy};
 ///
 /// /// Keeps all states in a map, and never removes any.
-/// #[derive(Clone, Debug, Default)]
-/// struct MapStorage(Arc<Mutex<HashMap<(String, Key, u32), State>>>);
+/// #[derive(Debug)]
+/// struct MapStorage {
+///     states: Mutex<HashMap<(String, Key, u32), State>>,
+///     clock: Arc<dyn Clock>,
+/// }
 ///
 /// impl MapStorage {
+///     fn new(clock: impl Clock) -> Self {
+///         Self { states: Mutex::default(), clock: Arc::new(clock) }
+///     }
+///
 ///     fn with_states<T>(&self, policy: &Policy, key: &Key, f: impl FnOnce(&mut [State]) -> T) -> T {
-///         let mut map = self.0.lock().unwrap();
+///         let mut map = self.states.lock().unwrap();
 ///         let name = |digest: &u32| (policy.identity().to_owned(), key.clone(), *digest);
 ///         let names: Vec<_> = policy.limit_digests().iter().map(name).collect();
 ///         let mut states: Vec<_> = names.iter().map(|name| map.remove(name).unwrap_or_default()).collect();
@@ -194,7 +211,7 @@ impl Default for Summary {
 /// impl Storage for MapStorage {
 ///     fn decide(&self, request: StorageRequest<'_>) -> StorageFuture<Decision> {
 ///         let StorageRequest { policy, key, op, cost, .. } = request;
-///         let now = Timestamp::wall_clock();
+///         let now = self.clock.now();
 ///         StorageFuture::ok(self.with_states(policy, key, |states| policy.decide(states, now, op, cost)))
 ///     }
 ///
@@ -203,10 +220,16 @@ impl Default for Summary {
 ///     }
 ///
 ///     fn settle(&self, policy: &Policy, key: &Key, decision: &Decision, actual: u32) -> StorageFuture<()> {
-///         let now = Timestamp::wall_clock();
+///         let now = self.clock.now();
 ///         StorageFuture::ok(self.with_states(policy, key, |states| policy.settle(states, now, decision, actual)))
 ///     }
 /// }
+///
+/// let storage = MapStorage::new(SystemClock::new());
+///
+/// // In a test:
+/// # #[cfg(feature = "testing")]
+/// tower_ratelimit::testing::StorageLaws::new(|clock| MapStorage::new(clock)).scripts(64).check();
 /// ```
 #[diagnostic::on_unimplemented(
     message = "`{Self}` is not a storage",
@@ -227,12 +250,12 @@ pub trait Storage: Any + fmt::Debug + Send + Sync {
     fn decide(&self, request: StorageRequest<'_>) -> StorageFuture<Decision>;
 
     /// Decides on several keys together, as [`Policy::decide_all`] does: all hits spend, or none
-    /// does. Each of `members` is a policy with its key, a cost, and an operation, which is a hit or
-    /// a peek. Returns the decisions in the order of the members.
+    /// does. Each of `members` is a policy with its key, a cost, and an operation, which is a hit
+    /// or a peek. Returns the decisions in the order of the members.
     ///
-    /// The hits are admitted if all decisions are. Each decision can be
-    /// [settled](Self::settle) with its own policy and key. The decision on a member that admits
-    /// while another one refuses [has spent](Decision::has_spent) nothing.
+    /// The hits spend if all decisions admit. If one member refuses, the decision on another member
+    /// can still admit, but [has spent](Decision::has_spent) nothing. Each decision can be
+    /// [settled](Self::settle) with its own policy and key.
     ///
     /// An implementation calls [`StorageRequest::check_members`] first, and overrides
     /// [`validate_members`](Self::validate_members) too. The default implementation decides on one
@@ -240,9 +263,10 @@ pub trait Storage: Any + fmt::Debug + Send + Sync {
     ///
     /// # Errors
     ///
-    /// The future returns an error if the storage fails, or if two members have the same states. The
-    /// default implementation returns an error of the kind
-    /// [`Unsupported`](StorageErrorKind::Unsupported) for more than one member.
+    /// The future returns an error if the storage fails, or if
+    /// [`check_members`](StorageRequest::check_members) rejects the members. The default
+    /// implementation returns an error of the kind [`Unsupported`](StorageErrorKind::Unsupported)
+    /// for more than one member.
     fn decide_all(&self, members: &[StorageRequest<'_>]) -> StorageFuture<Vec<Decision>> {
         match *members {
             [] => StorageFuture::ok(Vec::new()),
@@ -291,8 +315,8 @@ pub trait Storage: Any + fmt::Debug + Send + Sync {
     /// Checks that the storage is reachable, for example for a health endpoint. Makes one attempt
     /// and spends nothing.
     ///
-    /// A wrapper checks its inner storage, and a [breaker](super::Breaker) checks its primary storage. The
-    /// default implementation never fails.
+    /// A wrapper checks its inner storage, and a [breaker](super::Breaker) checks its primary
+    /// storage. The default implementation never fails.
     ///
     /// # Errors
     ///
@@ -310,7 +334,9 @@ pub trait Storage: Any + fmt::Debug + Send + Sync {
     /// # Errors
     ///
     /// When `timeout` has passed, returns the error of the last check that did not time out. If all
-    /// checks timed out, returns the last timeout.
+    /// checks timed out, returns a timeout. Outside of a tokio runtime, returns an error of the
+    /// kind [`Cancelled`](StorageErrorKind::Cancelled) at once, unless the first check is ready, as
+    /// that of a [`MemoryStorage`](crate::MemoryStorage).
     ///
     /// # Examples
     ///
@@ -341,8 +367,8 @@ pub trait Storage: Any + fmt::Debug + Send + Sync {
     ///
     /// # Errors
     ///
-    /// The future returns an error if the storage fails. The default implementation, [`Cas`](super::Cas) and
-    /// `MemcachedStorage` always return an error of the kind
+    /// The future returns an error if the storage fails. The default implementation,
+    /// [`Cas`](super::Cas) and `MemcachedStorage` always return an error of the kind
     /// [`Unsupported`](StorageErrorKind::Unsupported).
     fn clear_all(&self) -> StorageFuture<u64> {
         StorageFuture::ready(Err(cannot_list()))
@@ -351,13 +377,13 @@ pub trait Storage: Any + fmt::Debug + Send + Sync {
     /// Returns a page of the keys of a policy, each with a peek at its limits. Use it for operators:
     /// [`RateLimiter::keys`](crate::RateLimiter::keys) has an example.
     ///
-    /// A page has the keys that have spent units that are not free again. Expired keys are left out.
+    /// A page lists the keys that have spent units, until these units are available again.
     ///
-    /// - A page can have fewer keys than the `limit`, even none, although others follow. The last page
-    ///   has no [`next`](KeyPage::next).
-    /// - Each page is one short call, and one peek per key. Nothing is locked between two pages. A key
-    ///   that is in use from the first page to the last is listed. Others may be.
-    /// - A key is left out if the names of its policy and the key take more than 200 bytes together,
+    /// - A page can have fewer keys than the `limit`, even none, although other keys follow. The
+    ///   last page has no [`next`](KeyPage::next).
+    /// - Each page is one short call, and one peek per key. Nothing is locked between two pages. A
+    ///   key that is in use from the first page to the last is listed. Other keys may be missing.
+    /// - A key is left out if its text and the policy's identity take more than 200 bytes together,
     ///   because its name on the storage ends in a hash.
     ///
     /// | storage | pages |
@@ -367,14 +393,14 @@ pub trait Storage: Any + fmt::Debug + Send + Sync {
     /// | `EtcdStorage`, `PostgresStorage`, `SqliteStorage` | in the order of the keys' texts, from a range of the primary key |
     /// | `MemcachedStorage`, [`Cas`](super::Cas) | none |
     ///
-    /// A wrapper lists the keys of its inner storage, and a [breaker](super::Breaker) those of its primary
-    /// storage. The units of [leases](super::Leases) count as spent.
+    /// A wrapper lists the keys of its inner storage, and a [breaker](super::Breaker) those of its
+    /// primary storage. The units of [leases](super::Leases) count as spent.
     ///
     /// # Errors
     ///
-    /// The future returns an error of the kind [`Unsupported`](StorageErrorKind::Unsupported) if the storage
-    /// cannot list its keys, which is the default, or if a part of the request is invalid. It returns
-    /// another error if the storage fails.
+    /// The future returns an error of the kind [`Unsupported`](StorageErrorKind::Unsupported) if
+    /// the storage cannot list its keys, which is the default, or if a part of the request is
+    /// invalid. It returns another error if the storage fails.
     fn keys(&self, request: KeysRequest<'_>) -> StorageFuture<KeyPage> {
         let _ = request;
         StorageFuture::ready(Err(cannot_list()))
@@ -387,7 +413,8 @@ pub trait Storage: Any + fmt::Debug + Send + Sync {
     /// request. So [`decide`](Self::decide) must handle every policy, and can return an error for
     /// an unsupported one.
     ///
-    /// Do not set a live policy in an implementation: it would wait for itself.
+    /// An implementation must not set a [`LivePolicy`](crate::LivePolicy), because that can
+    /// deadlock.
     ///
     /// # Errors
     ///
@@ -398,9 +425,11 @@ pub trait Storage: Any + fmt::Debug + Send + Sync {
         Ok(())
     }
 
-    /// Returns a store for the slots of an [`InFlightLayer`](crate::InFlightLayer), which its processes
-    /// share. [`Cas`](super::Cas) and the storages on servers of this crate return one. The default
-    /// implementation returns `None`.
+    /// Returns a store for the slots of an [`InFlightLayer`](crate::InFlightLayer) that several
+    /// processes share. [`Cas`](super::Cas) and this crate's storages on servers return a store.
+    /// The default implementation and wrappers, except [`AnyStorage`](super::AnyStorage), return
+    /// `None`. Other crates cannot override this method, because the type of the store has no
+    /// public path.
     fn slots(&self) -> Option<Arc<dyn SlotStore>> {
         None
     }

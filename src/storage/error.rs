@@ -7,9 +7,10 @@ use std::sync::Arc;
 
 use crate::error::{BoxError, ConfigError, chain};
 
-/// The error of a storage. A [`MemoryStorage`](crate::MemoryStorage) never fails.
+/// The error of a storage. A [`MemoryStorage`](crate::MemoryStorage) returns only errors of the
+/// kind [`Unsupported`](StorageErrorKind::Unsupported).
 ///
-/// | format | writes |
+/// | format | output |
 /// |---|---|
 /// | `{error}` | the message, without its cause, which is the [`source`](Error::source) |
 /// | `{error:#}` | the message and all causes, in one line |
@@ -58,8 +59,8 @@ pub enum StorageErrorKind {
     /// The server returned a reply that does not match the call, or an error after which the call
     /// may have been executed.
     UnexpectedReply,
-    /// Other processes changed the key before every compare-and-swap of a clear, a refund or a
-    /// settlement. Retrying can succeed. A hit is refused as
+    /// Other processes changed the key before every compare-and-swap of a clear, a refund, a
+    /// settlement or a claim of slots. Retrying can succeed. A hit is refused as
     /// [contended](crate::Decision::is_contended) instead.
     Contended,
     /// The [circuit breaker](super::Breaker) is open, so the storage was not called.
@@ -192,7 +193,6 @@ impl StorageError {
     }
 
     /// Creates the error of a server that rejects the login, or of credentials that are missing.
-    #[cfg(any(feature = "redis", feature = "memcached", feature = "etcd", feature = "postgres"))]
     pub(super) fn cannot_log_in(server: &str, source: impl Into<BoxError>) -> Self {
         Self::new(StorageErrorKind::Unreachable, format!("cannot log in to {server}")).with_source(source)
     }

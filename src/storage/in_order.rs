@@ -9,9 +9,10 @@ use crate::policy::{Op, Policy};
 
 /// Decides on several keys one after the other, on a storage that cannot decide on them together.
 ///
-/// A layer with [several keys](crate::RateLimitLayer::and) needs this wrapper on a storage without
-/// [`decide_all`](Storage::decide_all): the [guide](crate::guide::plans_and_tenants#storages) lists
-/// the others. Put it around a breaker or a cache of refusals.
+/// A layer with [several keys](crate::RateLimitLayer::and) needs this wrapper on a storage that
+/// does not implement [`decide_all`](Storage::decide_all), such as memcached. The
+/// [guide](crate::guide::plans_and_tenants#storages) lists the storages. Put `InOrder` around a
+/// [`Breaker`](super::Breaker) or a [`RefusalCache`](super::RefusalCache).
 ///
 /// ```
 /// use tower_ratelimit::extract::Header;
@@ -28,17 +29,17 @@ use crate::policy::{Op, Policy};
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 ///
-/// It hits the members of a decision in their order. If one refuses, it refunds the earlier hits. So
-/// the member that refuses most often should be the first one, in most cases the user.
+/// `InOrder` hits the members of a decision in their order. If a member refuses, it refunds the
+/// earlier hits. So the member that refuses most often should be the first, in most cases the user.
 ///
-/// | compared with a decision on all keys together | |
+/// | aspect | difference from a decision on all keys together |
 /// |---|---|
-/// | limits | no member admits more than its limits. A token bucket is an exception, if a refund takes longer than the bucket needs to refill the units, and other refunds overlap it |
+/// | limits | none: no member admits more than its limits. A token bucket is an exception, if a refund takes longer than the bucket needs to refill the units, and other refunds overlap it |
 /// | units of a refused request | spent until the refund, for about one round trip. Meanwhile they can be the reason that another request is refused |
 /// | round trips | one per member, and up to three per member for a refusal |
 /// | a hit that fails | the earlier hits are refunded, and the error is returned. If a refund fails too, the error [may have counted](StorageError::may_have_counted) |
 /// | a failure after a refusal | the request stays refused. Units whose refund failed stay spent, and a warning is logged (feature `tracing`). A member whose peek failed has no limits in its decision, so the lists of header fields leave it out |
-/// | a request that is dropped | the hits so far stay spent |
+/// | a request that is dropped | the units of the earlier hits stay spent |
 ///
 /// A refund does not move the end of an [`ElasticWindow`](crate::ElasticWindow) back, and a
 /// [leaky bucket](crate::LeakyBucket) gets units back only if no later hit is in its queue.

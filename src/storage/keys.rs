@@ -14,12 +14,13 @@ const MOST: usize = 1_000;
 pub struct KeysRequest<'a> {
     /// The policy whose keys are listed.
     pub policy: &'a Policy,
-    /// The beginning of the [texts](Key#impl-Display-for-Key) of the keys, for example `t:ali`. Empty
-    /// for all keys.
+    /// The beginning of the [texts](Key#impl-Display-for-Key) of the keys, for example `t:ali`, in
+    /// printable ASCII. Empty for all keys.
     pub prefix: &'a str,
     /// The value of [`KeyPage::next`] of the page before, or `None` for the first page.
     pub after: Option<&'a str>,
-    /// The number of keys of a page, from 1 to 1,000.
+    /// The desired number of keys of a page. Values below 1 count as 1, and values above 1,000 as
+    /// 1,000.
     pub limit: usize,
 }
 
@@ -54,8 +55,9 @@ impl<'a> KeysRequest<'a> {
 pub struct KeyPage {
     /// The keys, each with the decision of a peek at one unit.
     pub keys: Vec<(Key, Decision)>,
-    /// The position of the next page, for [`KeysRequest::after`]. `None` after the last page. It is
-    /// printable ASCII, and can contain a key.
+    /// The position of the next page, for [`KeysRequest::after`], or `None` if this is the last
+    /// page. The position is printable ASCII, and can contain a key.
+    #[doc(alias = "cursor")]
     pub next: Option<String>,
 }
 

@@ -1,6 +1,6 @@
 //! Storages: the trait, the memory storage, shared storages, and wrappers around them.
 //!
-//! | storage | for | feature |
+//! | storage | use | feature |
 //! |---|---|---|
 //! | [`MemoryStorage`] | one process; the default | |
 //! | `RedisStorage` | several processes, on Redis or Valkey | `redis` |
@@ -17,7 +17,7 @@
 //!
 //! A wrapper is a storage around another storage. This table lists them from the inside out:
 //!
-//! | wrapper | adds |
+//! | wrapper | purpose |
 //! |---|---|
 //! | [`Breaker`] | a circuit breaker, with an optional fallback |
 //! | [`RefusalCache`] | refusals without a round trip |
@@ -31,13 +31,14 @@
 //! # For authors of storages
 //!
 //! A store with compare-and-swap implements [`CasStorage`]. Any other storage implements
-//! [`Storage`]: a [`StorageRequest`] in, a [`StorageFuture`] with a decision or a [`StorageError`]
-//! out, and optionally a [`Summary`] for requests that are admitted at once. `testing::StorageLaws`
-//! and `testing::CasLaws` (feature `testing`) test both.
+//! [`Storage`], whose methods take a [`StorageRequest`] and return a [`StorageFuture`] with a
+//! decision or a [`StorageError`]. A [`Summary`] is an optional fast path for hits that are
+//! admitted or refused at once. `testing::StorageLaws` and `testing::CasLaws` (feature `testing`)
+//! test both traits.
 
 mod any;
+mod bounds;
 mod breaker;
-mod calls;
 mod cas;
 mod clock;
 mod contract;
@@ -56,6 +57,7 @@ mod listing;
 #[cfg(feature = "memcached")]
 mod memcached;
 mod memory;
+mod metrics;
 mod names;
 #[cfg(any(feature = "redis", feature = "memcached", feature = "etcd", feature = "postgres"))]
 mod net;
@@ -81,8 +83,6 @@ pub use self::any::{AnyStorage, StorageUrl};
 #[cfg(feature = "metrics")]
 pub(crate) use self::breaker::PATHS;
 pub use self::breaker::{Breaker, Circuit, CircuitState, Phase};
-#[cfg(feature = "metrics")]
-pub(crate) use self::calls::{IN_FLIGHT, LATENCY};
 pub use self::cas::{Cas, CasStorage, Loaded, Swapped};
 pub use self::clock::{Clock, ManualClock, SystemClock, TokioClock};
 pub(crate) use self::contract::{MAX_MEMBERS, layers};
@@ -100,6 +100,8 @@ pub use self::leases::Leases;
 #[cfg(feature = "memcached")]
 pub use self::memcached::MemcachedStorage;
 pub use self::memory::{MemoryStats, MemoryStorage, MemoryStorageBuilder, OnFull};
+#[cfg(feature = "metrics")]
+pub(crate) use self::metrics::{IN_FLIGHT, LATENCY};
 #[cfg(feature = "postgres")]
 pub use self::postgres::PostgresStorage;
 #[cfg(feature = "redis")]

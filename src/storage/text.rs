@@ -127,11 +127,11 @@ const FORMAT: char = 'v';
 const VERSION: &str = "1";
 
 /// The largest number of clocks in a text.
-const MAX_LINES: usize = 4;
+const MAX_OFFSETS: usize = 4;
 
 /// The largest length of the beginning of a text in bytes: the version, the newest instant, a mark
-/// of 5 digits, and [`MAX_LINES`] numbers of 17 digits.
-pub(super) const LONGEST_HEAD: u64 = 2 + 18 + 6 + 18 * MAX_LINES as u64;
+/// of 5 digits, and [`MAX_OFFSETS`] numbers of 17 digits.
+pub(super) const LONGEST_HEAD: u64 = 2 + 18 + 6 + 18 * MAX_OFFSETS as u64;
 
 /// The number of marks. It is prime, because instants on a regular grid are evenly distributed
 /// modulo a prime.
@@ -143,44 +143,44 @@ pub(super) struct TextHead {
     /// The newest instant at which the key was decided.
     pub(super) newest: Timestamp,
     /// A number that distinguishes this time of the key from that of an earlier or later text, or 0
-    /// if `lines` is empty.
+    /// if `offsets` is empty.
     pub(super) mark: u64,
     /// The microseconds by which other clocks are behind the time of the key, in ascending order.
-    lines: Vec<u64>,
+    offsets: Vec<u64>,
 }
 
 impl TextHead {
     pub(super) fn new(newest: Timestamp) -> Self {
-        Self { newest, mark: 0, lines: Vec::new() }
+        Self { newest, mark: 0, offsets: Vec::new() }
     }
 
-    /// Returns the line of the fastest known clock that is behind by at least `micros`.
-    pub(super) fn line(&self, micros: u64) -> Option<u64> {
-        self.lines.iter().copied().find(|&line| line >= micros)
+    /// Returns the offset of the fastest known clock that is behind by at least `micros`.
+    pub(super) fn offset(&self, micros: u64) -> Option<u64> {
+        self.offsets.iter().copied().find(|&offset| offset >= micros)
     }
 
-    /// Adds the line of a clock that is behind by `micros`, unless there is a line that is higher
-    /// by at most `tolerance`. Returns `true` if a line was added. If there are too many lines, the
+    /// Adds the offset of a clock that is behind by `micros`, unless there is a offset that is higher
+    /// by at most `tolerance`. Returns `true` if a offset was added. If there are too many offsets, the
     /// lowest one is dropped.
-    pub(super) fn add_line(&mut self, micros: u64, tolerance: u64) -> bool {
-        if self.line(micros.saturating_sub(tolerance)).is_some_and(|line| line <= micros) {
+    pub(super) fn add_offset(&mut self, micros: u64, tolerance: u64) -> bool {
+        if self.offset(micros.saturating_sub(tolerance)).is_some_and(|offset| offset <= micros) {
             return false;
         }
-        let place = self.lines.partition_point(|&line| line < micros);
-        self.lines.insert(place, micros);
-        self.lines.truncate(MAX_LINES);
+        let place = self.offsets.partition_point(|&offset| offset < micros);
+        self.offsets.insert(place, micros);
+        self.offsets.truncate(MAX_OFFSETS);
         if self.mark == 0 {
             self.mark = 1 + self.newest.as_micros() % MARKS;
         }
-        place < MAX_LINES
+        place < MAX_OFFSETS
     }
 
     fn parse(text: &str) -> Option<Self> {
         let mut numbers = text.split('-');
         let (newest, mark) = numbers.next()?.split_once('.').unwrap_or((text, "0"));
-        let lines = numbers.map(number).collect::<Option<Vec<_>>>()?;
-        let is_valid = lines.is_sorted() && lines.len() <= MAX_LINES;
-        Some(Self { newest: instant(newest)?, mark: number(mark)?, lines }).filter(|_| is_valid)
+        let offsets = numbers.map(number).collect::<Option<Vec<_>>>()?;
+        let is_valid = offsets.is_sorted() && offsets.len() <= MAX_OFFSETS;
+        Some(Self { newest: instant(newest)?, mark: number(mark)?, offsets }).filter(|_| is_valid)
     }
 }
 
@@ -210,10 +210,10 @@ pub(super) fn join(head: Option<&TextHead>, states: &str) -> String {
         return String::new();
     }
     let mut text = format!("{FORMAT}{VERSION}");
-    if let Some(TextHead { newest, mark, lines }) = head {
+    if let Some(TextHead { newest, mark, offsets }) = head {
         let written = write!(text, "@{}", newest.as_micros());
-        let written = written.and_then(|()| if lines.is_empty() { Ok(()) } else { write!(text, ".{mark}") });
-        let written = written.and_then(|()| lines.iter().try_for_each(|line| write!(text, "-{line}")));
+        let written = written.and_then(|()| if offsets.is_empty() { Ok(()) } else { write!(text, ".{mark}") });
+        let written = written.and_then(|()| offsets.iter().try_for_each(|offset| write!(text, "-{offset}")));
         written.expect("writing to a string does not fail");
     }
     text + states
@@ -226,14 +226,14 @@ mod tests {
     #[test]
     fn head_is_parsed_as_written() {
         let mut head = TextHead::new(Timestamp::from_micros((1 << 54) - 1));
-        for line in [7, 1 << 53, 90, 1 << 52, 1_000_000] {
+        for offset in [7, 1 << 53, 90, 1 << 52, 1_000_000] {
             assert_eq!(split(&join(Some(&head), "[a 1,2,3]")), Ok((Some(head.clone()), "[a 1,2,3]")));
-            head.add_line(line, 5);
+            head.add_offset(offset, 5);
             assert!(join(Some(&head), "").len() as u64 <= LONGEST_HEAD);
         }
-        assert_eq!(head.lines, [7, 90, 1_000_000, 1 << 52], "the lowest line is dropped");
-        assert!(!head.add_line(1 << 53, 5), "there is no place for a lower line");
-        assert!(!head.add_line(95, 5) && head.add_line(96, 5));
+        assert_eq!(head.offsets, [7, 90, 1_000_000, 1 << 52], "the lowest offset is dropped");
+        assert!(!head.add_offset(1 << 53, 5), "a lower offset is not added");
+        assert!(!head.add_offset(95, 5) && head.add_offset(96, 5));
     }
 
     #[test]

@@ -13,33 +13,35 @@ use crate::time::Timestamp;
 /// Admits at most N units in each day, week, month or year of the calendar.
 ///
 /// The period of the quota selects the unit: [`per_day`](Quota::per_day),
-/// [`per_week`](Quota::per_week), [`per_month`](Quota::per_month) or [`per_year`](Quota::per_year). A
-/// limit with another period is an error, and so is a first day of another unit.
+/// [`per_week`](Quota::per_week), [`per_month`](Quota::per_month) or [`per_year`](Quota::per_year).
+/// A limit with another period is an error, and so is a first day of another unit, such as a day of
+/// the month for a week.
 ///
-/// Windows begin at midnight in a [time zone](Self::in_zone), by default UTC. A week begins on Monday,
-/// a month on the first, and a year on 1 January, unless [`first_weekday`](Self::first_weekday),
-/// [`first_day`](Self::first_day) or [`first_date`](Self::first_date) selects another day.
+/// Windows begin at midnight in a [time zone](Self::in_zone), by default UTC. A week begins on
+/// Monday, a month on the first, and a year on 1 January, unless
+/// [`first_weekday`](Self::first_weekday), [`first_day`](Self::first_day) or
+/// [`first_date`](Self::first_date) selects another day.
 ///
-/// | on the first day of a window | the window begins |
+/// | first day of a window | start of the window |
 /// |---|---|
-/// | the clock shows midnight twice, because it goes back | at the first one |
-/// | the clock skips midnight, because it goes forward | when it has gone forward |
-/// | the month has no such day | on the last day of the month |
-/// | it is 29 February, and the year has none | on 28 February |
+/// | a day on which the clock goes back and shows midnight twice | the first midnight |
+/// | a day on which the clock goes forward and skips midnight | the end of the skipped time |
+/// | a day that the month does not have | midnight of the last day of the month |
+/// | 29 February, which the year does not have | midnight of 28 February |
 ///
-/// So a day can have 23 or 25 hours, and `retry_after` is exact on such days as well. Any span as long
-/// as the shortest window can contain up to 2N units: at the end of one window and the start of the
-/// next.
+/// So a day can have 23 or 25 hours, and `retry_after` is exact on such days as well. Any span as
+/// long as the shortest window can contain up to 2N units: at the end of one window and the start
+/// of the next.
 ///
 /// A window that has begun keeps its end, also if the time zone, its data or the first day changes.
 ///
-/// Days and weeks in UTC need no feature. Months, years and time zones need the feature `calendar`.
-/// It reads the zone data of the system, and with the feature `calendar-bundled` its own if the system
-/// has none.
+/// Days and weeks in UTC need no feature. Months, years and time zones need the feature `calendar`,
+/// which reads the zone data of the system. With the feature `calendar-bundled`, the program
+/// contains zone data for systems that have none.
 ///
 /// In strings: `calendar 50/day in America/New_York`, `calendar 5/week from sunday`,
-/// `calendar 1000/month from 15 in Europe/Berlin`, `calendar 9000/year from 04-01`. The guide [Quotas
-/// by day and month](crate::guide::quotas_by_day_and_month) has examples.
+/// `calendar 1000/month from 15 in Europe/Berlin`, `calendar 9000/year from 04-01`. The guide
+/// [Quotas by day and month](crate::guide::quotas_by_day_and_month) has examples.
 ///
 /// ```
 /// use std::time::Duration;
@@ -82,8 +84,8 @@ impl CalendarWindow {
         self.starting(Start::Weekday(weekday))
     }
 
-    /// Sets the first day of each month, from 1 to 31. A month that is shorter begins on its last day,
-    /// and the next one again on this day. Defaults to 1.
+    /// Sets the first day of each month, from 1 to 31. A month that is shorter begins on its last
+    /// day, and the next one again on this day. Defaults to 1.
     ///
     /// # Errors
     ///
@@ -108,8 +110,8 @@ impl CalendarWindow {
     /// # Errors
     ///
     /// Returns an error if the database has no such zone, or if there is no database. The message
-    /// suggests the most similar name. Without the feature `calendar`, returns an error for every name
-    /// except `UTC`.
+    /// suggests the most similar name. Without the feature `calendar`, returns an error for every
+    /// name except `UTC`.
     ///
     /// ```
     /// use tower_ratelimit::CalendarWindow;

@@ -105,7 +105,8 @@ pub trait Strategy: fmt::Debug + Send + Sync + 'static {
     /// [`Status::delayed`].
     ///
     /// The hit is admitted if and only if `cost` is at most the remaining units. So cost 0 is
-    /// always admitted.
+    /// always admitted. If the limit [keeps](crate::Limit::keep) units, they are included in each
+    /// `cost` above 0.
     fn check(&self, quota: &Quota, state: &State, now: Timestamp, cost: u32) -> Status;
 
     /// Spends `cost` units, and returns the delay of the hit in microseconds. `cost` is at least 1.
@@ -113,8 +114,9 @@ pub trait Strategy: fmt::Debug + Send + Sync + 'static {
     /// The delay is 0 for most strategies. If it can be more, [`delays`](Self::delays) must return
     /// `true`.
     ///
-    /// For a hit, this method is called only after [`check`](Self::check) has admitted the same hit on the
-    /// same state. The default implementation of [`charge`](Self::charge) calls it without a check.
+    /// For a hit, this method is called only after [`check`](Self::check) has admitted the same hit
+    /// on the same state. The default implementation of [`charge`](Self::charge) calls it without a
+    /// check.
     fn spend(&self, quota: &Quota, state: &mut State, now: Timestamp, cost: u32) -> u64;
 
     /// Updates the state after the refusal of a hit of at least 1 unit. It is also called if this
@@ -132,12 +134,12 @@ pub trait Strategy: fmt::Debug + Send + Sync + 'static {
         let _ = (quota, state, now);
     }
 
-    /// Returns the status in the answer to a refused hit, where `state` is the state after
-    /// [`refuse`](Self::refuse). Another limit of the policy may have refused the hit. The default
-    /// implementation calls [`check`](Self::check).
+    /// Returns the status of this limit in the decision on a refused hit, where `state` is the
+    /// state after [`refuse`](Self::refuse). Another limit of the policy may have refused the hit.
+    /// The default implementation calls [`check`](Self::check).
     ///
-    /// Override it if refusals count, and this limit has admitted a hit whose refusal by another limit
-    /// has changed the state so that it now refuses.
+    /// Override it if refusals change the state so that a limit can admit a hit and refuse after
+    /// the refusal of this hit by another limit.
     #[inline(always)]
     fn check_refused(&self, quota: &Quota, state: &State, now: Timestamp, cost: u32) -> Status {
         self.check(quota, state, now, cost)
@@ -190,8 +192,8 @@ pub trait Strategy: fmt::Debug + Send + Sync + 'static {
     fn refund(&self, quota: &Quota, state: &mut State, now: Timestamp, hit: &Hit, units: u32);
 
     /// Returns the maximum number of entries in the state's [`Log`](super::Log). Storages compute
-    /// the size of a state from it. [Charges](Self::charge) may add more. Defaults to 0, for states without a
-    /// log.
+    /// the size of a state from it. [Charges](Self::charge) may add more. Defaults to 0, for states
+    /// without a log.
     fn log_entries(&self, quota: &Quota) -> u32 {
         let _ = quota;
         0
@@ -225,7 +227,8 @@ pub trait Strategy: fmt::Debug + Send + Sync + 'static {
     }
 
     /// Writes the limit as text: the name, the quota, and the options of the strategy. The text
-    /// must be printable ASCII, otherwise a [`Limit`](crate::Limit) cannot be created.
+    /// must be printable ASCII and not empty, otherwise a [`Limit`](crate::Limit) cannot be
+    /// created.
     ///
     /// # Errors
     ///
@@ -291,8 +294,8 @@ impl Divided {
 /// All functions must be pure. Numbers are doubles, which are exact up to 2^53.
 ///
 /// A function whose arguments do not cover the time of the server can end with
-/// `error('not prepared for ' .. string.format('%.0f', now))`. Then the storage asks the strategy for
-/// arguments at that time, and runs the script once more. Nothing has been written by then.
+/// `error('not prepared for ' .. string.format('%.0f', now))`. Then the storage asks the strategy
+/// for arguments at that time, and runs the script once more. Nothing has been written by then.
 #[derive(Clone, Debug)]
 #[expect(clippy::exhaustive_structs, reason = "a strategy fills in every field")]
 pub struct Script {
@@ -313,15 +316,29 @@ pub struct Script {
 pub(crate) trait StrategyDyn: Strategy {
     /// Writes the status after a hit or a peek of `cost` units into `status`. This method is
     /// compiled separately for each strategy, so the numbers are written in place and not copied.
-    fn write_status(&self, quota: &Quota, state: &State, now: Timestamp, cost: u32, part: Part, status: &mut Status);
+    /// `outcome` is the effect of a hit on the state, or `None` for a peek.
+    fn write_status(
+        &self,
+        quota: &Quota,
+        state: &State,
+        now: Timestamp,
+        cost: u32,
+        outcome: Option<Outcome>,
+        status: &mut Status,
+    );
 }
 
-/// The effect of a decision on the state of one limit. `None` for a peek.
-pub(crate) type Part = Option<Outcome>;
-
 impl<S: Strategy> StrategyDyn for S {
-    fn write_status(&self, quota: &Quota, state: &State, now: Timestamp, cost: u32, part: Part, status: &mut Status) {
-        match part {
+    fn write_status(
+        &self,
+        quota: &Quota,
+        state: &State,
+        now: Timestamp,
+        cost: u32,
+        outcome: Option<Outcome>,
+        status: &mut Status,
+    ) {
+        match outcome {
             None => *status = self.check(quota, state, now, cost),
             Some(Outcome::Refused) => *status = self.check_refused(quota, state, now, cost),
             Some(Outcome::Spent { delay } | Outcome::SpentLast { delay }) => {

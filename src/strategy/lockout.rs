@@ -21,8 +21,9 @@ use crate::time::{Timestamp, micros};
 /// sets.
 ///
 /// If hits are refunded so that fewer than N strikes are left, the lock ends and does not count for
-/// the level. [`charge`](crate::RateLimiter::charge) with N units locks a key, and
-/// [`clear`](crate::RateLimiter::clear) unlocks it and removes its level.
+/// the level. [`charge`](crate::RateLimiter::charge) with N units locks a key. While a key is
+/// locked, a charge changes nothing. [`clear`](crate::RateLimiter::clear) unlocks the key and
+/// removes its level.
 ///
 /// In strings: `lockout 5/10m for 15m`, `lockout 5/10m for 15m x2 up to 1d forget 7d`. With
 /// [`by_refusals`](Self::by_refusals): `10/second; lockout 100 refusals/m for 1h`.
@@ -54,6 +55,7 @@ use crate::time::{Timestamp, micros};
 /// # Ok(())
 /// # }
 /// ```
+#[doc(alias = "ban")]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Lockout {
     /// The duration of the first lock in microseconds.
@@ -118,11 +120,12 @@ impl Lockout {
     /// another limit refuses is one strike, whatever its cost. Admitted hits, charges and refunds
     /// change nothing.
     ///
-    /// So it locks out a client that goes on although it is refused. It needs another limit: a limiter
-    /// or layer with only this limit is rejected when it is built, and so is a text that begins with
-    /// it. A [shadow limit](crate::Policy#shadow-limits) cannot count refusals. The remaining units and the capacity of a decision do not include this limit,
-    /// except that nothing remains while it is locked. [IETF fields](crate::Headers::draft11) list it
-    /// only then.
+    /// So it locks out a client that continues to send hits although they are refused. It needs
+    /// another limit: a limiter or layer with only this limit is rejected when it is built, and so
+    /// is a text that begins with it. A [shadow limit](crate::Policy#shadow-limits) cannot count
+    /// refusals. The remaining units and the capacity of a decision do not include this limit,
+    /// except that nothing remains while it is locked. [IETF fields](crate::Headers::draft11) list
+    /// it only while it is locked.
     ///
     /// A hit that waits, as in [`acquire`](crate::RateLimiter::acquire), is one strike for each
     /// attempt that is refused.

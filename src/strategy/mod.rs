@@ -19,13 +19,13 @@
 //!       refused hit on.
 //!     - The `retry_after` is not longer than after spending the whole capacity. An exception is
 //!       the aligned [`SlidingWindowCounter`], whose stored instant counts as the start of the next
-//!       bucket. So it adds up to one period. Another one is the [`CalendarWindow`], which keeps the
-//!       end of a window if a window can be so long.
+//!       bucket. So it adds up to one period. Another one is the [`CalendarWindow`], which keeps
+//!       the end of a window if a window can be so long.
 //!     - A debt that a charge raised above the capacity counts as at most about 1.6 times its size.
 //! 7. Strategies accept any state, cost and instant without a panic. A kind of state that the
 //!    strategy does not use counts as no state.
 //!
-//! They also check these laws:
+//! The property tests also check these laws:
 //!
 //! - A log has at most [`log_entries`](Strategy::log_entries) entries, unless units were charged.
 //! - An immediate refund undoes the hit. Refunds of parts of a hit return at most what the hit has
@@ -34,8 +34,8 @@
 //! - A settled hit has its actual cost.
 //! - After a change of the quota's amount or burst, `retry_after` is exact. If the capacity and the
 //!   amount have not become smaller, a client does not wait longer than if it had spent the whole
-//!   new quota. This includes a client that a charge has left in debt, if the units that it owes fit
-//!   into the new capacity.
+//!   new quota. This includes a client that a charge has left in debt, if the units that it owes
+//!   fit into the new capacity.
 //!
 //! The built-in strategies compute with integers, without accumulating rounding errors. They count
 //! in whole microseconds, or in fractions of one if the period is not a multiple of the amount.
@@ -63,8 +63,8 @@ use std::sync::Arc;
 pub(crate) use self::calendar::UnknownZone;
 pub use self::calendar::Weekday;
 pub use self::calendar_window::CalendarWindow;
+pub(crate) use self::contract::StrategyDyn;
 pub use self::contract::{Divided, Script, Strategy};
-pub(crate) use self::contract::{Part, StrategyDyn};
 pub use self::elastic_window::ElasticWindow;
 pub use self::fixed_window::FixedWindow;
 pub(crate) use self::in_flight::InFlightLimit;

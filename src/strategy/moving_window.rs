@@ -7,10 +7,11 @@ use crate::time::Timestamp;
 /// Admits at most N units in any span of length P, for a quota of N per P. Keeps a log of admitted
 /// hits.
 ///
-/// This is the strictest window. The log has an entry for each instant at which hits were admitted,
-/// so it has at most N entries, unless units are [charged](crate::RateLimiter::charge). An entry
-/// takes 16 bytes in a log of up to 128 entries, and about three to six bytes in a log of at least
-/// 1,000. A decision is a binary search in the log.
+/// This is the strictest window, also known as sliding window log. The log has an entry for each
+/// instant at which hits were admitted, so it has at most N entries, unless units are
+/// [charged](crate::RateLimiter::charge). An entry takes 16 bytes in a log of up to 128 entries,
+/// and about three to six bytes in a log of at least 1,000. A decision is a binary search in the
+/// log.
 ///
 /// In strings: `moving-window 10/minute`.
 ///
@@ -38,6 +39,7 @@ use crate::time::Timestamp;
 /// # Ok(())
 /// # }
 /// ```
+#[doc(alias = "sliding window log")]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[expect(clippy::exhaustive_structs, reason = "callers write its name as a value")]
 pub struct MovingWindow;

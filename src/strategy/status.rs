@@ -13,7 +13,7 @@ const NEVER: u64 = u64::MAX;
 /// the times until a retry and a reset. See [`Decision::statuses`](crate::Decision::statuses).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Status {
-    verdict: StatusFlags,
+    flags: StatusFlags,
     capacity: u32,
     remaining: u32,
     anchor: u32,
@@ -63,7 +63,7 @@ impl Status {
     #[inline]
     pub const fn admitted(capacity: u32, remaining: u32, reset_after: u64) -> Self {
         let (until, anchor) = (Timestamp::EPOCH, 0);
-        Self { verdict: StatusFlags::ADMITTED, capacity, remaining, anchor, reset_after, wait: 0, until }
+        Self { flags: StatusFlags::ADMITTED, capacity, remaining, anchor, reset_after, wait: 0, until }
     }
 
     /// Creates the status of a limit that refuses. The first three values are as in
@@ -76,44 +76,44 @@ impl Status {
             None => NEVER,
         };
         let (until, anchor) = (Timestamp::EPOCH, 0);
-        Self { verdict: StatusFlags::REFUSED, capacity, remaining, anchor, reset_after, wait, until }
+        Self { flags: StatusFlags::REFUSED, capacity, remaining, anchor, reset_after, wait, until }
     }
 
     /// Marks the units of this limit as not counted in the decision. If another limit refuses the hit,
     /// the `retry_after` of the decision is at least `wait` microseconds.
     pub(super) const fn uncounted(self, wait: u64) -> Self {
-        Self { verdict: self.verdict.with(StatusFlags::UNCOUNTED), wait, ..self }
+        Self { flags: self.flags.with(StatusFlags::UNCOUNTED), wait, ..self }
     }
 
     /// Marks this limit as locked. `mark` is the second amount of the state.
     pub(super) const fn locked(self, mark: u32) -> Self {
-        Self { verdict: self.verdict.with(StatusFlags::LOCKED), anchor: mark, ..self }
+        Self { flags: self.flags.with(StatusFlags::LOCKED), anchor: mark, ..self }
     }
 
     /// Returns the status of the next hit, if this decision has started the lock by refusing a hit:
     /// the lock refuses it.
     pub(crate) const fn of_next_hit(self) -> Self {
-        if !self.verdict.has(StatusFlags::NEW_LOCK) {
+        if !self.flags.has(StatusFlags::NEW_LOCK) {
             return self;
         }
-        let flags = StatusFlags(self.verdict.0 & !StatusFlags::NEW_LOCK.0);
-        Self { verdict: flags.with(StatusFlags::REFUSED), ..self }
+        let flags = StatusFlags(self.flags.0 & !StatusFlags::NEW_LOCK.0);
+        Self { flags: flags.with(StatusFlags::REFUSED), ..self }
     }
 
     /// Sets the lock to that of another status, which had it before. Its units count in the decision
     /// if those of the other status do.
     pub(crate) const fn with_lock_of(self, other: &Self) -> Self {
-        let flags = other.verdict.0 & (StatusFlags::LOCKED.0 | StatusFlags::UNCOUNTED.0);
+        let flags = other.flags.0 & (StatusFlags::LOCKED.0 | StatusFlags::UNCOUNTED.0);
         if flags == 0 {
             self
         } else {
-            Self { verdict: self.verdict.with(StatusFlags(flags)), anchor: other.anchor, ..self }
+            Self { flags: self.flags.with(StatusFlags(flags)), anchor: other.anchor, ..self }
         }
     }
 
     /// Marks the lock of this limit as started by this decision.
     pub(super) const fn newly_locked(self) -> Self {
-        Self { verdict: self.verdict.with(StatusFlags::NEW_LOCK), ..self }
+        Self { flags: self.flags.with(StatusFlags::NEW_LOCK), ..self }
     }
 
     /// Sets the delay of an admitted hit, in microseconds. Do not call it on the status of a limit
@@ -126,7 +126,7 @@ impl Status {
 
     /// Sets the data that a refund of this admitted hit needs: [`Hit::until`] and [`Hit::anchor`].
     /// Call it only in a storage that builds a `Status` from the reply of its server and has no
-    /// [`State`]. Otherwise, [`Limit::answer`](crate::Limit::answer) sets the data.
+    /// [`State`]. Otherwise, [`Limit::status`](crate::Limit::status) sets the data.
     #[must_use]
     pub const fn spent(self, until: Timestamp, anchor: u32) -> Self {
         Self { anchor, until, ..self }
@@ -135,10 +135,10 @@ impl Status {
     /// Sets the delay of an admitted hit, and the data of its state that a refund needs.
     #[inline]
     pub(crate) fn set_spent(&mut self, delay: u64, state: &State) {
-        if self.verdict.has(StatusFlags::UNCOUNTED) {
+        if self.flags.has(StatusFlags::UNCOUNTED) {
             return;
         }
-        if self.verdict.has(StatusFlags::LOCKED) {
+        if self.flags.has(StatusFlags::LOCKED) {
             *self = self.newly_locked();
         }
         self.wait = delay;
@@ -159,8 +159,8 @@ impl Status {
     /// Returns `true` if the `retry_after` of a refusal depends on the wait of this limit, which
     /// may have admitted the hit and started a lock.
     const fn has_retry(&self) -> bool {
-        let is_new_lock = self.verdict.has(StatusFlags::UNCOUNTED) && self.wait > 0;
-        (self.verdict.has(StatusFlags::REFUSED) || is_new_lock) && self.wait != NEVER
+        let is_new_lock = self.flags.has(StatusFlags::UNCOUNTED) && self.wait > 0;
+        (self.flags.has(StatusFlags::REFUSED) || is_new_lock) && self.wait != NEVER
     }
 
     /// Subtracts `micros` microseconds from `reset_after` and `retry_after`, as if nothing else was
@@ -179,36 +179,37 @@ impl Status {
     pub(crate) fn refuse_delay(&mut self, max_delay: u64) {
         let excess = self.delay_micros().saturating_sub(max_delay);
         // The hit has no lock, because it is refunded.
-        let verdict = StatusFlags(self.verdict.0 & StatusFlags::UNCOUNTED.0);
-        let verdict = if excess > 0 { verdict.with(StatusFlags::REFUSED) } else { verdict };
-        *self = Self { verdict, wait: excess, until: Timestamp::EPOCH, ..*self };
+        let flags = StatusFlags(self.flags.0 & StatusFlags::UNCOUNTED.0);
+        let flags = if excess > 0 { flags.with(StatusFlags::REFUSED) } else { flags };
+        *self = Self { flags, wait: excess, until: Timestamp::EPOCH, ..*self };
     }
 
     /// Turns an admission into a refusal with a `retry_after` of 1 microsecond.
     pub(crate) fn refuse_turn(&mut self) {
-        let verdict = self.verdict.with(StatusFlags::REFUSED);
-        *self = Self { verdict, wait: 1, until: Timestamp::EPOCH, ..*self };
+        let flags = self.flags.with(StatusFlags::REFUSED);
+        *self = Self { flags, wait: 1, until: Timestamp::EPOCH, ..*self };
     }
 
     /// Returns `true` if this limit admits. Another limit of the policy may refuse.
     #[inline]
     pub const fn is_admitted(&self) -> bool {
-        !self.verdict.has(StatusFlags::REFUSED)
+        !self.flags.has(StatusFlags::REFUSED)
     }
 
-    /// Returns the lock of a [`Lockout`](crate::Lockout), if it is locked after this decision.
+    /// Returns the lock if this limit is a [`Lockout`](crate::Lockout) that is locked after this
+    /// decision.
     pub const fn lock(&self) -> Option<Lock> {
-        if !self.verdict.has(StatusFlags::LOCKED) {
+        if !self.flags.has(StatusFlags::LOCKED) {
             return None;
         }
-        Some(Lock::new(level(self.anchor), self.reset_after, self.verdict.has(StatusFlags::NEW_LOCK)))
+        Some(Lock::new(level(self.anchor), self.reset_after, self.flags.has(StatusFlags::NEW_LOCK)))
     }
 
     /// Returns `true` if the units of this limit count in the decision. Those of a lockout by
     /// refusals count only while it is locked.
     #[inline]
     pub(crate) const fn is_counted(&self) -> bool {
-        !self.verdict.has(StatusFlags::UNCOUNTED) || self.verdict.has(StatusFlags::LOCKED)
+        !self.flags.has(StatusFlags::UNCOUNTED) || self.flags.has(StatusFlags::LOCKED)
     }
 
     /// Returns the remaining units that count in the decision.
@@ -220,7 +221,7 @@ impl Status {
     /// Returns the capacity that counts in the decision.
     #[inline]
     pub(crate) const fn counted_capacity(&self) -> u32 {
-        if self.verdict.has(StatusFlags::UNCOUNTED) { u32::MAX } else { self.capacity }
+        if self.flags.has(StatusFlags::UNCOUNTED) { u32::MAX } else { self.capacity }
     }
 
     /// Returns the number of units that can be spent at one instant if nothing has been spent.
@@ -241,8 +242,8 @@ impl Status {
         Duration::from_micros(self.reset_after)
     }
 
-    /// Returns the time until a refused hit would be admitted if the key gets no other hits.
-    /// Returns `None` if the hit was admitted or its cost exceeds the capacity.
+    /// Returns the time until this limit would admit a refused hit if the key gets no other hits.
+    /// Returns `None` if this limit admits the hit, or if the cost exceeds the capacity.
     pub const fn retry_after(&self) -> Option<Duration> {
         match self.wait {
             NEVER => None,
@@ -264,13 +265,13 @@ impl Status {
     }
 
     pub(crate) const fn delay_micros(&self) -> u64 {
-        if self.verdict.has(StatusFlags::REFUSED.with(StatusFlags::UNCOUNTED)) { 0 } else { self.wait }
+        if self.flags.has(StatusFlags::REFUSED.with(StatusFlags::UNCOUNTED)) { 0 } else { self.wait }
     }
 
     /// Returns the microseconds until a refused hit would be admitted, `u64::MAX` for never, or 0
     /// if it was admitted.
     pub(crate) const fn retry_micros(&self) -> u64 {
-        if self.verdict.has(StatusFlags::REFUSED.with(StatusFlags::UNCOUNTED)) { self.wait } else { 0 }
+        if self.flags.has(StatusFlags::REFUSED.with(StatusFlags::UNCOUNTED)) { self.wait } else { 0 }
     }
 
     /// Returns the instant at which a spent hit expires. It is the epoch if nothing was spent.
@@ -320,8 +321,10 @@ impl Lock {
         Self { level, ends_after, is_new }
     }
 
-    /// Returns the number of earlier locks of the key that are not forgotten: 0 for the first lock.
-    /// The level of a lock with the longest duration does not rise any more. At most 63.
+    /// Returns the level of the lock: the number of earlier locks of the key that are not
+    /// forgotten. It is 0 for the first lock. It does not rise after a lock of the longest
+    /// duration, so it is always 0 without [escalation](crate::Lockout::escalating). It is at most
+    /// 63.
     pub const fn level(&self) -> u32 {
         self.level
     }
@@ -331,7 +334,8 @@ impl Lock {
         Duration::from_micros(self.ends_after)
     }
 
-    /// Returns `true` if the decision has started the lock.
+    /// Returns `true` if the hit of this decision has started the lock. Returns `false` for the
+    /// decision on a charge.
     pub const fn is_new(&self) -> bool {
         self.is_new
     }

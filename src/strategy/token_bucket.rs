@@ -5,7 +5,7 @@ use crate::quota::{Quota, Span};
 use crate::time::Timestamp;
 
 /// A bucket of B tokens, refilled continuously at N per P, the rate of the quota. A hit takes as
-/// many tokens as it costs.
+/// many tokens as it costs, and is refused if the bucket has fewer.
 ///
 /// It suits clients that work in bursts. It admits B units at once after an idle period, N per P on
 /// average, and at most B + N·d/P in any span d. B is the [`burst`](Quota::burst) of the quota, and

@@ -367,7 +367,7 @@ impl CasStorage for FakeCasStore {
         self.0.recalled.lock().unwrap().get(key).cloned().or_else(|| self.0.forgets.then(forgotten))
     }
 
-    fn longest(&self) -> Option<usize> {
+    fn max_text_len(&self) -> Option<usize> {
         self.0.longest
     }
 }

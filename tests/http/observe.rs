@@ -207,11 +207,11 @@ fn metrics_count_refunded_and_charged_units() {
     let expected = [
         ("decisions", "admitted", 4),
         ("settled_units", "charged", 50),
-        ("settled_units", "not_settled", 5),
         ("settled_units", "refunded", 60),
+        ("settled_units", "settle_failed", 5),
         ("settlements", "charged", 1),
-        ("settlements", "not_settled", 1),
         ("settlements", "refunded", 2),
+        ("settlements", "settle_failed", 1),
     ];
     let expected = expected
         .map(|(name, outcome, count)| format!("ratelimit_{name}_total{{{policy},outcome={outcome},{mode}}} {count}"));
@@ -293,7 +293,7 @@ fn failed_refund_is_reported_as_not_settled() {
         // Outside of a runtime no task can be spawned, so a pending refund fails.
         let mut response = Box::pin(ask(&service, with("x-client", "a")));
         assert!(poll(&mut response).is_ready());
-        assert_eq!(*outcomes.lock().unwrap(), ["admitted", "not_settled"], "later: {later}");
+        assert_eq!(*outcomes.lock().unwrap(), ["admitted", "settle_failed"], "later: {later}");
     }
 }
 

@@ -142,7 +142,7 @@ async fn failed_refund_of_a_hit_in_flight_is_reported_if_its_task_panics() {
         panic!("a bug in the task");
     });
     assert!(task.await.unwrap_err().is_panic());
-    assert_eq!(*outcomes.lock().unwrap(), ["admitted", "not_settled 1"]);
+    assert_eq!(*outcomes.lock().unwrap(), ["admitted", "settle_failed 1"]);
 }
 
 /// A panic that leaves a destructor during the unwinding would abort the process.

@@ -306,7 +306,7 @@ async fn rejection_closure_gets_the_refusing_limits() {
 /// A custom storage that refuses every hit. Its decisions have a wait of zero and the limits of
 /// this policy, which can be another one than that of the layer.
 fn refuses_for(text: &'static str) -> FakeStorage {
-    FakeStorage::scripted(move |_| Some(Ok(policy(text).refuse(Timestamp::EPOCH, 1, 0).contended()))).0
+    FakeStorage::scripted(move |_| Some(Ok(policy(text).refusal(Timestamp::EPOCH, 1, 0).contended()))).0
 }
 
 #[tokio::test]

@@ -366,7 +366,7 @@ fn settlement_that_is_dropped_outside_of_a_runtime_may_have_counted() {
     let (taken, doubts) = (Taken::default(), Arc::new(Mutex::new(Vec::new())));
     let errors = Arc::clone(&doubts);
     let layer = layer(POLICY, fake).observer(move |event: &Event<'_>| {
-        if let EventKind::NotSettled { error, .. } = event.kind {
+        if let EventKind::SettleFailed { error, .. } = event.kind {
             errors.lock().unwrap().push(error.may_have_counted());
         }
     });
@@ -479,7 +479,7 @@ async fn failed_settlement_keeps_the_estimate_and_reports_the_difference() {
     let doubts = Arc::new(Mutex::new(Vec::new()));
     let seen = Arc::clone(&doubts);
     let layer = layer(POLICY, storage.clone()).observer(move |event: &Event<'_>| {
-        if let EventKind::NotSettled { decision, actual, .. } = event.kind {
+        if let EventKind::SettleFailed { decision, actual, .. } = event.kind {
             seen.lock().unwrap().push((decision.cost(), actual, event.settled_units()));
         }
     });
@@ -844,7 +844,7 @@ async fn failed_clear_is_reported() {
     let (limit, outcomes) = observed(layer(POLICY, storage.clone()));
     storage.set_changes(Behavior::Fails);
     let _ = ask(&limit.clear_when(|_| true).layer(Inner::default()), get("/30")).await;
-    assert_eq!(take(&outcomes), ["admitted", "not_settled 30"]);
+    assert_eq!(take(&outcomes), ["admitted", "settle_failed 30"]);
 }
 
 /// The closure of `settle` is not called for a response that clears.

@@ -193,7 +193,7 @@ async fn failed_refund_of_a_disconnected_client_is_reported() {
     let seen = Arc::clone(&events);
     let storage = FakeStorage::around(memory());
     let layer = layer("fixed-window 1 per 10 seconds", storage.clone()).observer(move |event: &Event<'_>| {
-        if let EventKind::NotSettled { decision, actual, .. } = event.kind {
+        if let EventKind::SettleFailed { decision, actual, .. } = event.kind {
             seen.lock().unwrap().push((decision.cost(), actual, event.key.cloned()));
         }
     });

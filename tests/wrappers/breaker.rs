@@ -181,8 +181,9 @@ async fn only_consecutive_failures_of_writes_count() {
 
 #[tokio::test(start_paused = true)]
 async fn refused_and_contended_hits_are_not_failures() {
-    let (contended, _) =
-        FakeStorage::scripted(|request| Some(Ok(request.policy.refuse(Timestamp::EPOCH, request.cost, 7).contended())));
+    let (contended, _) = FakeStorage::scripted(|request| {
+        Some(Ok(request.policy.refusal(Timestamp::EPOCH, request.cost, 7).contended()))
+    });
     let breaker = Breaker::new(contended).failures(1).fallback(memory_with_manual_clock().0, 2);
     let limiter = RateLimiter::with_storage(policy("9/day"), breaker);
     for _ in 0..20 {

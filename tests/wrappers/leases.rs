@@ -327,7 +327,7 @@ async fn callers_of_one_key_share_one_round_trip() {
 #[tokio::test]
 async fn hits_of_a_refused_slice_are_sent_alone() {
     let (storage, clock) = FakeStorage::scripted(|request| {
-        (request.cost > 1).then(|| Ok(request.policy.refuse(ManualClock::default().now(), request.cost, 9)))
+        (request.cost > 1).then(|| Ok(request.policy.refusal(ManualClock::default().now(), request.cost, 9)))
     });
     let leases = Leases::new(storage.clone(), 100).clock(clock);
     let (policy, key) = (policy("fixed-window 1000/day"), Key::from("a"));
@@ -425,7 +425,7 @@ async fn peeks_show_leased_units_and_undecided_ones_are_passed_on() {
     let contended = Arc::clone(&is_contended);
     let (storage, clock) = FakeStorage::scripted(move |request| {
         (request.op == Op::Peek && *contended.lock().unwrap())
-            .then(|| Ok(request.policy.refuse(ManualClock::default().now(), request.cost, 9).contended()))
+            .then(|| Ok(request.policy.refusal(ManualClock::default().now(), request.cost, 9).contended()))
     });
     let (leases, policy) = (Leases::new(storage.clone(), 10).clock(clock), policy("token-bucket 6000/minute"));
     for _ in 0..2 {

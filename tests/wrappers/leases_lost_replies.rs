@@ -86,7 +86,7 @@ async fn contended_refusal_does_not_end_the_outage() {
         let mut requested = requested.lock().unwrap();
         requested.push(request.cost);
         match requested.len() {
-            2 | 3 | 5 => Some(Ok(request.policy.refuse(Timestamp::EPOCH, request.cost, 9).contended())),
+            2 | 3 | 5 => Some(Ok(request.policy.refusal(Timestamp::EPOCH, request.cost, 9).contended())),
             4 => Some(Err(StorageError::from_boxed("reply lost"))),
             _ => None,
         }

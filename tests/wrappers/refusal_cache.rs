@@ -260,7 +260,7 @@ async fn cached_refusal_that_began_a_lock_refuses_until_its_end() {
 #[tokio::test]
 async fn contended_refusals_are_not_cached() {
     let (contended, _) = FakeStorage::scripted(|request| {
-        Some(Ok(request.policy.refuse(Timestamp::EPOCH, request.cost, 1_000_000).contended()))
+        Some(Ok(request.policy.refusal(Timestamp::EPOCH, request.cost, 1_000_000).contended()))
     });
     let cache = RefusalCache::new(contended);
     for _ in 0..3 {

@@ -46,17 +46,17 @@ use crate::sync::join_all;
 /// |---|---|---|
 /// | closed | all | open, after 5 consecutive [`failures`](Self::failures) |
 /// | open | none | probing, by the first hit, charge, settlement or clear after 100 milliseconds ([`probe_after`](Self::probe_after)) |
-/// | probing | the call that started this phase | closed if the call succeeds, open if it fails |
+/// | probing (half-open) | the call that started this phase | closed if the call succeeds, open if it fails |
 ///
-/// The time between probes doubles with each failed probe, up to 1 second, with jitter. A refusal
-/// is not a failure. Neither is an error of the kind [`Unsupported`](StorageErrorKind::Unsupported) or
-/// [`Contended`](StorageErrorKind::Contended): it concerns one policy or key, so one client cannot
-/// open the circuit for all others.
+/// The time between probes doubles with each failed probe, up to 1 second. Up to 50 % of jitter is
+/// subtracted. A refusal is not a failure. Neither is an error of the kind
+/// [`Unsupported`](StorageErrorKind::Unsupported) or [`Contended`](StorageErrorKind::Contended): it
+/// concerns one policy or key, so one client cannot open the circuit for all others.
 ///
-/// | the primary | with a fallback | without a fallback |
+/// | call of the primary | with a fallback | without a fallback |
 /// |---|---|---|
-/// | is called and fails | the fallback decides | the decision fails |
-/// | is not called | the fallback decides | the decision fails immediately |
+/// | failed | the fallback decides | the decision fails with the primary's error |
+/// | not made, because the breaker is open or probing | the fallback decides | the decision fails immediately with the kind [`CircuitOpen`](StorageErrorKind::CircuitOpen) |
 ///
 /// The fallback applies each policy [divided](Policy::divide) by the number of replicas. After an
 /// error of the primary that [may have counted](StorageError::may_have_counted), such as a timeout,
@@ -70,7 +70,7 @@ use crate::sync::join_all;
 ///
 /// # Errors
 ///
-/// Returns a [`StorageError`] in these cases:
+/// Calls fail with [`StorageError`] in these cases:
 ///
 /// - Neither storage makes a decision.
 /// - The storage that made a decision fails to [settle](Storage::settle) the hit. If that storage
@@ -414,8 +414,9 @@ impl Storage for Breaker {
         self.0.primary.check()
     }
 
-    /// Clears the primary and the fallback at the same time, even if the breaker is open. The result does
-    /// not change the breaker's state. Returns the number of keys that were removed from the primary.
+    /// Clears the primary and the fallback at the same time, even if the breaker is open. The
+    /// result does not change the breaker's state. Returns the number of keys that were removed
+    /// from the primary.
     ///
     /// # Errors
     ///

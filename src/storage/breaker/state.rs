@@ -14,8 +14,9 @@ pub enum Phase {
     Closed,
     /// The primary is not called. The fallback decides, or decisions fail if there is none.
     Open,
-    /// One hit, charge, settlement or clear is probing the primary. Other calls are handled as in
-    /// the phase [`Open`](Self::Open).
+    /// Half-open: one hit, charge, settlement or clear is probing the primary. Other calls are
+    /// handled as in the phase [`Open`](Self::Open).
+    #[doc(alias = "half-open")]
     Probing,
 }
 
@@ -24,7 +25,7 @@ pub enum Phase {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct CircuitState {
-    /// The phase.
+    /// The phase: closed, open or probing.
     pub phase: Phase,
     /// The number of consecutive failures of the primary, including failed probes.
     ///

@@ -56,7 +56,7 @@ struct Parsed {
 
 impl<'a> Batch<'a> {
     pub(in crate::storage) fn new(view: View<'a>) -> Self {
-        let View { at: now, behind, states: loaded, head, has_new_line: must_store, unknown } = view;
+        let View { at: now, behind, states: loaded, head, has_new_offset: must_store, unknown } = view;
         let behind = behind.micros;
         let (parsed, changed, cleared) = (None, must_store, false);
         let text = loaded.to_owned();
@@ -141,7 +141,7 @@ impl<'a> Batch<'a> {
         self.changed
     }
 
-    /// Returns the text to store and the time to keep it, or `None` if nothing has changed. A new line of
+    /// Returns the text to store and the time to keep it, or `None` if nothing has changed. A new offset of
     /// a text that no command has read is stored with the next one.
     ///
     /// The text begins with the time of the key. Without it, a node whose clock is behind could
@@ -232,11 +232,11 @@ mod tests {
     /// Guards against this defect: a text that no command has read is stored again, for the time of
     /// `max_skew` only.
     #[test]
-    fn new_line_is_stored_only_with_states_that_a_command_has_read() {
+    fn new_offset_is_stored_only_with_states_that_a_command_has_read() {
         let policy = Policy::from(Quota::per_day(10));
         let batch = || {
             let view = Skew::new(Duration::ZERO).view("k", "", Timestamp::from_micros(1_000_000));
-            Batch::new(View { has_new_line: true, ..view })
+            Batch::new(View { has_new_offset: true, ..view })
         };
         assert_eq!(batch().finish(Duration::ZERO), None);
         let mut used = batch();

@@ -46,11 +46,11 @@ pub(super) enum JobWork {
 }
 
 impl JobWork {
-    /// Returns the key whose worker executes the job. Decisions on several keys share a worker,
-    /// whose key is empty, because most of them have a key in common. And a batch costs as many
+    /// Returns the name of the job's queue: its key in the store. Decisions on several keys share a queue,
+    /// whose name is empty, because most of them have a key in common. And a batch costs as many
     /// round trips as one decision: with a worker for each of 100 tenants, etcd and PostgreSQL made
     /// a quarter of the decisions.
-    pub(super) fn queue(&self) -> Arc<str> {
+    pub(super) fn queue_name(&self) -> Arc<str> {
         match self {
             Self::One { key, .. } => Arc::clone(key),
             Self::All(_) => "".into(),
@@ -78,7 +78,7 @@ pub(super) struct Job {
     /// The number of lost swaps.
     lost: u32,
     /// The name of the store, for errors.
-    store: Arc<str>,
+    store_name: Arc<str>,
 }
 
 /// The caller's side of a call. The job is executed even if this is dropped.
@@ -87,16 +87,16 @@ pub(super) struct JobWaiter {
     work: Arc<JobWork>,
     caller: Caller<JobResult>,
     deadline: Instant,
-    store: Arc<str>,
+    store_name: Arc<str>,
 }
 
 impl Job {
-    /// Creates both sides of a call that times out after `timeout`. Errors name `store`.
-    pub(super) fn new(work: JobWork, timeout: Duration, store: &Arc<str>) -> (Self, JobWaiter) {
+    /// Creates both sides of a call that times out after `timeout`.
+    pub(super) fn new(work: JobWork, timeout: Duration, store_name: &Arc<str>) -> (Self, JobWaiter) {
         let (ticket, caller) = Ticket::new();
-        let (work, deadline, store) = (Arc::new(work), Instant::now() + timeout, Arc::clone(store));
-        let waiting = JobWaiter { work: Arc::clone(&work), caller, deadline, store: Arc::clone(&store) };
-        (Self { work, ticket, deadline, timeout, lost: 0, store }, waiting)
+        let (work, deadline, store_name) = (Arc::new(work), Instant::now() + timeout, Arc::clone(store_name));
+        let waiting = JobWaiter { work: Arc::clone(&work), caller, deadline, store_name: Arc::clone(&store_name) };
+        (Self { work, ticket, deadline, timeout, lost: 0, store_name }, waiting)
     }
 
     /// Records that a swap with this job was lost.
@@ -126,7 +126,7 @@ impl Job {
         if self.lost < MAX_LOST_SWAPS && Instant::now() + least < self.deadline {
             return Some(self);
         }
-        self.ticket.answer(unfinished_answer(&self.work, &stage, &self.store));
+        self.ticket.answer(unfinished_answer(&self.work, &stage, &self.store_name));
         None
     }
 }
@@ -137,7 +137,7 @@ impl JobWaiter {
         match self.caller.wait(self.deadline).await {
             Ok(answer) => answer,
             Err(Unanswered::Dropped) => Err(cancelled()),
-            Err(Unanswered::Late(stage)) => unfinished_answer(&self.work, &stage, &self.store),
+            Err(Unanswered::Late(stage)) => unfinished_answer(&self.work, &stage, &self.store_name),
         }
     }
 }
@@ -147,7 +147,7 @@ impl JobWaiter {
 /// that nothing was spent.
 fn unfinished_answer(work: &JobWork, stage: &CallStage, store: &str) -> JobResult {
     let Some(at) = stage.contended.filter(|_| !stage.is_begun) else { return Err(late(store, stage.is_begun)) };
-    let refuse = |policy: &Policy, cost| policy.refuse(at, cost, RETRY_AFTER).contended();
+    let refuse = |policy: &Policy, cost| policy.refusal(at, cost, RETRY_AFTER).contended();
     match work {
         JobWork::One { policy, command: Command::Hit(cost) | Command::Charge(cost), .. } => {
             Ok(vec![refuse(policy, *cost)])
@@ -174,8 +174,8 @@ pub(super) fn cancelled() -> StorageError {
     StorageError::new(StorageErrorKind::Cancelled, message)
 }
 
-/// Creates the error of a call that lost every race.
-pub(super) fn contended() -> StorageError {
+/// Creates the error of a clear or a settlement that lost every race.
+fn contended() -> StorageError {
     let message = "other processes changed the key before every swap, nothing was cleared or settled; try again";
     StorageError::new(StorageErrorKind::Contended, message)
 }
@@ -186,5 +186,5 @@ pub(super) fn same_key() -> StorageError {
     StorageError::new(StorageErrorKind::Unsupported, message)
 }
 
-/// Identifies a worker by its runtime and its [queue](JobWork::queue).
-pub(super) type JobKey = (Id, Arc<str>);
+/// Identifies a worker by its runtime and its [queue](JobWork::queue_name).
+pub(super) type QueueKey = (Id, Arc<str>);

@@ -49,7 +49,8 @@ use crate::time::Timestamp;
 /// implementation.
 ///
 /// [`load`](Self::load), [`swap`](Self::swap) and [`check`](Self::check) get a deadline. [`Cas`]
-/// drops their futures shortly afterwards, when the [timeout](Cas::timeout) of the call has passed.
+/// drops their futures shortly after it in the first round trip of a call. From the second round trip
+/// on, it drops them up to a full [timeout](Cas::timeout) after the round trip began.
 /// A store can return an error that names the server when the deadline has passed. A store that has
 /// no such error can ignore the deadline.
 ///
@@ -81,7 +82,7 @@ use crate::time::Timestamp;
 ///         key: &str,
 ///         version: &u64,
 ///         text: &str,
-///         _keep: Duration,
+///         _time_to_live: Duration,
 ///         _deadline: Instant,
 ///     ) -> Result<Swapped<u64>, Infallible> {
 ///         let mut texts = self.0.lock().unwrap();
@@ -101,6 +102,7 @@ use crate::time::Timestamp;
 /// # Ok(())
 /// # }
 /// ```
+#[doc(alias = "optimistic locking")]
 pub trait CasStorage: Clone + fmt::Debug + Send + Sync + 'static {
     /// The error of the store. [`Cas`] converts it with
     /// [`StorageError::from_boxed`](super::StorageError::from_boxed).
@@ -129,7 +131,8 @@ pub trait CasStorage: Clone + fmt::Debug + Send + Sync + 'static {
     ) -> impl Future<Output = Result<Loaded<Self::Version>, Self::Error>> + Send;
 
     /// Stores `text` if the version of the key's text is still `version`. An empty text removes the
-    /// key. The store must keep the text for at least `keep`, and should remove it soon afterwards.
+    /// key. The store must keep the text for at least `time_to_live`, and should remove it soon
+    /// afterwards.
     ///
     /// Returns [`Swapped::Stored`], or [`Swapped::Lost`] if the version has changed.
     ///
@@ -142,7 +145,7 @@ pub trait CasStorage: Clone + fmt::Debug + Send + Sync + 'static {
         key: &str,
         version: &Self::Version,
         text: &str,
-        keep: Duration,
+        time_to_live: Duration,
         deadline: Instant,
     ) -> impl Future<Output = Result<Swapped<Self::Version>, Self::Error>> + Send;
 
@@ -178,7 +181,7 @@ pub trait CasStorage: Clone + fmt::Debug + Send + Sync + 'static {
     /// A policy that can need longer texts is rejected when its limiter or layer is built. If the
     /// policy is chosen per request, the decision fails with the kind
     /// [`Unsupported`](super::StorageErrorKind::Unsupported) instead.
-    fn longest(&self) -> Option<usize> {
+    fn max_text_len(&self) -> Option<usize> {
         None
     }
 }
@@ -192,8 +195,8 @@ pub struct Loaded<V> {
     pub text: String,
     /// The version of the text, for a later [`swap`](CasStorage::swap).
     pub version: V,
-    /// The store's time if it has a clock that all processes share, or else `None`. Then [`Cas`]
-    /// uses this machine's clock.
+    /// The store's time if the store has a clock that all processes share, or else `None`. With
+    /// `None`, [`Cas`] uses this machine's clock.
     pub now: Option<Timestamp>,
 }
 

@@ -18,11 +18,11 @@ use crate::key::Key;
 use crate::policy::Policy;
 #[cfg(feature = "testing")]
 use crate::storage::Clock;
-use crate::storage::calls::measured;
 use crate::storage::contract::{OwnedRequest, forward_storage};
 use crate::storage::keys::cannot_list;
 use crate::storage::listing::NameRange;
-use crate::storage::net::{CONNECT_WITHIN, overloaded};
+use crate::storage::metrics::measured;
+use crate::storage::net::{CONNECT_WITHIN, fail_delayed};
 use crate::storage::url::CasOptions;
 use crate::storage::{
     Claim, Granted, KeyPage, KeysRequest, SlotStore, Storage, StorageError, StorageFuture, StorageRequest, names,
@@ -92,8 +92,8 @@ pub(in crate::storage) trait ServerStore: CasStorage<Error = StorageError> {
     }
 }
 
-/// A [`Cas`] over servers: it waits for the first connection, fails at once while the servers are
-/// overloaded, and can delete all keys.
+/// A [`Cas`] over servers: it waits for the first connection, and can delete all keys. While the servers
+/// are overloaded, a decision fails after three quarters of its timeout, without a call.
 #[derive(Clone)]
 pub(in crate::storage) struct ServerCas<S: CasStorage> {
     cas: Cas<S>,
@@ -205,7 +205,7 @@ impl<S: ServerStore> Storage for ServerCas<S> {
             return self.cas.decide(request);
         }
         if let Some(error) = self.store().overload(self.cas.shared.queues.len()) {
-            return StorageFuture::new(measured(S::LABEL, overloaded(error, self.cas.timeout)));
+            return StorageFuture::new(measured(S::LABEL, fail_delayed(error, self.cas.timeout)));
         }
         if !self.is_new() {
             return self.cas.decide(request);
@@ -222,7 +222,7 @@ impl<S: ServerStore> Storage for ServerCas<S> {
             return self.cas.decide_all(members);
         }
         if let Some(error) = self.store().overload(self.cas.shared.queues.len()) {
-            return StorageFuture::new(measured(S::LABEL, overloaded(error, self.cas.timeout)));
+            return StorageFuture::new(measured(S::LABEL, fail_delayed(error, self.cas.timeout)));
         }
         if !self.is_new() {
             return self.cas.decide_all(members);

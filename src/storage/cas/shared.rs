@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use tokio::runtime::Handle;
 use tokio::time::timeout;
 
-use super::job::{Job, JobKey};
+use super::job::{Job, QueueKey};
 use super::several::{KeySwap, SeveralKeys, SwappedAll};
 use super::skew::{Skew, View};
 use super::{CasStorage, Loaded, Swapped};
@@ -28,8 +28,8 @@ pub(super) struct CasShared<S: CasStorage> {
     /// The same store, if it replaces several texts in one step.
     pub(super) several: Option<Arc<dyn SeveralKeys<S::Version>>>,
     /// The name of the store, for errors.
-    pub(super) name: Arc<str>,
-    pub(super) queues: JobQueues<JobKey, Job>,
+    pub(super) store_name: Arc<str>,
+    pub(super) queues: JobQueues<QueueKey, Job>,
     pub(super) skew: Skew,
     time: TimeSource,
 }
@@ -47,18 +47,18 @@ impl<S: CasStorage> CasShared<S> {
     pub(super) fn new(
         store: S,
         several: Option<Arc<dyn SeveralKeys<S::Version>>>,
-        name: Arc<str>,
+        store_name: Arc<str>,
         time: TimeSource,
         skew: Skew,
     ) -> Self {
-        Self { store, several, name, queues: JobQueues::default(), skew, time }
+        Self { store, several, store_name, queues: JobQueues::default(), skew, time }
     }
 
     /// Returns a new handle to the same store, with empty queues. If `time` is `None`, keeps the
     /// source of the time.
     pub(super) fn with(&self, time: Option<TimeSource>, max_skew: Duration) -> Self {
-        let (name, time) = (Arc::clone(&self.name), time.unwrap_or_else(|| self.time.clone()));
-        Self::new(self.store.clone(), self.several.clone(), name, time, Skew::new(max_skew))
+        let (store_name, time) = (Arc::clone(&self.store_name), time.unwrap_or_else(|| self.time.clone()));
+        Self::new(self.store.clone(), self.several.clone(), store_name, time, Skew::new(max_skew))
     }
 
     /// Returns a handle to another store with the same settings.
@@ -69,7 +69,7 @@ impl<S: CasStorage> CasShared<S> {
         all(feature = "memcached", feature = "testing")
     ))]
     pub(super) fn with_store(&self, store: S, several: Option<Arc<dyn SeveralKeys<S::Version>>>) -> Self {
-        Self::new(store, several, Arc::clone(&self.name), self.time.clone(), Skew::new(self.skew.max()))
+        Self::new(store, several, Arc::clone(&self.store_name), self.time.clone(), Skew::new(self.skew.max()))
     }
 
     /// Awaits a check of the store. It fails after `within`.
@@ -84,7 +84,7 @@ impl<S: CasStorage> CasShared<S> {
     {
         Handle::try_current().map_err(|_| StorageError::no_runtime())?;
         let checked = timeout(within, check(store_deadline(within))).await;
-        let late = || format!("{} did not answer a check within the timeout", self.name);
+        let late = || format!("{} did not answer a check within the timeout", self.store_name);
         let checked = checked.map_err(|_| StorageError::new(StorageErrorKind::Timeout, late()).uncounted())?;
         checked.map_err(|error| StorageError::from_boxed(error).uncounted())
     }

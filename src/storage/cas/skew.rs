@@ -4,7 +4,7 @@
 //! no later decision is made at an earlier instant. So the time of a key never goes back, although
 //! the clocks of its nodes differ.
 //!
-//! A clock that is behind by more than `max_skew` has a line of its own: a constant difference to
+//! A clock that is behind by more than `max_skew` has an offset of its own: a constant difference to
 //! the time of the key. So the time of the key goes on by the time that passes on any clock, and
 //! does not jump to the fastest clock again after each decision of a slower one.
 //!
@@ -14,13 +14,13 @@
 //!
 //! The bound is the promise plus one quota per change of a clock. The key's time runs ahead of the
 //! real time only if a node that is not behind has a faster clock than all before it, or if a
-//! process that has never decided the key continues on a line that is lower than its clock. Each
+//! process that has never decided the key continues with an offset that is lower than that of its clock. Each
 //! process does one of them once.
 //!
-//! A process remembers its own line. Lines in the text alone would admit more: a line cannot
-//! distinguish time that has passed from a faster clock, so each jump makes the other lines
+//! A process remembers its own offset. Offsets in the text alone would admit more: an offset cannot
+//! distinguish time that has passed from a faster clock, so each jump makes the other offsets
 //! outdated, and five nodes could jump ten times. The mark shows that the key has expired since, so
-//! that the line is outdated.
+//! that the offset is outdated.
 
 use std::hash::{BuildHasher, RandomState};
 use std::sync::Mutex;
@@ -85,7 +85,7 @@ impl Skew {
             Err(version) => (None, "", Some(unknown_version(&version))),
         };
         let head = self.is_on().then(|| stored.unwrap_or_else(|| TextHead::new(own)));
-        let mut view = View { at: own, behind: Behind::default(), states, head, has_new_line: false, unknown };
+        let mut view = View { at: own, behind: Behind::default(), states, head, has_new_offset: false, unknown };
         let Some(head) = &mut view.head else { return view };
         let (gap, max) = (head.newest.since(own), micros(self.max));
         if gap <= max {
@@ -101,11 +101,11 @@ impl Skew {
             // time that has passed is unknown.
             Some(_) => gap,
             // This node may have decided the key before it was restarted.
-            None => head.line(gap - max).unwrap_or(gap).max(gap),
+            None => head.offset(gap - max).unwrap_or(gap).max(gap),
         };
         // The time on this clock since the newest decision.
         head.newest = head.newest.plus(behind.saturating_sub(gap));
-        view.has_new_line = head.add_line(behind, max);
+        view.has_new_offset = head.add_offset(behind, max);
         (view.at, view.behind) = (head.newest, Behind { mark: head.mark, micros: behind });
         self.report(Duration::from_micros(gap));
         view
@@ -136,8 +136,8 @@ pub(in crate::storage) struct View<'a> {
     pub(in crate::storage) states: &'a str,
     /// The time of the key to store, or `None` if `max_skew` is zero.
     pub(in crate::storage) head: Option<TextHead>,
-    /// `true` if `head` has a new line, which must be stored.
-    pub(in crate::storage) has_new_line: bool,
+    /// `true` if `head` has a new offset, which must be stored.
+    pub(in crate::storage) has_new_offset: bool,
     /// The error of all decisions, if the text has an unknown version.
     pub(in crate::storage) unknown: Option<StorageError>,
 }
@@ -175,15 +175,15 @@ struct Known {
     /// Keys are stored as hashes. The secrets are random, so clients cannot choose keys with equal
     /// hashes.
     secrets: RandomState,
-    lines: Mutex<RecentMap<u64, Behind>>,
+    offsets: Mutex<RecentMap<u64, Behind>>,
 }
 
 impl Known {
     fn get(&self, key: &str) -> Option<Behind> {
-        unpoisoned(self.lines.lock()).get(&self.secrets.hash_one(key)).copied()
+        unpoisoned(self.offsets.lock()).get(&self.secrets.hash_one(key)).copied()
     }
 
     fn insert(&self, key: &str, behind: Behind) {
-        unpoisoned(self.lines.lock()).insert(self.secrets.hash_one(key), behind);
+        unpoisoned(self.offsets.lock()).insert(self.secrets.hash_one(key), behind);
     }
 }

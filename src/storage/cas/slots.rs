@@ -6,13 +6,13 @@ use std::time::Duration;
 use tokio::runtime::Handle;
 use tokio::time::{Instant, sleep, timeout_at};
 
-use super::job::{contended, late};
+use super::job::late;
 use super::shared::{CasShared, store_deadline};
 use super::worker::backoff;
 use super::{Cas, CasStorage, Swapped};
 use crate::key::Key;
 use crate::policy::Policy;
-use crate::storage::calls::measured;
+use crate::storage::metrics::measured;
 use crate::storage::slots::{Claim, Granted, Ledger, SlotStore};
 use crate::storage::{StorageError, StorageErrorKind, StorageFuture, names};
 
@@ -49,7 +49,7 @@ async fn run<S: CasStorage>(
             None if Instant::now() >= store_deadline.into() => return Err(contended()),
             None => timeout_at(deadline, store.load(&name, store_deadline))
                 .await
-                .map_err(|_| late(&shared.name, false))?
+                .map_err(|_| late(&shared.store_name, false))?
                 .map_err(|error| StorageError::from_boxed(error).uncounted())?,
         };
         let now = shared.now(&loaded);
@@ -57,7 +57,7 @@ async fn run<S: CasStorage>(
         let granted = ledger.claim(now, &claim);
         let text = ledger.to_text();
         let swap = store.swap(&name, &loaded.version, &text, ledger.keep(now), store_deadline);
-        let swapped = timeout_at(deadline, swap).await.map_err(|_| late(&shared.name, true))?;
+        let swapped = timeout_at(deadline, swap).await.map_err(|_| late(&shared.store_name, true))?;
         match swapped.map_err(StorageError::from_boxed)? {
             Swapped::Stored => return Ok(granted),
             Swapped::Lost(newer) => newest = newer.filter(|_| attempt < IMMEDIATE_RETRIES),
@@ -67,6 +67,12 @@ async fn run<S: CasStorage>(
         }
     }
     Err(contended())
+}
+
+/// Creates the error of a claim that lost every race.
+fn contended() -> StorageError {
+    let message = "other processes changed the slots of the key before every swap, nothing was claimed; try again";
+    StorageError::new(StorageErrorKind::Contended, message)
 }
 
 /// Creates the error of a claim on a ledger of another version of this crate.

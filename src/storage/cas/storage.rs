@@ -17,14 +17,15 @@ use crate::decision::Decision;
 use crate::error::{ConfigError, or_panic};
 use crate::key::Key;
 use crate::policy::{Op, Policy};
-use crate::storage::calls::{MAX_SKEW, TIMEOUT, checked_skew, checked_timeout, measured};
+use crate::storage::bounds::{MAX_SKEW, TIMEOUT, checked_skew, checked_timeout};
 use crate::storage::contract::decides_one_key;
+use crate::storage::metrics::measured;
 use crate::storage::{Clock, SlotStore, Storage, StorageError, StorageFuture, StorageRequest, names};
 
 /// A storage over any store with compare-and-swap. The page of [`CasStorage`] has an example.
 ///
 /// It runs every strategy, and every policy whose states fit into the
-/// [longest](CasStorage::longest) text of the store.
+/// [longest text](CasStorage::max_text_len) of the store.
 ///
 /// A hit loads the state of its key, decides, and stores the new state if no other process has
 /// stored one meanwhile. Otherwise it loses the race, and tries again.
@@ -36,7 +37,10 @@ use crate::storage::{Clock, SlotStore, Storage, StorageError, StorageFuture, Sto
 /// - A hit may be executed as soon as its future has been polled. Dropping the future later does
 ///   not undo the hit.
 /// - A call takes at most 100 milliseconds by default: see [`timeout`](Self::timeout).
-/// - [`clear_all`](Storage::clear_all) is not supported, because the store cannot list its keys.
+/// - A call decides on one key. For [several keys](crate::RateLimitLayer::and), wrap the storage in
+///   [`InOrder`](crate::storage::InOrder).
+/// - [`clear_all`](Storage::clear_all) and [`keys`](Storage::keys) are not supported, because the
+///   store cannot list its keys.
 /// - Calls need a tokio runtime with time enabled. The storage can be created outside of a runtime.
 ///
 /// The guide on [writing a storage](crate::guide::write_a_storage) has the details.
@@ -59,7 +63,7 @@ use crate::storage::{Clock, SlotStore, Storage, StorageError, StorageFuture, Sto
 /// |---|---|
 /// | [`Timeout`](crate::storage::StorageErrorKind::Timeout) | The store does not reply in time. A swap without a reply is not retried, because a retry could count a hit twice. |
 /// | [`Contended`](crate::storage::StorageErrorKind::Contended) | A settlement or a clear loses every race. |
-/// | [`Unsupported`](crate::storage::StorageErrorKind::Unsupported) | The states of the policy can exceed, or have exceeded, the longest text of the store. Another version of this crate has written the state in an [unknown format](crate::guide::deploying#rolling-upgrades). Also returned by `clear_all`. |
+/// | [`Unsupported`](crate::storage::StorageErrorKind::Unsupported) | The states of the policy can exceed, or have exceeded, the longest text of the store. Another version of this crate has written the state in an [unknown format](crate::guide::deploying#rolling-upgrades). Also returned by `clear_all` and `keys`. |
 /// | [`Cancelled`](crate::storage::StorageErrorKind::Cancelled) | The call was made outside of a tokio runtime, the runtime shuts down, or a custom strategy panics. |
 /// | any other | The store fails. |
 #[derive(Clone)]
@@ -113,11 +117,11 @@ impl<S: CasStorage> Cas<S> {
     /// Sets the longest time by which the newest decision on a key may be ahead of the
     /// [clock](Self::clock). Defaults to 5 seconds.
     ///
-    /// | newest decision | the next decision |
+    /// | newest decision | time of the next decision |
     /// |---|---|
-    /// | behind the clock | is made at the clock's time |
-    /// | ahead by at most `max_skew` | is made at the instant of the newest decision |
-    /// | further ahead | is made at the instant of the newest decision, plus the time that has passed on this clock since its own last decision on the key; the decision [reports](Decision::at) the clock's time |
+    /// | behind the clock | the clock's time |
+    /// | ahead by at most `max_skew` | the instant of the newest decision |
+    /// | further ahead | the instant of the newest decision, plus the time that has passed on this clock since this process last decided on the key; [`Decision::at`] returns the clock's time |
     ///
     /// In the last case, a warning is logged at most once per minute (feature `tracing`). At any
     /// difference, all processes together admit at most what the strategy promises, plus one quota
@@ -145,8 +149,8 @@ impl<S: CasStorage> Cas<S> {
         &self.shared.store
     }
 
-    /// Returns the name of the states of `key` in the store.
-    fn key(&self, policy: &Policy, key: &Key) -> Arc<str> {
+    /// Returns the key in the store of the states of `key`.
+    fn store_key(&self, policy: &Policy, key: &Key) -> Arc<str> {
         let name = names::of(policy, key);
         if self.prefix.is_empty() { name.into() } else { format!("{}{name}", self.prefix).into() }
     }
@@ -158,7 +162,7 @@ impl<S: CasStorage> Cas<S> {
         key: &Key,
         command: Command,
     ) -> impl Future<Output = JobResult> + Send + use<S> {
-        self.execute(JobWork::One { key: self.key(policy, key), policy: policy.clone(), command })
+        self.execute(JobWork::One { key: self.store_key(policy, key), policy: policy.clone(), command })
     }
 
     /// Executes a job, which is queued at the first poll.
@@ -166,8 +170,8 @@ impl<S: CasStorage> Cas<S> {
         let (shared, timeout) = (Arc::clone(&self.shared), self.timeout);
         async move {
             let runtime = Handle::try_current().map_err(|_| StorageError::no_runtime())?;
-            let place = (runtime.id(), work.queue());
-            let (job, waiting) = Job::new(work, timeout, &shared.name);
+            let place = (runtime.id(), work.queue_name());
+            let (job, waiting) = Job::new(work, timeout, &shared.store_name);
             if shared.queues.add(&place, job) {
                 runtime.spawn(Worker::new(Arc::clone(&shared), place).run());
             }
@@ -182,13 +186,13 @@ impl<S: CasStorage> Cas<S> {
     ) -> impl Future<Output = Result<Decision, StorageError>> + Send + use<S> {
         let (shared, within) = (Arc::clone(&self.shared), self.timeout);
         let StorageRequest { policy, key, op, cost } = request;
-        let (policy, name) = (policy.clone(), self.key(policy, key));
+        let (policy, store_key) = (policy.clone(), self.store_key(policy, key));
         async move {
             Handle::try_current().map_err(|_| StorageError::no_runtime())?;
-            let loaded = timeout(within, shared.store.load(&name, store_deadline(within))).await;
-            let loaded = loaded.map_err(|_| job::late(&shared.name, false))?;
+            let loaded = timeout(within, shared.store.load(&store_key, store_deadline(within))).await;
+            let loaded = loaded.map_err(|_| job::late(&shared.store_name, false))?;
             let loaded = loaded.map_err(|error| StorageError::from_boxed(error).uncounted())?;
-            shared.view(&name, &loaded).peek(&policy, op, cost)
+            shared.view(&store_key, &loaded).peek(&policy, op, cost)
         }
     }
 }
@@ -206,7 +210,8 @@ impl<S: CasStorage> Storage for Cas<S> {
         StorageFuture::new(measured(self.label, async { answer.await?.pop().ok_or_else(job::cancelled) }))
     }
 
-    /// Replaces the texts of all keys in one step.
+    /// Returns an error of the kind [`Unsupported`](crate::storage::StorageErrorKind::Unsupported)
+    /// for more than one key, because a [`CasStorage`] replaces one text at a time.
     fn decide_all(&self, members: &[StorageRequest<'_>]) -> StorageFuture<Vec<Decision>> {
         if let Err(error) = StorageRequest::check_members(members) {
             return StorageFuture::ready(Err(error));
@@ -220,7 +225,7 @@ impl<S: CasStorage> Storage for Cas<S> {
         if let Err(error) = self.validate_members(&policies) {
             return StorageFuture::ready(Err(StorageError::unsupported_policy(error)));
         }
-        let member = |member: &StorageRequest<'_>| (self.key(member.policy, member.key), member.owned());
+        let member = |member: &StorageRequest<'_>| (self.store_key(member.policy, member.key), member.owned());
         let work = JobWork::All(members.iter().map(member).collect());
         StorageFuture::new(measured(self.label, self.execute(work)))
     }
@@ -245,7 +250,7 @@ impl<S: CasStorage> Storage for Cas<S> {
 
     fn validate(&self, policy: &Policy) -> Result<(), ConfigError> {
         self.longest_log.map_or(Ok(()), |max_entries| check_logs(policy, max_entries))?;
-        self.store().longest().map_or(Ok(()), |longest| check_length(policy, longest))
+        self.store().max_text_len().map_or(Ok(()), |longest| check_length(policy, longest))
     }
 
     fn validate_members(&self, policies: &[Policy]) -> Result<(), ConfigError> {
@@ -253,7 +258,7 @@ impl<S: CasStorage> Storage for Cas<S> {
             return Err(decides_one_key());
         }
         policies.iter().try_for_each(|policy| self.validate(policy))?;
-        self.store().longest().map_or(Ok(()), |longest| check_members(policies, longest))
+        self.store().max_text_len().map_or(Ok(()), |longest| check_members(policies, longest))
     }
 
     fn slots(&self) -> Option<Arc<dyn SlotStore>> {

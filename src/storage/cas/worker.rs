@@ -17,7 +17,7 @@ use tokio::task::yield_now;
 use tokio::time::{Instant, sleep, timeout};
 
 use super::batch::Batches;
-use super::job::{Job, JobKey, JobResult, late};
+use super::job::{Job, JobResult, QueueKey, late};
 use super::length::longest_text;
 use super::several::{KeySwap, MAX_KEYS, SwappedAll};
 use super::shared::{CasShared, store_deadline};
@@ -35,8 +35,8 @@ type Texts<V> = HashMap<Arc<str>, Loaded<V>>;
 enum Attempt<V> {
     /// All jobs have an answer, or their callers have left.
     Answered,
-    /// The race for a key was lost. Contains the jobs to execute again, and the newer texts if the store
-    /// returned them.
+    /// The race for a key was lost. Or the jobs would not change the recalled texts, and nothing was
+    /// sent. Contains the jobs to execute again, and the newer texts if the store returned them.
     Lost(Vec<Job>, Option<Texts<V>>),
     /// The new texts are too long for one step, and nothing was sent. Contains the jobs to execute again
     /// in several steps, and the texts that they were executed on.
@@ -46,7 +46,7 @@ enum Attempt<V> {
 /// Executes the jobs of one key, or those of several keys. If it is dropped early, the waiting callers get an error.
 pub(super) struct Worker<S: CasStorage> {
     shared: Arc<CasShared<S>>,
-    place: JobKey,
+    place: QueueKey,
     /// The jobs that were taken from the queue, and do not fit into the current batch.
     waiting: Vec<Job>,
     /// The longest recent round trip to the store. It decays by an eighth with each shorter round
@@ -67,7 +67,7 @@ impl<S: CasStorage> Drop for Worker<S> {
 }
 
 impl<S: CasStorage> Worker<S> {
-    pub(super) fn new(shared: Arc<CasShared<S>>, place: JobKey) -> Self {
+    pub(super) fn new(shared: Arc<CasShared<S>>, place: QueueKey) -> Self {
         Self { shared, place, waiting: Vec::new(), trip: Duration::ZERO, blocked: Duration::ZERO, is_done: false }
     }
 
@@ -88,7 +88,8 @@ impl<S: CasStorage> Worker<S> {
 
     /// Takes as many waiting jobs as the store can execute in one step, and at least one.
     fn next_batch(&mut self) -> Vec<Job> {
-        let longest = self.shared.store.longest().and_then(|longest| u64::try_from(longest).ok()).unwrap_or(u64::MAX);
+        let longest =
+            self.shared.store.max_text_len().and_then(|longest| u64::try_from(longest).ok()).unwrap_or(u64::MAX);
         let (mut keys, mut bytes) = (HashSet::new(), 0);
         let is_too_much = |job: &Job| {
             for (key, policy) in job.work.keys() {
@@ -213,7 +214,7 @@ impl<S: CasStorage> Worker<S> {
             return Attempt::Answered;
         }
         let bytes = texts.iter().filter_map(|(_, change)| change.as_ref()).map(|(text, _)| text.len()).sum::<usize>();
-        if let Some(longest) = shared.store.longest().filter(|longest| bytes > *longest) {
+        if let Some(longest) = shared.store.max_text_len().filter(|longest| bytes > *longest) {
             if pending.len() > 1 {
                 return Attempt::TooLong(jobs_of(pending), loaded);
             }
@@ -251,7 +252,7 @@ impl<S: CasStorage> Worker<S> {
         let loaded = self
             .timed(jobs.iter(), |deadline| shared.load_all(&keys, deadline))
             .await
-            .ok_or_else(|| late(&shared.name, false))?
+            .ok_or_else(|| late(&shared.store_name, false))?
             .map_err(StorageError::uncounted)?;
         let loaded = keys.into_iter().zip(loaded).collect();
         self.set_contended(self.now(&loaded));
@@ -268,7 +269,7 @@ impl<S: CasStorage> Worker<S> {
         let jobs = pending.iter().map(|(job, _)| job);
         let begun = Instant::now();
         let swapped = self.timed(jobs, |deadline| shared.swap_all(swaps, deadline)).await;
-        let swapped = swapped.ok_or_else(|| late(&shared.name, true))?;
+        let swapped = swapped.ok_or_else(|| late(&shared.store_name, true))?;
         let is_cancelled = swapped.as_ref().is_err_and(|error| error.is_timeout() && !error.may_have_counted());
         // The next jobs of several keys can have other keys, which need not be locked.
         let is_of_one_key = !self.place.1.is_empty();

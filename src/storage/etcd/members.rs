@@ -15,7 +15,7 @@ use tokio::time::{Instant, timeout_at};
 
 use super::connection::{EtcdAccess, EtcdConnection, has_no_leader, is_unauthenticated, is_unavailable, is_unsent};
 use super::wire::EtcdCall;
-use crate::storage::net::{CONNECT_WITHIN, MOST, Open, Reconnecting};
+use crate::storage::net::{CONNECT_WITHIN, MOST, Reconnecting, WithCalls};
 use crate::storage::url::Address;
 use crate::storage::{StorageError, StorageErrorKind};
 
@@ -141,7 +141,7 @@ fn failover_at(deadline: Instant, is_last: bool) -> Instant {
 struct EtcdMember {
     address: Address,
     access: Arc<EtcdAccess>,
-    connection: Arc<Reconnecting<Open<EtcdConnection>>>,
+    connection: Arc<Reconnecting<WithCalls<EtcdConnection>>>,
 }
 
 impl EtcdMember {
@@ -193,10 +193,10 @@ impl EtcdMember {
     }
 
     /// Returns an open connection. Waits for one until `deadline`.
-    async fn open(&self, deadline: Instant) -> Result<Arc<Open<EtcdConnection>>, StorageError> {
+    async fn open(&self, deadline: Instant) -> Result<Arc<WithCalls<EtcdConnection>>, StorageError> {
         let connect = || {
             let (address, access) = (self.address.clone(), Arc::clone(&self.access));
-            async move { EtcdConnection::open(&address, &access).await.map(Open::new) }
+            async move { EtcdConnection::open(&address, &access).await.map(WithCalls::new) }
         };
         self.connection.get(deadline, connect).await
     }

@@ -58,13 +58,14 @@ const HTTP2: Option<&'static [u8]> = Some(b"h2");
 /// All processes together never admit more than the limit. A hit that loses every race is refused as
 /// [contended](crate::Decision::is_contended). [`Cas`](crate::storage::Cas) has the details.
 ///
-/// While four transactions of a process are in flight, hits on different keys wait for at most a quarter of
-/// their time, and share one, in which each is stored or lost on its own.
+/// While four transactions of a process are in flight, further hits on different keys wait for at
+/// most a quarter of their timeout. Hits that wait share one transaction, which stores or rejects
+/// each of them separately.
 ///
 /// A hit of [several keys](crate::RateLimitLayer::and) stores all new states or none in one
-/// transaction. So it takes as many round trips as a hit of one key.
-/// Concurrent hits of several keys share transactions of up to 64 keys, so the members need
-/// `--max-txn-ops` of at least 64, which defaults to 128.
+/// transaction. So it takes as many round trips as a hit of one key. Concurrent hits of several
+/// keys share transactions of up to 64 keys. So the option `--max-txn-ops` of the members must be
+/// at least 64. It defaults to 128.
 ///
 /// Each process decides by the clock of its own machine. The guide has the bounds for [different
 /// clocks](crate::guide::several_processes#clocks).
@@ -100,10 +101,11 @@ const HTTP2: Option<&'static [u8]> = Some(b"h2");
 ///
 /// # Errors
 ///
-/// Calls fail with [`StorageError`](crate::storage::StorageError) if no member is reachable, if etcd rejects the call, or if it
-/// does not reply within the timeout. They also fail if 1,024 calls are in flight on the connection
-/// to a member, or fewer while calls time out. A write that etcd may have executed is not retried:
-/// see [`may_have_counted`](crate::storage::StorageError::may_have_counted).
+/// Calls fail with [`StorageError`](crate::storage::StorageError) if no member is reachable, if
+/// etcd rejects the call, or if it does not reply within the timeout. They also fail if 1,024 calls
+/// are in flight on the connection to a member, or fewer while calls time out. A write that etcd
+/// may have executed is not retried: see
+/// [`may_have_counted`](crate::storage::StorageError::may_have_counted).
 #[derive(Clone)]
 pub struct EtcdStorage(ServerCas<EtcdStore>);
 
@@ -128,9 +130,11 @@ impl EtcdStorage {
     ///
     /// Use it for passwords that rotate. etcd revokes the tokens of a user whose password changes.
     /// The storage then reconnects with new credentials. If the provider fails, the attempt to
-    /// connect fails too, and later calls retry it.
+    /// connect fails too. Later calls retry it after a backoff of up to 200 ms.
     ///
-    /// An attempt to connect, including the provider, is aborted after one second. The guide on
+    /// An attempt to connect takes at most one second, including the call of the provider. It
+    /// begins with one try. While no try has ended, another one starts every 250 ms, up to four in
+    /// total. Each try calls the provider, so up to four calls can run at once. The guide on
     /// [deploying](crate::guide::deploying#logins-that-rotate) has more details.
     ///
     /// Call this method before the first decision, because the returned storage opens new

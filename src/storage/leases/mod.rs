@@ -44,15 +44,14 @@ use crate::time::micros;
 /// # }
 /// ```
 ///
-/// The units that one request takes are a *slice*, and those that are not spent yet are a *lease*. A
-/// lease ends after the [`ttl`](Self::ttl), called L here. It ends earlier with its window. Then the
-/// unspent units are refunded.
+/// The units that one request takes are a *slice*, and those that are not spent yet are a *lease*.
+/// A lease ends after the [`ttl`](Self::ttl), called L here, or with its window if that ends
+/// earlier. Then the unspent units are refunded, unless the window has ended.
 ///
 /// # Bounds
 ///
-/// **A unit that the storage admits at the time t and a process spends in the span from t to t + L
-/// belongs, in any span d, to the units that the storage admitted in d + L. So in any span d, all
-/// processes together spend at most what the strategy promises for d + L.**
+/// **A process spends a leased unit at most L after the storage has admitted it. So in any span d,
+/// all processes together spend at most what the strategy promises for d + L.**
 ///
 /// For N units per period P, this means:
 ///
@@ -73,9 +72,10 @@ use crate::time::micros;
 ///   processes may have spent some of them. It reports the time at which the storage admitted its
 ///   slice.
 ///
-/// Elastic windows, leaky buckets and lockouts cannot be leased, because each hit or refusal changes
-/// their states. Such policies fail [validation](Storage::validate). A policy that was chosen for a
-/// request is sent to the storage unchanged.
+/// Elastic windows, leaky buckets and lockouts cannot be leased, because each hit or refusal
+/// changes their states. Such policies fail [validation](Storage::validate). If such a policy was
+/// chosen for a request, the hit is sent to the storage. So is each hit of a policy that [keeps
+/// units](crate::Limit::keep).
 ///
 /// # Slices
 ///
@@ -91,13 +91,13 @@ use crate::time::micros;
 /// one succeeds.
 ///
 /// Charges and settlements use the lease first. A [clear](Storage::clear) drops the lease of this
-/// process. Others keep theirs, for at most L.
+/// process. Other processes keep their leases, for at most L.
 ///
 /// # Lost units
 ///
 /// Lost units count in the storage although no process spends them, until the strategy forgets them.
 ///
-/// | event | lost units per key and runtime of a process, at most |
+/// | event | maximum of lost units per key and runtime of a process |
 /// |---|---|
 /// | an outage that loses replies | one slice, and the costs of the hits that were in flight |
 /// | a crash, or the end of the runtime | one slice |
@@ -113,12 +113,13 @@ use crate::time::micros;
 ///
 /// # Errors
 ///
-/// If the storage fails, all hits that wait for the request fail with the same [`StorageError`]. A hit
-/// can wait for two timeouts of the storage: for the request in flight, and for its own. If that one
-/// is refused and the hit is sent alone, it waits for a third.
+/// If the storage fails, all hits that wait for the request fail with the same [`StorageError`]. A
+/// hit can wait for two timeouts of the storage: one for the request in flight, and one for its own
+/// request. If its own request is refused and the hit is sent alone, it can wait for a third.
 ///
-/// A call fails with the kind [`Cancelled`](crate::storage::StorageErrorKind::Cancelled) if its runtime
-/// shuts down. Nothing is leased outside of a tokio runtime with time.
+/// A call fails with the kind [`Cancelled`](crate::storage::StorageErrorKind::Cancelled) if its
+/// runtime shuts down. Nothing is leased outside of a tokio runtime with time.
+#[doc(alias("batching", "prefetch"))]
 #[derive(Clone)]
 pub struct Leases(Arc<LeaseTable>);
 
@@ -146,8 +147,8 @@ impl Leases {
         Self(Arc::new(LeaseTable::new(self.0.inner.clone(), settings)))
     }
 
-    /// Sets the longest time of a lease. Defaults to a twentieth of the shortest period of the policy,
-    /// and at most one second.
+    /// Sets the maximum time to live of a lease. Defaults to a twentieth of the shortest period of
+    /// the policy, but at most 1 second.
     ///
     /// A longer time saves requests, and weakens the [bounds](Self#bounds). The returned storage has
     /// no leases, and is independent of clones of this one.
@@ -201,7 +202,7 @@ impl Leases {
     ///
     /// Without this method, leases do not decide on several keys.
     ///
-    /// | with several keys | |
+    /// | aspect | behavior with several keys |
     /// |---|---|
     /// | limits | the leased policy has the [bounds](Self#bounds) of leases, and a token bucket can admit more if late refunds overlap; the others are exact |
     /// | units of a refused request | taken from the lease for about one round trip. Meanwhile they can be the reason that another request is refused |
@@ -356,8 +357,8 @@ impl Storage for Leases {
 
     /// Corrects the cost of a hit, in the lease if possible:
     ///
-    /// - If `actual` is less than the cost, refunds the difference to the lease that the hit was spent
-    ///   from, or to the storage if that lease has ended.
+    /// - If `actual` is less than the cost, refunds the difference to the lease from which the hit
+    ///   was spent, or to the storage if that lease has ended.
     /// - If `actual` is more, charges the difference.
     fn settle(&self, policy: &Policy, key: &Key, decision: &Decision, actual: u32) -> StorageFuture<()> {
         let (shared, inner, cost) = (Arc::clone(&self.0), self.0.inner.clone(), decision.cost());
@@ -379,8 +380,8 @@ impl Storage for Leases {
         self.0.inner.check()
     }
 
-    /// Clears the inner storage, and then drops all leases of this process, even if the inner storage
-    /// fails.
+    /// Clears the inner storage, and then drops all leases of this process, even if the inner
+    /// storage fails.
     fn clear_all(&self) -> StorageFuture<u64> {
         // Leases of this time may be older than the clear.
         let shared = Arc::clone(&self.0);

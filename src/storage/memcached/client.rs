@@ -11,7 +11,7 @@ use super::meta::{self, CasId, Reply};
 use super::node::{Node, Request};
 use super::ring::Ring;
 use crate::storage::cas::{RecentTexts, ServerStore, VERSION_LASTS};
-use crate::storage::net::Open;
+use crate::storage::net::WithCalls;
 use crate::storage::url::Address;
 use crate::storage::{CasStorage, Clock, Loaded, StorageError, StorageErrorKind, Swapped, names, net};
 use crate::time::Timestamp;
@@ -85,7 +85,7 @@ impl Client {
         &self,
         key: &str,
         deadline: tokio::time::Instant,
-    ) -> Result<(&Node, Arc<Open<MemcachedConnection>>), StorageError> {
+    ) -> Result<(&Node, Arc<WithCalls<MemcachedConnection>>), StorageError> {
         let within = deadline - tokio::time::Instant::now();
         let node = self.node(key);
         let open = node.open(deadline).await?;
@@ -159,7 +159,7 @@ impl CasStorage for Client {
         }
     }
 
-    fn longest(&self) -> Option<usize> {
+    fn max_text_len(&self) -> Option<usize> {
         Some(LARGEST)
     }
 }

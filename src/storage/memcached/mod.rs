@@ -61,7 +61,11 @@ const PORT: u16 = 11_211;
 /// admitted hit loads and stores the whole log: 5,000 entries are 95 kB in each direction. A policy
 /// that can keep more than 1 MB per key, about 55,000 entries, is always rejected.
 ///
-/// [`clear_all`](crate::Storage::clear_all) fails, because memcached cannot list its keys.
+/// A call decides on one key. For [several keys](crate::RateLimitLayer::and), wrap the storage in
+/// [`InOrder`](crate::storage::InOrder).
+///
+/// [`clear_all`](crate::Storage::clear_all) and [`keys`](crate::Storage::keys) fail, because
+/// memcached cannot list its keys.
 ///
 /// # Options
 ///
@@ -83,10 +87,11 @@ const PORT: u16 = 11_211;
 ///
 /// # Errors
 ///
-/// Calls fail with [`StorageError`](crate::storage::StorageError) if the server of the key is unreachable, fails, or does not
-/// reply within the timeout. They also fail if 1,024 calls are in flight on its connection, or
-/// fewer while calls time out. A write that was sent is not retried, because the server may have
-/// executed it: see [`may_have_counted`](crate::storage::StorageError::may_have_counted).
+/// Calls fail with [`StorageError`](crate::storage::StorageError) if the server of the key is
+/// unreachable, fails, or does not reply within the timeout. They also fail if 1,024 calls are in
+/// flight on its connection, or fewer while calls time out. A write that was sent is not retried,
+/// because the server may have executed it: see
+/// [`may_have_counted`](crate::storage::StorageError::may_have_counted).
 #[derive(Clone)]
 pub struct MemcachedStorage(ServerCas<Client>);
 

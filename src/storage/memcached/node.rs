@@ -10,7 +10,7 @@ use super::connection::{MemcachedConnection, NoReply};
 use super::login::MemcachedAccess;
 use super::meta::{NOOP, Reply, STATS};
 use super::server_time::ServerTime;
-use crate::storage::net::{self, FirstBytes, Open, Reconnecting};
+use crate::storage::net::{self, FirstBytes, Reconnecting, WithCalls};
 use crate::storage::url::Address;
 use crate::storage::{Clock, StorageError};
 
@@ -18,7 +18,7 @@ use crate::storage::{Clock, StorageError};
 pub(super) struct Node {
     address: Address,
     access: MemcachedAccess,
-    connection: Arc<Reconnecting<Open<MemcachedConnection>>>,
+    connection: Arc<Reconnecting<WithCalls<MemcachedConnection>>>,
     time: Arc<ServerTime>,
 }
 
@@ -46,7 +46,7 @@ impl Node {
 
     /// Requests the server's time in a background task, if the last request was at least a minute
     /// ago. `within` is the timeout of the request.
-    pub(super) fn learn_time(&self, open: &Arc<Open<MemcachedConnection>>, within: Duration) {
+    pub(super) fn learn_time(&self, open: &Arc<WithCalls<MemcachedConnection>>, within: Duration) {
         if self.time().is_due() {
             let (open, time) = (Arc::clone(open), Arc::clone(&self.time));
             tokio::spawn(async move { timeout(within, learn(&open, &time)).await });
@@ -59,7 +59,7 @@ impl Node {
     }
 
     /// Returns an open connection. Waits for one until `deadline`.
-    pub(super) async fn open(&self, deadline: Instant) -> Result<Arc<Open<MemcachedConnection>>, StorageError> {
+    pub(super) async fn open(&self, deadline: Instant) -> Result<Arc<WithCalls<MemcachedConnection>>, StorageError> {
         let Self { address, access, connection, time } = self;
         if Instant::now() >= deadline {
             return Err(connection.not_connected());
@@ -71,7 +71,7 @@ impl Node {
     /// any time.
     pub(super) async fn send(
         &self,
-        open: &Arc<Open<MemcachedConnection>>,
+        open: &Arc<WithCalls<MemcachedConnection>>,
         request: Request,
         deadline: Instant,
     ) -> Result<Reply, StorageError> {
@@ -105,7 +105,7 @@ impl Node {
     /// because later replies may be mismatched too.
     pub(super) fn unexpected(
         &self,
-        open: &Arc<Open<MemcachedConnection>>,
+        open: &Arc<WithCalls<MemcachedConnection>>,
         changes: bool,
         reply: &Reply,
     ) -> StorageError {
@@ -135,7 +135,7 @@ async fn connect(
     address: Address,
     access: MemcachedAccess,
     time: Arc<ServerTime>,
-) -> Result<Open<MemcachedConnection>, StorageError> {
+) -> Result<WithCalls<MemcachedConnection>, StorageError> {
     let (server, first) = (address.to_string(), FirstBytes::default());
     let failed = |why| StorageError::unreachable(&server, why);
     let connected = async {
@@ -147,7 +147,7 @@ async fn connect(
             Reply::Noop => learn(&connection, &time).await.map_err(failed)?,
             other => return Err(failed(format!("unexpected reply {:?} to a meta command", other.word()))),
         }
-        Ok(Open::new(connection))
+        Ok(WithCalls::new(connection))
     };
     net::connecting(&server, "memcached", &first, connected).await
 }

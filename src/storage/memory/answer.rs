@@ -4,7 +4,7 @@ use crate::decision;
 use crate::decision::Decision;
 use crate::policy::Limit;
 use crate::storage::{StorageRequest, Summary};
-use crate::strategy::{Outcome, Part, State, Status};
+use crate::strategy::{Outcome, State, Status};
 use crate::time::Timestamp;
 
 /// The kind of result that a caller needs. It determines which hits are stored.
@@ -41,8 +41,8 @@ pub(super) struct Asked<'a> {
 
 impl Asked<'_> {
     #[inline(always)]
-    fn write_status(self, limit: &Limit, state: &State, part: Part, status: &mut Status) {
-        limit.write_status(state, self.now, self.request.cost, part, status);
+    fn write_status(self, limit: &Limit, state: &State, outcome: Option<Outcome>, status: &mut Status) {
+        limit.write_status(state, self.now, self.request.cost, outcome, status);
     }
 }
 
@@ -59,8 +59,13 @@ pub(super) trait Answer {
     fn refuse_again(&mut self, asked: Asked<'_>, limit: &Limit, state: &mut State) -> Option<Self::Output>;
 
     /// Returns the result of a decision on `N` limits. `states` are their states after the
-    /// decision, and `parts` are the effects of the decision on them.
-    fn by_states<const N: usize>(self, asked: Asked<'_>, states: &[State; N], parts: [Part; N]) -> Self::Output;
+    /// decision, and `effects` are the effects of a hit on them, or `None` for a peek.
+    fn by_states<const N: usize>(
+        self,
+        asked: Asked<'_>,
+        states: &[State; N],
+        effects: [Option<Outcome>; N],
+    ) -> Self::Output;
 
     /// Returns the result for a new key that is refused because the storage is full. `soonest` is
     /// the time in microseconds until there may be room.
@@ -71,9 +76,9 @@ pub(super) trait Answer {
 }
 
 /// An answer that writes a full [`Decision`]: in place, because decisions are large.
-pub(super) struct Full<'a>(pub(super) &'a mut Decision);
+pub(super) struct DecisionAnswer<'a>(pub(super) &'a mut Decision);
 
-impl Answer for Full<'_> {
+impl Answer for DecisionAnswer<'_> {
     type Output = ();
 
     #[inline(always)]
@@ -93,13 +98,13 @@ impl Answer for Full<'_> {
     }
 
     #[inline(always)]
-    fn by_states<const N: usize>(self, asked: Asked<'_>, states: &[State; N], parts: [Part; N]) {
-        write_statuses(asked, states, parts, self.0.open(N, asked.request.cost));
+    fn by_states<const N: usize>(self, asked: Asked<'_>, states: &[State; N], effects: [Option<Outcome>; N]) {
+        write_statuses(asked, states, effects, self.0.open(N, asked.request.cost));
         self.0.conclude(asked.now);
     }
 
     fn storage_full(self, asked: Asked<'_>, soonest: u64) {
-        *self.0 = asked.request.policy.refuse(asked.now, asked.request.cost, soonest).storage_full();
+        *self.0 = asked.request.policy.refusal(asked.now, asked.request.cost, soonest).storage_full();
     }
 
     fn by_decision(self, decision: Decision) {
@@ -109,12 +114,12 @@ impl Answer for Full<'_> {
 
 /// An answer that returns `true` if the hit is admitted without a delay. It then writes the summary
 /// if the caller needs one. With a single limit, it also writes the summary of a refusal.
-pub(super) struct Fast<'a> {
+pub(super) struct AdmitAnswer<'a> {
     pub(super) mode: Mode,
     pub(super) summary: Option<&'a mut Summary>,
 }
 
-impl Answer for Fast<'_> {
+impl Answer for AdmitAnswer<'_> {
     type Output = bool;
 
     #[inline(always)]
@@ -137,17 +142,17 @@ impl Answer for Fast<'_> {
     }
 
     #[inline(always)]
-    fn by_states<const N: usize>(self, asked: Asked<'_>, states: &[State; N], parts: [Part; N]) -> bool {
-        let is_admitted = parts.iter().flatten().all(Outcome::is_at_once);
+    fn by_states<const N: usize>(self, asked: Asked<'_>, states: &[State; N], effects: [Option<Outcome>; N]) -> bool {
+        let is_admitted = effects.iter().flatten().all(Outcome::is_at_once);
         if (is_admitted || N == 1)
             && let Some(summary) = self.summary
         {
             summary.at = asked.now;
             if N == 1 {
-                asked.write_status(&asked.request.policy.limits()[0], &states[0], parts[0], &mut summary.limit);
+                asked.write_status(&asked.request.policy.limits()[0], &states[0], effects[0], &mut summary.limit);
             } else {
                 let mut statuses = [Status::BLANK; N];
-                write_statuses(asked, states, parts, &mut statuses);
+                write_statuses(asked, states, effects, &mut statuses);
                 summary.limit = *decision::shown(&statuses);
             }
         }
@@ -170,10 +175,15 @@ impl Answer for Fast<'_> {
 
 /// Writes the status of each limit.
 #[inline(always)]
-fn write_statuses<const N: usize>(asked: Asked<'_>, states: &[State; N], parts: [Part; N], statuses: &mut [Status]) {
+fn write_statuses<const N: usize>(
+    asked: Asked<'_>,
+    states: &[State; N],
+    effects: [Option<Outcome>; N],
+    statuses: &mut [Status],
+) {
     let limits = array_of::<N, _>(asked.request.policy.limits());
     for i in 0..N {
-        asked.write_status(&limits[i], &states[i], parts[i], &mut statuses[i]);
+        asked.write_status(&limits[i], &states[i], effects[i], &mut statuses[i]);
     }
 }
 

@@ -5,7 +5,7 @@ use std::cell::Cell;
 use std::sync::atomic::Ordering;
 use std::{mem, slice};
 
-use super::answer::{Answer, Asked, Fast, Full, Mode, array_of};
+use super::answer::{AdmitAnswer, Answer, Asked, DecisionAnswer, Mode, array_of};
 use super::evict::{NoRoom, Put};
 use super::inner::{Located, LockedKey, MemoryInner};
 use super::size::{Need, Size};
@@ -31,9 +31,9 @@ impl MemoryInner {
     pub(super) fn decide(&self, request: &StorageRequest<'_>) -> Decision {
         let mut decision = Decision::blank();
         if request.op == Op::Charge {
-            self.decide_any(self.lock(self.locate_request(request)), request, Full(&mut decision));
+            self.decide_any(self.lock(self.locate_request(request)), request, DecisionAnswer(&mut decision));
         } else {
-            self.answer(request, Full(&mut decision));
+            self.dispatch(request, DecisionAnswer(&mut decision));
         }
         self.complete(&mut decision);
         decision
@@ -48,8 +48,8 @@ impl MemoryInner {
 
     #[inline]
     pub(super) fn try_admit(&self, request: &StorageRequest<'_>, mode: Mode, summary: Option<&mut Summary>) -> bool {
-        let Some(summary) = summary else { return self.answer(request, Fast { mode, summary: None }) };
-        let is_admitted = self.answer(request, Fast { mode, summary: Some(summary) });
+        let Some(summary) = summary else { return self.dispatch(request, AdmitAnswer { mode, summary: None }) };
+        let is_admitted = self.dispatch(request, AdmitAnswer { mode, summary: Some(summary) });
         self.lengthen_waits(|| slice::from_mut(&mut summary.limit));
         // Header fields report the time of the wall clock, like `Decision::wall_at`.
         summary.at = summary.at.minus(u64::from(self.clock.ahead()) * 1_000_000);
@@ -67,16 +67,16 @@ impl MemoryInner {
         }
     }
 
-    fn answer<A: Answer>(&self, request: &StorageRequest<'_>, answer: A) -> A::Output {
+    fn dispatch<A: Answer>(&self, request: &StorageRequest<'_>, answer: A) -> A::Output {
         if request.policy.limits().len() == 1 {
             return self.decide_small::<1, A>(request, answer);
         }
-        self.answer_several(request, answer)
+        self.dispatch_several(request, answer)
     }
 
     /// A separate function, because the jump table would slow down policies with one limit.
     #[inline(never)]
-    fn answer_several<A: Answer>(&self, request: &StorageRequest<'_>, answer: A) -> A::Output {
+    fn dispatch_several<A: Answer>(&self, request: &StorageRequest<'_>, answer: A) -> A::Output {
         match request.policy.limits().len() {
             2 => self.decide_small::<2, A>(request, answer),
             3 => self.decide_small::<3, A>(request, answer),
@@ -95,7 +95,7 @@ impl MemoryInner {
         let (limits, digests) = (array_of::<N, _>(policy.limits()), array_of::<N, _>(policy.limit_digests()));
         let located = self.locate_request(request);
         if N == 1
-            && let Some(state) = located.padded.published(located.key, digests[0], located.now)
+            && let Some(state) = located.cell.published(located.key, digests[0], located.now)
             && let Some(refused) =
                 self.refuse_again(Asked { request, now: located.now }, state, &limits[0], &mut answer)
         {
@@ -106,7 +106,7 @@ impl MemoryInner {
         let Some((places, mut states)) = locked.shard.small_states(locked.key, digests) else {
             return self.decide_new(locked, request, answer);
         };
-        let mut parts = [None; N];
+        let mut effects = [None; N];
         if op == Op::Hit && cost > 0 {
             let mut outcomes = [Outcome::Refused; N];
             let (mut refused, mut delayed) = (false, false);
@@ -120,7 +120,7 @@ impl MemoryInner {
             }
             let shard = &mut *locked.shard;
             if N == 1 && refused && !limits[0].counts_refusals() && shard.table.slot(places[0]).refuses(&states[0]) {
-                located.padded.publish(located.key, digests[0], &states[0], now);
+                located.cell.publish(located.key, digests[0], &states[0], now);
             } else {
                 if N > 1 && refused {
                     // The limits before the one that refused have spent units of the copies.
@@ -134,16 +134,16 @@ impl MemoryInner {
                     if states.iter().any(|state| !TableSlot::can_hold(state, now)) {
                         return self.decide_any(locked, request, answer);
                     }
-                    located.padded.clear_hint(located.key.hash);
+                    located.cell.clear_hint(located.key.hash);
                     for i in 0..N {
                         shard.table.get_mut(places[i]).update(&states[i], now, &limits[i], outcomes[i]);
                     }
                 }
             }
-            parts = outcomes.map(Some);
+            effects = outcomes.map(Some);
         }
         self.finish(locked);
-        answer.by_states(Asked { request, now }, &states, parts)
+        answer.by_states(Asked { request, now }, &states, effects)
     }
 
     /// Decides a request for which the fast path does not apply: a state of the key is a log, or is
@@ -204,7 +204,7 @@ impl MemoryInner {
         if until <= locked.now || outcome == Outcome::Refused || unwanted {
             return None;
         }
-        let mut slot = TableSlot::new(locked.key.hash, locked.key.limit(digest), until);
+        let mut slot = TableSlot::new(locked.key.hash, locked.key.limit_hash(digest), until);
         slot.update(&state, locked.now, limit, outcome);
         let lack = self.usage.lack(self.bounds, &Need::SMALL);
         match locked.shard.put(start, slot, lack.is_some(), locked.now) {
@@ -213,7 +213,7 @@ impl MemoryInner {
                 if !forgotten.is_expired(locked.now) {
                     self.usage.count_evicted();
                 }
-                locked.padded.clear_hint(forgotten.hash);
+                locked.cell.clear_hint(forgotten.hash);
             }
             Put::Full(soonest) => {
                 match self.evict_from_other_shard(locked.located(), request.op, Lack::Room, soonest) {
@@ -231,7 +231,7 @@ impl MemoryInner {
             }
             Put::Unclear => return None,
         }
-        locked.padded.clear_hint(locked.key.hash);
+        locked.cell.clear_hint(locked.key.hash);
         Some(NewKey::Decided(state, outcome))
     }
 
@@ -241,13 +241,14 @@ impl MemoryInner {
     fn decide_any<A: Answer>(&self, mut locked: LockedKey<'_>, request: &StorageRequest<'_>, answer: A) -> A::Output {
         let mode = answer.mode();
         self.keep_key(&locked.shard, locked.number, locked.key, request);
-        let decision = with_states(request.policy, |states| self.decide_all(&mut locked, request, mode, states));
+        let decision = with_states(request.policy, |states| self.decide_loaded(&mut locked, request, mode, states));
         self.finish(locked);
         answer.by_decision(decision)
     }
 
+    /// Decides on the states of one key, which it loads into `states`, and stores them.
     #[inline(never)]
-    fn decide_all(
+    fn decide_loaded(
         &self,
         locked: &mut LockedKey<'_>,
         request: &StorageRequest<'_>,
@@ -255,7 +256,7 @@ impl MemoryInner {
         states: &mut [State],
     ) -> Decision {
         let StorageRequest { policy, op, cost, .. } = *request;
-        let located @ Located { padded, key, now, .. } = locked.located();
+        let located @ Located { cell, key, now, .. } = locked.located();
         let mut run = locked.shard.run(key);
         let before = locked.shard.load(run.clone(), key, policy.limit_digests(), states);
         let log_guard = LogGuard { shared: self, logs: before.logs };
@@ -263,7 +264,7 @@ impl MemoryInner {
             let peek = policy.decide(states, now, Op::Peek, cost);
             if !mode.stores(peek.is_refused(), !peek.delay().is_zero()) {
                 mem::forget(log_guard);
-                self.usage.settle(before, locked.shard.save(run, key, policy.limit_digests(), states, now, None));
+                self.usage.resize(before, locked.shard.save(run, key, policy.limit_digests(), states, now, None));
                 return peek;
             }
         }
@@ -290,16 +291,16 @@ impl MemoryInner {
                 policy.charge_without_growth(states, now, cost)
             }
             Some(NoRoom::Strike) => policy.decide(states, now, Op::Peek, cost),
-            Some(no_room) => policy.refuse(now, cost, no_room.wait()).storage_full(),
+            Some(no_room) => policy.refusal(now, cost, no_room.wait()).storage_full(),
         };
         if let Some(no_room) = no_room.filter(|no_room| op != Op::Peek && *no_room != NoRoom::Strike) {
             self.count_full(no_room, before.keys == 0, is_final);
         }
         mem::forget(log_guard);
-        padded.clear_hint(key.hash);
+        cell.clear_hint(key.hash);
         let statuses = (op != Op::Peek && no_room.is_none()).then(|| decision.statuses());
         let after = locked.shard.save(run, key, policy.limit_digests(), states, now, statuses);
-        self.usage.settle(before, after);
+        self.usage.resize(before, after);
         decision
     }
 
@@ -313,10 +314,10 @@ impl MemoryInner {
             return;
         }
         let (key, number) = self.locate(policy, key);
-        let padded = &self.shards[number];
+        let cell = &self.shards[number];
         let read = self.clock.now();
-        let mut shard = padded.lock();
-        padded.clear_hint(key.hash);
+        let mut shard = cell.lock();
+        cell.clear_hint(key.hash);
         let now = shard.time(read, &self.clock);
         with_states(policy, |states| {
             let run = shard.run(key);
@@ -324,7 +325,7 @@ impl MemoryInner {
             policy.settle(states, now, decision, actual);
             let peek = policy.decide(states, now, Op::Peek, 1);
             let after = shard.save(run, key, policy.limit_digests(), states, now, Some(peek.statuses()));
-            self.usage.settle(before, after);
+            self.usage.resize(before, after);
         });
         // The refund may have made a key evictable.
         self.full_until.iter().for_each(|until| until.store(0, Ordering::Relaxed));
@@ -354,7 +355,7 @@ pub(super) struct LogGuard<'a> {
 impl Drop for LogGuard<'_> {
     fn drop(&mut self) {
         let lost = Size { logs: self.logs, ..Size::default() };
-        self.shared.usage.settle(lost, Size::default());
+        self.shared.usage.resize(lost, Size::default());
     }
 }
 

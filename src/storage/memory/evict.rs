@@ -149,7 +149,7 @@ impl MemoryInner {
         if let Some(slot) = shard.table.get(start) {
             self.shards[number].clear_hint(slot.hash);
         }
-        self.usage.settle(shard.evict(start, end), Size::default());
+        self.usage.resize(shard.evict(start, end), Size::default());
     }
 
     /// Evicts a key of another shard. If there is none, returns the wait in microseconds until
@@ -253,11 +253,11 @@ impl Shard {
             };
             // The states of a key are in adjacent slots.
             let (mut until, mut refuses_for, mut end) = (first.evictable_from(), first.refuses_for(now), index + 1);
-            let mut has_log = first.limit & LOG != 0;
+            let mut has_log = first.limit_hash & LOG != 0;
             while let Some(slot) = self.table.get(end).filter(|slot| slot.hash == first.hash) {
                 until = until.max(slot.evictable_from());
                 refuses_for = refuses_for.max(slot.refuses_for(now));
-                has_log |= slot.limit & LOG != 0;
+                has_log |= slot.limit_hash & LOG != 0;
                 end += 1;
             }
             let start = mem::replace(&mut index, end);
@@ -297,7 +297,7 @@ impl Shard {
                 continue;
             }
             // A key with several slots or a log cannot be evicted by replacing a single slot.
-            if other.hash == previous || other.limit & LOG != 0 {
+            if other.hash == previous || other.limit_hash & LOG != 0 {
                 return Put::Unclear;
             }
             previous = other.hash;

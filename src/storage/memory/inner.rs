@@ -6,8 +6,8 @@ use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use foldhash::quality::RandomState;
 
 use super::kept_keys::KeptKeys;
-use super::padded::Padded;
 use super::shard::{KeyHash, Shard};
+use super::shard_cell::ShardCell;
 use super::size::{Bounds, Size};
 use super::time::StorageClock;
 use super::usage::{Counts, MemoryUsage};
@@ -32,7 +32,7 @@ pub enum OnFull {
 }
 
 pub(super) struct MemoryInner {
-    pub(super) shards: Box<[Padded]>,
+    pub(super) shards: Box<[ShardCell]>,
     /// The number of bits by which the upper 63 bits of a hash are shifted right to get the number
     /// of its shard.
     shift: u32,
@@ -78,7 +78,7 @@ const SWEEP_CLEAN_EVERY: u32 = 64;
 #[derive(Clone, Copy)]
 pub(super) struct Located<'a> {
     pub(super) key: KeyHash,
-    pub(super) padded: &'a Padded,
+    pub(super) cell: &'a ShardCell,
     /// The number of the shard.
     pub(super) number: usize,
     pub(super) now: Timestamp,
@@ -87,7 +87,7 @@ pub(super) struct Located<'a> {
 /// A [`Located`] key, with the lock of its shard.
 pub(super) struct LockedKey<'a> {
     pub(super) shard: MutexGuard<'a, Shard>,
-    pub(super) padded: &'a Padded,
+    pub(super) cell: &'a ShardCell,
     pub(super) number: usize,
     pub(super) key: KeyHash,
     pub(super) now: Timestamp,
@@ -95,8 +95,8 @@ pub(super) struct LockedKey<'a> {
 
 impl<'a> LockedKey<'a> {
     pub(super) fn located(&self) -> Located<'a> {
-        let &Self { padded, number, key, now, .. } = self;
-        Located { key, padded, number, now }
+        let &Self { cell, number, key, now, .. } = self;
+        Located { key, cell, number, now }
     }
 }
 
@@ -105,7 +105,7 @@ impl MemoryInner {
         let few = (bounds.keys / MIN_KEYS_PER_SHARD).min(MIN_SHARDS);
         let shards = (bounds.keys / KEYS_PER_SHARD).max(few).clamp(1, 4_096).next_power_of_two();
         Self {
-            shards: (0..shards).map(|_| Padded::default()).collect(),
+            shards: (0..shards).map(|_| ShardCell::default()).collect(),
             shift: u64::BITS - 1 - shards.trailing_zeros(),
             usage: MemoryUsage::default(),
             bounds,
@@ -151,16 +151,16 @@ impl MemoryInner {
         let (key, number) = self.locate(request.policy, request.key);
         // The clock is read last, because the processor overlaps its latency with the lock's.
         let now = self.clock.now();
-        Located { key, padded: &self.shards[number], number, now }
+        Located { key, cell: &self.shards[number], number, now }
     }
 
     /// Locks the shard of the key.
     #[inline(always)]
     pub(super) fn lock<'a>(&self, located: Located<'a>) -> LockedKey<'a> {
-        let Located { key, padded, number, now } = located;
-        let mut shard = padded.lock();
+        let Located { key, cell, number, now } = located;
+        let mut shard = cell.lock();
         let now = shard.time(now, &self.clock);
-        LockedKey { shard, padded, number, key, now }
+        LockedKey { shard, cell, number, key, now }
     }
 
     /// Unlocks the shard, and sweeps if a sweep is due.
@@ -187,7 +187,7 @@ impl MemoryInner {
         let swept = shard.sweep(now);
         drop(shard);
         self.is_clean.store(swept.freed.slots == 0, Ordering::Relaxed);
-        self.usage.settle(swept.freed, Size::default());
+        self.usage.resize(swept.freed, Size::default());
         #[cfg(feature = "metrics")]
         self.usage.publish();
         if swept.is_at_end {
@@ -207,23 +207,23 @@ impl MemoryInner {
     /// Removes the states of a key.
     pub(super) fn clear(&self, policy: &Policy, key: &Key) {
         let (key, number) = self.locate(policy, key);
-        let padded = &self.shards[number];
-        let mut shard = padded.lock();
-        padded.clear_hint(key.hash);
+        let cell = &self.shards[number];
+        let mut shard = cell.lock();
+        cell.clear_hint(key.hash);
         let freed = shard.clear(key, policy.limit_digests());
         drop(shard);
-        self.usage.settle(freed, Size::default());
+        self.usage.resize(freed, Size::default());
     }
 
     /// Removes all keys. Returns their number.
     pub(super) fn remove_all(&self) -> u64 {
-        let remove = |(number, padded): (usize, &Padded)| {
-            let mut shard = padded.lock();
-            padded.clear_any_hint();
+        let remove = |(number, cell): (usize, &ShardCell)| {
+            let mut shard = cell.lock();
+            cell.clear_any_hint();
             let freed = shard.reset();
             self.kept.iter().for_each(|kept| kept.clear(number));
             drop(shard);
-            self.usage.settle(freed, Size::default());
+            self.usage.resize(freed, Size::default());
             freed.keys as u64
         };
         self.shards.iter().enumerate().map(remove).sum()

@@ -3,7 +3,7 @@
 //! loom supports release and acquire fences and stale relaxed loads. It does not model a load that
 //! returns a value before another thread has stored it, which C11 allows in theory.
 //!
-//! No model fails if [`Padded::clear_hint`] resets only the hash or only the hint. Either is enough
+//! No model fails if [`ShardCell::clear_hint`] resets only the hash or only the hint. Either is enough
 //! for correctness. Resetting both saves readers the time to look at a hint that is not valid.
 
 use std::sync::Arc;
@@ -12,8 +12,8 @@ use loom::sync::atomic::AtomicBool;
 use loom::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 
 use super::MemoryStorage;
-use super::padded::{Padded, RefusalHint};
 use super::shard::KeyHash;
+use super::shard_cell::{RefusalHint, ShardCell};
 use crate::key::Key;
 use crate::policy::{Op, Policy};
 use crate::quota::Quota;
@@ -88,20 +88,20 @@ fn reader_never_mixes_a_state_with_its_removal() {
 #[test]
 fn hint_of_two_writers_is_from_one_of_them() {
     model(|race| {
-        let padded = Arc::new(Padded::default());
+        let cell = Arc::new(ShardCell::default());
         let write = |number: u32| {
-            move |padded: &Padded| {
-                let shard = padded.shard.lock().unwrap();
-                padded.publish(key(number.into()), 0, &state(number), Timestamp::EPOCH);
+            move |cell: &ShardCell| {
+                let shard = cell.shard.lock().unwrap();
+                cell.publish(key(number.into()), 0, &state(number), Timestamp::EPOCH);
                 drop(shard);
-                padded.published(key(2), 0, Timestamp::EPOCH)
+                cell.published(key(2), 0, Timestamp::EPOCH)
             }
         };
-        let reads = race.run(&padded, write(1), write(2));
+        let reads = race.run(&cell, write(1), write(2));
         for read in <[_; 2]>::from(reads) {
             assert!(read.is_none() || read == Some(state(2)), "{read:?}");
         }
-        let read = (padded.published(key(1), 0, Timestamp::EPOCH), padded.published(key(2), 0, Timestamp::EPOCH));
+        let read = (cell.published(key(1), 0, Timestamp::EPOCH), cell.published(key(2), 0, Timestamp::EPOCH));
         assert!([(Some(state(1)), None), (None, Some(state(2)))].contains(&read), "{read:?}");
     });
 }
@@ -111,24 +111,24 @@ fn hint_of_two_writers_is_from_one_of_them() {
 fn cleared_hint_is_not_read_by_later_lock_holders() {
     for refuses_another in [false, true] {
         model(move |race| {
-            let padded = Arc::new((Padded::default(), AtomicBool::new(false)));
-            padded.0.publish(key(1), 0, &state(1), Timestamp::EPOCH);
-            let change = move |(padded, flag): &(Padded, AtomicBool)| {
-                let shard = padded.shard.lock().unwrap();
-                padded.clear_hint(1);
+            let cell = Arc::new((ShardCell::default(), AtomicBool::new(false)));
+            cell.0.publish(key(1), 0, &state(1), Timestamp::EPOCH);
+            let change = move |(cell, flag): &(ShardCell, AtomicBool)| {
+                let shard = cell.shard.lock().unwrap();
+                cell.clear_hint(1);
                 flag.store(true, Relaxed);
                 if refuses_another {
-                    padded.publish(key(2), 0, &state(2), Timestamp::EPOCH);
+                    cell.publish(key(2), 0, &state(2), Timestamp::EPOCH);
                 }
                 drop(shard);
             };
-            let read = |(padded, flag): &(Padded, AtomicBool)| {
-                let shard = padded.shard.lock().unwrap();
+            let read = |(cell, flag): &(ShardCell, AtomicBool)| {
+                let shard = cell.shard.lock().unwrap();
                 let has_changed = flag.load(Relaxed);
                 drop(shard);
-                (has_changed, padded.published(key(1), 0, Timestamp::EPOCH))
+                (has_changed, cell.published(key(1), 0, Timestamp::EPOCH))
             };
-            let ((), (has_changed, read)) = race.run(&padded, change, read);
+            let ((), (has_changed, read)) = race.run(&cell, change, read);
             assert!(read.is_none() || !has_changed && read == Some(state(1)), "{read:?}");
         });
     }
@@ -137,17 +137,17 @@ fn cleared_hint_is_not_read_by_later_lock_holders() {
 #[test]
 fn cleared_hint_is_not_read_after_a_release_store() {
     model(|race| {
-        let padded = Arc::new((Padded::default(), AtomicBool::new(false)));
-        padded.0.publish(key(1), 0, &state(1), Timestamp::EPOCH);
-        let change = |(padded, flag): &(Padded, AtomicBool)| {
-            let shard = padded.shard.lock().unwrap();
-            padded.clear_hint(1);
+        let cell = Arc::new((ShardCell::default(), AtomicBool::new(false)));
+        cell.0.publish(key(1), 0, &state(1), Timestamp::EPOCH);
+        let change = |(cell, flag): &(ShardCell, AtomicBool)| {
+            let shard = cell.shard.lock().unwrap();
+            cell.clear_hint(1);
             drop(shard);
             flag.store(true, Release);
         };
         let read =
-            |(padded, flag): &(Padded, AtomicBool)| (flag.load(Acquire), padded.published(key(1), 0, Timestamp::EPOCH));
-        let ((), (has_changed, read)) = race.run(&padded, change, read);
+            |(cell, flag): &(ShardCell, AtomicBool)| (flag.load(Acquire), cell.published(key(1), 0, Timestamp::EPOCH));
+        let ((), (has_changed, read)) = race.run(&cell, change, read);
         assert!(read.is_none() || !has_changed && read == Some(state(1)), "{read:?}");
     });
 }

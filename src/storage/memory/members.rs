@@ -5,8 +5,8 @@ use std::mem;
 use super::decide::LogGuard;
 use super::evict::{NoRoom, Search};
 use super::inner::{Located, MemoryInner};
-use super::padded::Padded;
 use super::shard::{KeyHash, Shard};
+use super::shard_cell::ShardCell;
 use super::size::{Need, Size};
 use super::time::StorageClock;
 use crate::decision::Decision;
@@ -88,7 +88,7 @@ impl<'a> Locked<'a> {
         let mut numbers: Vec<_> = members.iter().map(|member| member.number).collect();
         numbers.sort_unstable();
         numbers.dedup();
-        let lock = |number: usize| (number, Padded::lock(&inner.shards[number]));
+        let lock = |number: usize| (number, ShardCell::lock(&inner.shards[number]));
         Self { inner, shards: numbers.into_iter().map(lock).collect() }
     }
 
@@ -138,7 +138,7 @@ impl<'a> Locked<'a> {
                 member.states.fill(State::Fresh);
                 decision
             }
-            Some(no_room) => member.request.policy.refuse(now, member.request.cost, no_room.wait()).storage_full(),
+            Some(no_room) => member.request.policy.refusal(now, member.request.cost, no_room.wait()).storage_full(),
         };
         let mut decisions: Vec<_> = members.iter_mut().map(decide).collect();
         mem::forget(log_guard);
@@ -174,7 +174,7 @@ impl<'a> Locked<'a> {
             let (inner, need) = (self.inner, member.need(now, true));
             let log_guard = LogGuard { shared: inner, logs: member.before.logs };
             let Loaded { request, key, number, .. } = *member;
-            let located = Located { key, padded: &inner.shards[number], number, now };
+            let located = Located { key, cell: &inner.shards[number], number, now };
             member.no_room = loop {
                 let made = inner.make_room(self.shard(number), located, request, member.states, &need);
                 let is_full = matches!(made, Err(NoRoom::Full(_))) && !request.policy.is_shadow();
@@ -222,6 +222,6 @@ impl<'a> Locked<'a> {
         let shard = self.shard(number);
         let (run, digests) = (shard.run(key), request.policy.limit_digests());
         let after = shard.save(run, key, digests, states, now, decision.map(Decision::statuses));
-        self.inner.usage.settle(before, after);
+        self.inner.usage.resize(before, after);
     }
 }

@@ -20,8 +20,8 @@
 //! - Logs take at most half of the bytes, so they cannot displace clients of other strategies. Long
 //!   logs evict nothing. Without that rule, 30 growing logs evicted all other clients repeatedly.
 //! - A new key of a full storage examines eight keys near its own position, then eight of each
-//!   other shard. After no shard had room, none is examined for a millisecond (eight for logs), so
-//!   a flood of new keys stays cheap.
+//!   other shard. After no shard had room, only its own is examined for up to 1 ms or 8 µs per shard,
+//!   the longer of the two, and eight times as long for logs. So a flood of new keys stays cheap.
 //! - One decision in sixteen sweeps 64 slots, or one in 64 while nothing has expired. A flood of a
 //!   million keys is gone after about 2,000 hits, with logs after 10,000.
 
@@ -30,12 +30,12 @@ mod decide;
 mod evict;
 mod inner;
 mod kept_keys;
-mod keys;
+mod listing;
 #[cfg(all(test, tower_ratelimit_loom))]
 mod loom;
 mod members;
-mod padded;
 mod shard;
+mod shard_cell;
 mod size;
 mod slot;
 mod table;
@@ -61,8 +61,10 @@ use crate::policy::{Op, Policy};
 
 /// Keeps the rate limit states of keys in the memory of this process. This is the default storage.
 ///
-/// Its decisions are exact, its operations never fail, and it needs no background task. Clones are
-/// handles to the same states.
+/// Its decisions are exact, and it needs no background task. It returns an error only for a request
+/// that it does not support, of the kind
+/// [`Unsupported`](crate::storage::StorageErrorKind::Unsupported). Clones are handles to the same
+/// states.
 ///
 /// # Bounds
 ///
@@ -72,10 +74,10 @@ use crate::policy::{Op, Policy};
 /// that run at the same time and by the part of a long log that is decoded.
 ///
 /// The keys are divided among shards, each with its own lock. There is about one shard for each
-/// 8,192 keys of `max_keys`, but at least 64 and at most 4,096. The allocated memory differs from the
-/// counted bytes by at most 10 %, plus about 3 kB per shard. A storage for fewer than 8,192 keys has
-/// about one shard for each 128 keys. While the table of a shard is resized, the memory of its states is
-/// allocated twice.
+/// 8,192 keys of `max_keys`, but at least 64 and at most 4,096. Only a storage for fewer than 8,192
+/// keys has fewer shards, about one for each 128 keys. The allocated memory differs from the
+/// counted bytes by at most 10 %, plus about 3 kB per shard. While the table of a shard is resized,
+/// the memory of its states is allocated twice.
 ///
 /// Logs of moving windows take at most half of the bytes. A log is long if it has more than about
 /// 128 entries and takes more than 1/10,000 of that half. Long logs cannot grow into the last
@@ -97,7 +99,8 @@ use crate::policy::{Op, Policy};
 /// - If all of these keys are being refused, the new key is refused. Its decision is marked as
 ///   [storage full](Decision::is_storage_full). With [`OnFull::Admit`], the new key is admitted and
 ///   not stored.
-/// - A short log that has to grow evicts keys with other logs.
+/// - A short log that has to grow evicts keys: keys with other logs if logs take half of the bytes,
+///   and otherwise any keys. If it cannot, the hit is refused as storage full.
 /// - A long log that cannot grow evicts no key. Its own client is refused until its oldest entry
 ///   expires.
 /// - A key of a [shadow limit](Policy#shadow-limits) evicts no key, and can be evicted like an
@@ -241,13 +244,15 @@ impl MemoryStorageBuilder {
         Self { clock: Some(StorageClock::of(clock)), ..self }
     }
 
-    /// Keeps the text of each key beside its hash if `keep` is `true`, for [`Storage::keys`]. Defaults to
-    /// `false`.
+    /// Keeps the text of each key beside its hash if `keep` is `true`, for [`Storage::keys`].
+    /// Defaults to `false`.
     ///
-    /// A text takes about 80 bytes more than its length. The texts of one policy and key have at most
-    /// 200 bytes together, and longer ones are not kept. [`max_bytes`](Self::max_bytes) does not count
-    /// them. There are at most twice as many as keys, plus 64 per shard. A hit of a new key takes longer, and
-    /// so does each hit on a log or with more than six limits.
+    /// A text contains the policy's identity and the key. It takes about 80 bytes more than its
+    /// length. A text of more than 200 bytes is not kept. The storage keeps at most about twice as
+    /// many texts as keys, plus 64 per shard. [`max_bytes`](Self::max_bytes) does not count them.
+    ///
+    /// A hit of a new key takes longer, and so does each hit on a moving window or with more than
+    /// six limits.
     pub fn keep_keys(self, keep: bool) -> Self {
         Self { keeps_keys: keep, ..self }
     }
@@ -343,9 +348,14 @@ impl Storage for MemoryStorage {
         StorageFuture::ok(self.0.remove_all())
     }
 
-    /// Lists keys if the storage was built with [`keep_keys`](MemoryStorageBuilder::keep_keys). Locks one
-    /// shard at a time. The future is ready immediately.
+    /// Lists keys if the storage was built with [`keep_keys`](MemoryStorageBuilder::keep_keys).
+    /// Locks one shard at a time. The future is ready immediately.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error of the kind [`Unsupported`](crate::storage::StorageErrorKind::Unsupported)
+    /// if the storage was built without `keep_keys`, or if a part of the request is invalid.
     fn keys(&self, request: KeysRequest<'_>) -> StorageFuture<KeyPage> {
-        StorageFuture::ready(keys::page(&self.0, &request))
+        StorageFuture::ready(listing::page(&self.0, &request))
     }
 }

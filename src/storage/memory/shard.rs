@@ -37,13 +37,13 @@ pub(super) struct KeyHash {
 }
 
 impl KeyHash {
-    /// Returns the value of [`TableSlot::limit`] for a limit with this digest, without the bit [`LOG`].
-    pub(super) fn limit(self, digest: u32) -> u32 {
+    /// Returns the value of [`TableSlot::limit_hash`] for a limit with this digest, without the bit [`LOG`].
+    pub(super) fn limit_hash(self, digest: u32) -> u32 {
         (self.rest ^ digest) & !(LOG | SHADOW) | (digest & SHADOW)
     }
 }
 
-/// The bit of [`TableSlot::limit`] for a state that is a log. The slot's `first` is the index of the
+/// The bit of [`TableSlot::limit_hash`] for a state that is a log. The slot's `first` is the index of the
 /// log.
 pub(super) const LOG: u32 = 1;
 
@@ -74,7 +74,7 @@ impl Shard {
     ) -> Option<([usize; N], [State; N])> {
         let (mut places, mut states) = ([0; N], [const { State::Fresh }; N]);
         for i in 0..N {
-            let (place, slot) = self.table.find(key.hash, key.limit(digests[i]))?;
+            let (place, slot) = self.table.find(key.hash, key.limit_hash(digests[i]))?;
             (places[i], states[i]) = (place, slot.state());
         }
         Some((places, states))
@@ -86,9 +86,9 @@ impl Shard {
     pub(super) fn load(&mut self, run: Range<usize>, key: KeyHash, digests: &[u32], states: &mut [State]) -> Size {
         let mut size = Size { keys: usize::from(!run.is_empty()), slots: run.len(), logs: 0 };
         for (state, &digest) in states.iter_mut().zip(digests) {
-            let Some(index) = self.find(run.clone(), key.limit(digest)) else { continue };
+            let Some(index) = self.find(run.clone(), key.limit_hash(digest)) else { continue };
             let slot = self.table.get_mut(index);
-            if slot.limit & LOG == 0 {
+            if slot.limit_hash & LOG == 0 {
                 *state = slot.state();
             } else if let Some(log) = self.logs[slot.first as usize].take() {
                 size.logs += log_bytes(&log);
@@ -112,7 +112,7 @@ impl Shard {
     ) -> Size {
         let mut logs = 0;
         for (position, (state, &digest)) in states.iter_mut().zip(digests).enumerate() {
-            let digest = key.limit(digest);
+            let digest = key.limit_hash(digest);
             let index = match self.find(run.clone(), digest) {
                 Some(index) if state.until() > now => index,
                 None if state.until() > now => {
@@ -143,17 +143,17 @@ impl Shard {
         match mem::take(state) {
             State::Fresh => 0,
             State::Counts { amounts: [first, second], .. } => {
-                if slot.limit & LOG != 0 {
+                if slot.limit_hash & LOG != 0 {
                     drop(self.logs.remove(slot.first as usize));
-                    slot.limit &= !LOG;
+                    slot.limit_hash &= !LOG;
                 }
                 (slot.first, slot.second) = (first, second);
                 0
             }
             State::Log(log) => {
                 let bytes = log_bytes(&log);
-                if slot.limit & LOG == 0 {
-                    slot.limit |= LOG;
+                if slot.limit_hash & LOG == 0 {
+                    slot.limit_hash |= LOG;
                     slot.first = log_index(self.logs.insert(None));
                 }
                 self.logs[slot.first as usize] = Some(log);
@@ -172,7 +172,7 @@ impl Shard {
     pub(super) fn clear(&mut self, key: KeyHash, digests: &[u32]) -> Size {
         let mut freed = Size::default();
         for &digest in digests {
-            if let Some(index) = self.find(self.run(key), key.limit(digest)) {
+            if let Some(index) = self.find(self.run(key), key.limit_hash(digest)) {
                 let log = self.remove(index);
                 freed.slots += 1;
                 freed.logs += log.map_or(0, |log| log_bytes(&log));
@@ -207,7 +207,7 @@ impl Shard {
         let logs = self.logs.len();
         if self.logs.capacity() > 64 && logs < self.logs.capacity() / 8 * 3 {
             let mut smaller = Slab::with_capacity(logs + logs / 3);
-            for slot in self.table.used_mut().filter(|slot| slot.limit & LOG != 0) {
+            for slot in self.table.used_mut().filter(|slot| slot.limit_hash & LOG != 0) {
                 slot.first = log_index(smaller.insert(self.logs.remove(slot.first as usize)));
             }
             self.logs = smaller;
@@ -223,19 +223,19 @@ impl Shard {
 
     fn log(&self, index: usize) -> Option<&Log> {
         let slot = self.table.get(index)?;
-        if slot.limit & LOG == 0 { None } else { self.logs[slot.first as usize].as_deref() }
+        if slot.limit_hash & LOG == 0 { None } else { self.logs[slot.first as usize].as_deref() }
     }
 
     #[inline]
-    fn find(&self, mut run: Range<usize>, limit: u32) -> Option<usize> {
-        run.find(|&index| self.table.get(index).is_some_and(|slot| slot.limit & !LOG == limit))
+    fn find(&self, mut run: Range<usize>, limit_hash: u32) -> Option<usize> {
+        run.find(|&index| self.table.get(index).is_some_and(|slot| slot.limit_hash & !LOG == limit_hash))
     }
 
     /// Removes the state at `index`. Returns its log.
     fn remove(&mut self, index: usize) -> Option<Box<Log>> {
-        let TableSlot { limit, first, .. } = *self.table.slot(index);
+        let TableSlot { limit_hash, first, .. } = *self.table.slot(index);
         self.table.remove(index);
-        if limit & LOG == 0 { None } else { self.logs.remove(first as usize) }
+        if limit_hash & LOG == 0 { None } else { self.logs.remove(first as usize) }
     }
 
     /// Visits a few slots and removes the expired ones. If many of them have expired, as after a
@@ -279,7 +279,7 @@ impl Shard {
             if !slot.is_expired(now) {
                 return true;
             }
-            let has_log = slot.limit & LOG != 0;
+            let has_log = slot.limit_hash & LOG != 0;
             if has_log && swept.logs.len() >= MAX_LOGS {
                 first_left = first_left.or(Some(slot.hash));
                 return true;

@@ -20,7 +20,7 @@ pub(super) struct TableSlot {
     pub(super) first: u32,
     /// The rest of the key's hash, combined with the limit's digest, and the bits `LOG` and
     /// `SHADOW`.
-    pub(super) limit: u32,
+    pub(super) limit_hash: u32,
     pub(super) until: Timestamp,
     /// The second amount.
     pub(super) second: u32,
@@ -30,8 +30,8 @@ pub(super) struct TableSlot {
 }
 
 impl TableSlot {
-    pub(super) fn new(hash: u64, limit: u32, until: Timestamp) -> Self {
-        Self { hash, first: 0, limit, until, second: 0, admits_before: f32::INFINITY }
+    pub(super) fn new(hash: u64, limit_hash: u32, until: Timestamp) -> Self {
+        Self { hash, first: 0, limit_hash, until, second: 0, admits_before: f32::INFINITY }
     }
 
     /// Returns the state, which must be small.
@@ -67,7 +67,7 @@ impl TableSlot {
     /// shadow limit refuses nothing.
     #[inline]
     pub(super) fn set_admits_before(&mut self, until: Timestamp, now: Timestamp, status: &Status) {
-        let is_shadow = self.limit & SHADOW != 0;
+        let is_shadow = self.limit_hash & SHADOW != 0;
         self.admits_before = if is_shadow { f32::INFINITY } else { Self::admits_before(until, now, status) };
     }
 
@@ -104,7 +104,7 @@ impl TableSlot {
     /// at any time.
     #[inline]
     pub(super) fn evictable_from(&self) -> Timestamp {
-        if self.limit & SHADOW != 0 { Timestamp::EPOCH } else { self.until }
+        if self.limit_hash & SHADOW != 0 { Timestamp::EPOCH } else { self.until }
     }
 
     /// Returns the time in microseconds until a hit of one unit is admitted, or 0 if the slot does

@@ -72,11 +72,11 @@ impl StateTable {
 
     /// Returns the slot of this limit, and its index.
     #[inline]
-    pub(super) fn find(&self, hash: u64, limit: u32) -> Option<(usize, &TableSlot)> {
+    pub(super) fn find(&self, hash: u64, limit_hash: u32) -> Option<(usize, &TableSlot)> {
         let mut index = self.home(hash);
         loop {
             let slot = self.get(index)?;
-            if slot.hash == hash && slot.limit == limit {
+            if slot.hash == hash && slot.limit_hash == limit_hash {
                 return Some((index, slot));
             }
             if slot.hash > hash {
@@ -251,7 +251,7 @@ mod tests {
                         let place = table.place(hash);
                         let Some(victim) = (place..place + 20).find(|&at| table.get(at).is_some()) else { continue };
                         let gap = (place..victim).find(|&at| table.get(at).is_none());
-                        let TableSlot { hash: its, limit: its_limit, .. } = *table.slot(victim);
+                        let TableSlot { hash: its, limit_hash: its_limit, .. } = *table.slot(victim);
                         table.replace(place, gap, victim, slot(hash, limit));
                         assert!(model.remove(&(its, its_limit)) && model.insert((hash, limit)));
                     }
@@ -294,7 +294,7 @@ mod tests {
             table.insert(slot(hash.wrapping_mul(0x9E37_79B9_7F4A_7C15), 4));
         }
         assert_eq!(table.keys(), 1_000);
-        table.retain(|slot| slot.limit == 0 && slot.hash.is_multiple_of(3));
+        table.retain(|slot| slot.limit_hash == 0 && slot.hash.is_multiple_of(3));
         assert_eq!(table.keys(), table.used);
         for hash in (0..1_000_u64).map(|hash| hash.wrapping_mul(0x9E37_79B9_7F4A_7C15)) {
             assert_eq!(table.find(hash, 0).is_some(), hash.is_multiple_of(3));

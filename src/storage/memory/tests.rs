@@ -1,8 +1,8 @@
 use std::thread;
 
 use super::inner::KEYS_PER_SHARD;
-use super::padded::RefusalHint;
 use super::shard::{KeyHash, Shard};
+use super::shard_cell::RefusalHint;
 use super::*;
 use crate::quota::Quota;
 use crate::strategy::State;
@@ -18,7 +18,7 @@ fn tables_stay_small() {
         let _ = storage.0.decide(&StorageRequest::new(&policy, &key.into(), Op::Hit, 1));
     }
     assert_eq!(storage.stats().keys, 200_000);
-    let slots: Vec<_> = storage.0.shards.iter().map(|padded| padded.lock().slots()).collect();
+    let slots: Vec<_> = storage.0.shards.iter().map(|cell| cell.lock().slots()).collect();
     let (all, largest) = (slots.iter().sum::<usize>(), slots.iter().max().unwrap());
     assert!(*largest < 2 * KEYS_PER_SHARD, "{largest} slots in one table");
     assert!(all < 200_000 * 4 / 3, "{all} slots for 200,000 keys");

@@ -35,7 +35,7 @@ impl MemoryUsage {
 
     /// Replaces the size `before` by the size `after`.
     #[inline]
-    pub(super) fn settle(&self, before: Size, after: Size) {
+    pub(super) fn resize(&self, before: Size, after: Size) {
         for (count, before, after) in [
             (&self.keys, before.keys, after.keys),
             (&self.slots, before.slots, after.slots),

@@ -21,7 +21,7 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 use super::reconnect::{Reconnecting, Usable};
-use super::{Counted, Gauge, MOST, overloaded};
+use super::{Counted, Gauge, MOST, fail_delayed};
 use crate::storage::StorageError;
 use crate::sync::unpoisoned;
 
@@ -59,12 +59,12 @@ struct Silence {
 }
 
 /// An open connection whose calls are counted.
-pub(in crate::storage) struct Open<T> {
+pub(in crate::storage) struct WithCalls<T> {
     connection: T,
     calls: Calls,
 }
 
-impl<T> Open<T> {
+impl<T> WithCalls<T> {
     pub(in crate::storage) fn new(connection: T) -> Self {
         Self { connection, calls: Calls::default() }
     }
@@ -82,7 +82,7 @@ impl<T> Open<T> {
     }
 }
 
-impl<T> Deref for Open<T> {
+impl<T> Deref for WithCalls<T> {
     type Target = T;
 
     fn deref(&self) -> &T {
@@ -90,7 +90,7 @@ impl<T> Deref for Open<T> {
     }
 }
 
-impl<T: Usable> Usable for Open<T> {
+impl<T: Usable> Usable for WithCalls<T> {
     fn is_usable(&self) -> bool {
         self.connection.is_usable()
     }
@@ -103,8 +103,8 @@ impl<T: Usable> Usable for Open<T> {
 /// A call in flight. If it is dropped without a reply, its time counts as silence, even if its
 /// caller stopped waiting before the deadline.
 pub(in crate::storage) struct CallInFlight<'a, T: Usable> {
-    of: &'a Reconnecting<Open<T>>,
-    connection: &'a Arc<Open<T>>,
+    of: &'a Reconnecting<WithCalls<T>>,
+    connection: &'a Arc<WithCalls<T>>,
     begun: Instant,
     timeout: Duration,
     /// The number of hits in the call.
@@ -113,7 +113,7 @@ pub(in crate::storage) struct CallInFlight<'a, T: Usable> {
     is_answered: bool,
 }
 
-impl<T: Usable> Reconnecting<Open<T>> {
+impl<T: Usable> Reconnecting<WithCalls<T>> {
     /// Returns an error if too many calls are in flight, or too many callers wait for a connection.
     /// Callers check this before they prepare a call, which costs more.
     pub(in crate::storage) fn overload(&self) -> Option<StorageError> {
@@ -135,7 +135,7 @@ impl<T: Usable> Reconnecting<Open<T>> {
     /// the time until the deadline.
     pub(in crate::storage) async fn begin<'a>(
         &'a self,
-        connection: &'a Arc<Open<T>>,
+        connection: &'a Arc<WithCalls<T>>,
         deadline: Instant,
     ) -> Result<CallInFlight<'a, T>, StorageError> {
         self.begin_several(connection, deadline, 1).await
@@ -149,7 +149,7 @@ impl<T: Usable> Reconnecting<Open<T>> {
     /// The errors are those of `begin`.
     pub(in crate::storage) async fn begin_several<'a>(
         &'a self,
-        connection: &'a Arc<Open<T>>,
+        connection: &'a Arc<WithCalls<T>>,
         deadline: Instant,
         count: usize,
     ) -> Result<CallInFlight<'a, T>, StorageError> {
@@ -157,7 +157,7 @@ impl<T: Usable> Reconnecting<Open<T>> {
         let limit = limit.load(Ordering::Relaxed) / REPLIES_PER_STEP;
         let Some(counted) = in_flight.enter(count, limit) else {
             let timeout = deadline.saturating_duration_since(Instant::now());
-            return overloaded(StorageError::overloaded(self.name(), limit), timeout).await;
+            return fail_delayed(StorageError::overloaded(self.name(), limit), timeout).await;
         };
         let begun = Instant::now();
         let timeout = deadline.saturating_duration_since(begun);

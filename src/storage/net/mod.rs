@@ -19,7 +19,7 @@ use tokio::time::{Instant, sleep};
 
 #[cfg(feature = "redis")]
 pub(super) use self::calls::CallInFlight;
-pub(super) use self::calls::Open;
+pub(super) use self::calls::WithCalls;
 pub(super) use self::reconnect::{Reconnecting, Usable};
 #[cfg(any(feature = "redis", feature = "etcd"))]
 pub(super) use self::stream::ServerStream;
@@ -72,7 +72,7 @@ pub(in crate::storage) const MOST: usize = 1_024;
 
 /// Returns `error` after three quarters of `timeout`, the timeout of the call. Without the delay,
 /// callers that retry immediately would take all processor time from the connection.
-pub(in crate::storage) async fn overloaded<T>(error: StorageError, timeout: Duration) -> Result<T, StorageError> {
+pub(in crate::storage) async fn fail_delayed<T>(error: StorageError, timeout: Duration) -> Result<T, StorageError> {
     sleep(timeout * 3 / 4).await;
     Err(error)
 }

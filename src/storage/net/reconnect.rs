@@ -12,7 +12,7 @@ use tokio::sync::watch;
 use tokio::task::yield_now;
 use tokio::time::{Instant, timeout_at};
 
-use super::{CONNECT_WITHIN, Gauge, MOST, overloaded};
+use super::{CONNECT_WITHIN, Gauge, MOST, fail_delayed};
 #[cfg(any(test, feature = "redis", feature = "memcached", feature = "etcd"))]
 use super::{race, tries};
 use crate::storage::StorageError;
@@ -79,7 +79,7 @@ pub(super) struct RunningAttempt {
 
 pub(super) enum FoundConnection<T> {
     Value(Arc<T>),
-    ConnectAttempt(RunningAttempt),
+    Running(RunningAttempt),
     Failure(StorageError),
 }
 
@@ -108,11 +108,11 @@ impl<T: Usable> Reconnecting<T> {
             return FoundConnection::Value(Arc::clone(value));
         }
         if let Some(attempt) = state.attempt.as_ref().filter(|attempt| Instant::now() < attempt.until) {
-            return FoundConnection::ConnectAttempt(attempt.clone());
+            return FoundConnection::Running(attempt.clone());
         }
         match &state.failure {
             Some(error) if Instant::now() < state.not_before => FoundConnection::Failure(error.clone()),
-            _ => FoundConnection::ConnectAttempt(self.attempt(state, make())),
+            _ => FoundConnection::Running(self.attempt(state, make())),
         }
     }
 
@@ -272,11 +272,11 @@ impl<T: Usable> Reconnecting<T> {
             let mut attempt = match self.find(&make) {
                 FoundConnection::Value(value) => return Ok(value),
                 FoundConnection::Failure(error) => return Err(error),
-                FoundConnection::ConnectAttempt(attempt) => attempt,
+                FoundConnection::Running(attempt) => attempt,
             };
             let Some(waiter) = other.waiting.enter(1, MOST) else {
                 let timeout = deadline.saturating_duration_since(Instant::now());
-                return overloaded(StorageError::overloaded(self.name(), MOST), timeout).await;
+                return fail_delayed(StorageError::overloaded(self.name(), MOST), timeout).await;
             };
             // The next iteration finds the result, or starts another attempt if this one stalled.
             let _ = timeout_at(deadline.min(attempt.until), attempt.ended.changed()).await;
@@ -299,7 +299,7 @@ impl<T: Usable> Reconnecting<T> {
     {
         match self.find(&make) {
             FoundConnection::Value(value) => Some(value),
-            FoundConnection::ConnectAttempt(_) | FoundConnection::Failure(_) => None,
+            FoundConnection::Running(_) | FoundConnection::Failure(_) => None,
         }
     }
 }

@@ -12,7 +12,7 @@ use tokio_postgres::{Error, Row};
 use super::connection::PostgresConnection;
 use super::error::is_cancelled;
 use super::table::Query;
-use crate::storage::net::{Open, before};
+use crate::storage::net::{WithCalls, before};
 
 /// The shortest time between two cancel requests of a statement.
 const SHORTEST_PATIENCE: Duration = Duration::from_millis(1);
@@ -32,7 +32,7 @@ pub(super) fn cancel_at(deadline: Instant) -> Instant {
 pub(super) struct Sent(Option<Pin<Box<dyn Future<Output = Executed> + Send>>>);
 
 impl Sent {
-    pub(super) fn new(connection: Arc<Open<PostgresConnection>>, query: Query, deadline: Instant) -> Self {
+    pub(super) fn new(connection: Arc<WithCalls<PostgresConnection>>, query: Query, deadline: Instant) -> Self {
         let patience = deadline.saturating_duration_since(Instant::now()) / 20;
         Self(Some(Box::pin(execute(connection, query, cancel_at(deadline), patience))))
     }
@@ -60,7 +60,7 @@ impl Drop for Sent {
 }
 
 async fn execute(
-    connection: Arc<Open<PostgresConnection>>,
+    connection: Arc<WithCalls<PostgresConnection>>,
     query: Query,
     cancel_at: Instant,
     patience: Duration,
@@ -77,7 +77,7 @@ async fn execute(
 /// reply for `patience`. A busy server that replies to other statements is not blocked, and cancel
 /// requests would only add to its work.
 async fn execute_once(
-    connection: &Open<PostgresConnection>,
+    connection: &WithCalls<PostgresConnection>,
     query: &Query,
     cancel_at: Instant,
     patience: Duration,

@@ -15,12 +15,12 @@ use super::pool::Lender;
 use super::socket::BackendSlots;
 use super::table::{Query, StatesTable};
 use crate::storage::StorageError;
-use crate::storage::net::{CONNECT_WITHIN, Open, Reconnecting};
+use crate::storage::net::{CONNECT_WITHIN, Reconnecting, WithCalls};
 #[cfg(feature = "postgres-rustls")]
 use crate::storage::tls::Tls;
 
 /// A connection that is opened on demand.
-type Connection = Reconnecting<Open<PostgresConnection>>;
+type Connection = Reconnecting<WithCalls<PostgresConnection>>;
 
 /// A handle to the connections. Clones share them.
 #[derive(Clone)]
@@ -165,12 +165,12 @@ impl Own {
     async fn connection(
         &self,
         deadline: Instant,
-    ) -> Result<(&Connection, Arc<Open<PostgresConnection>>), StorageError> {
+    ) -> Result<(&Connection, Arc<WithCalls<PostgresConnection>>), StorageError> {
         let connections = &self.connections;
         let next = self.next.fetch_add(1, Ordering::Relaxed) % connections.len();
         let open = || {
             let settings = self.settings.clone();
-            async { PostgresConnection::open(settings).await.map(Open::new) }
+            async { PostgresConnection::open(settings).await.map(WithCalls::new) }
         };
         let (before, after) = connections.split_at(next);
         // A statement that waits for a locked row delays those behind it on its connection.

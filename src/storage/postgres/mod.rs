@@ -100,13 +100,14 @@ const NEED_TLS: [&str; 4] = ["ca", "cert", "key", "sslnegotiation"];
 /// All processes together never admit more than the limit. A hit that loses every race is refused
 /// as [contended](crate::Decision::is_contended). [`Cas`](crate::storage::Cas) has the details.
 ///
-/// Concurrent hits of a process on the same key share one statement. While a statement is in flight on
-/// each connection, hits on different keys wait for at most a quarter of their time, and share one, too.
-/// Each is stored or lost on its own. Each statement is a separate transaction.
+/// Concurrent hits of a process on the same key share one statement. While a statement is in flight
+/// on each connection, further hits on different keys wait for at most a quarter of their timeout.
+/// Hits that wait share one statement, which stores or rejects each of them separately. Each
+/// statement is a separate transaction.
 ///
-/// So is a statement for several keys. It locks the rows in the order of their keys, so hits that name
-/// the same keys in different orders do not deadlock. It stores all new states, or none. Concurrent
-/// hits of several keys share a statement for up to 64 keys.
+/// The statement of a hit of several keys stores all new states, or none. It locks the rows in the
+/// order of their keys, so hits that name the same keys in different orders do not deadlock.
+/// Concurrent hits of several keys share a statement for up to 64 keys.
 ///
 /// A policy that can keep more than 1,000 log entries per key is rejected when the limiter or layer
 /// is built, unless [long logs](crate::guide::several_processes#long-logs) are allowed. Each
@@ -261,8 +262,8 @@ impl PostgresStorage {
     /// - The storage [cancels](Self#timeouts-and-locks) statements on the pool's connections, too. If
     ///   the pool requires TLS, it cannot, because the pool keeps its TLS settings to itself. Then set
     ///   `options` to `-c statement_timeout=75` in the connection settings of the pool, where 75 is
-    ///   three quarters of the timeout in milliseconds. The setting applies to
-    ///   all statements on these connections.
+    ///   three quarters of the timeout in milliseconds. The setting applies to all statements on
+    ///   these connections.
     /// - The storage removes a connection from the pool if it does not reply within the timeout.
     /// - The pool keeps prepared statements. If the table was analyzed when it had a few rows and then
     ///   grows, their plans read the whole table until it is analyzed again, which autovacuum does about
@@ -324,14 +325,16 @@ impl PostgresStorage {
     /// Creates the table, and the schema if one is set, unless they exist.
     ///
     /// Several processes can call this method at the same time. It works with `migrate=false` too.
-    /// The timeout does not apply, so the future may wait for locks without a
-    /// limit. If the future is dropped, the storage cancels the migration. The automatic creation of
-    /// the table waits for at most a second, and is tried again by later calls.
+    /// The timeout does not apply, so the future may wait for locks without a limit. If the future
+    /// is dropped, the storage cancels the migration. The automatic creation of the table waits for
+    /// at most a second, and later calls retry it.
     ///
     /// # Errors
     ///
     /// Returns an error if the server is unreachable, or if the user has no right to create the
-    /// table or the schema.
+    /// table or a missing schema. PostgreSQL requires the right to create the table even if the
+    /// table exists. A user without this right can use an existing table, and does not need this
+    /// method.
     pub async fn migrate(&self) -> Result<(), StorageError> {
         self.0.store().link.migrate().await
     }

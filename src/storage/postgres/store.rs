@@ -91,7 +91,7 @@ impl CasStorage for PostgresStore {
         self.combiner.swap(self, swap, deadline).await
     }
 
-    fn longest(&self) -> Option<usize> {
+    fn max_text_len(&self) -> Option<usize> {
         Some(MAX_LEN)
     }
 }

@@ -1,4 +1,5 @@
-//! Combines hits that wait at the same time into one call of a script.
+//! Combines hits that wait at the same time into one call of a script. All calls of scripts pass here,
+//! also those that are always sent alone.
 //!
 //! A script call costs the server a few microseconds besides the decision, for example to read the
 //! clock. It costs the client a reply. Hits that share a call share these costs.
@@ -37,7 +38,7 @@ use tokio::time::Instant;
 
 use super::error::{is_cross_slot, is_script_missing};
 use super::link::{Link, Node};
-use super::script::{Call, Combined, Kin};
+use super::script::{Call, Combined, ScriptId};
 use super::url::Combine;
 use crate::storage::net::Gauge;
 use crate::storage::ticket::{Ticket, Unanswered};
@@ -46,7 +47,7 @@ use crate::sync::unpoisoned;
 
 /// The maximum number of hits in one call.
 ///
-/// Other clients of the server wait for the whole call, which takes about 4 us per hit. More hits
+/// Other clients of the server wait for the whole call, which takes about 4 µs per hit. More hits
 /// per call gain little.
 const MAX_HITS: usize = 16;
 
@@ -71,7 +72,7 @@ pub(super) struct Combiner {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 struct GroupKey {
     runtime: runtime::Id,
-    kin: Kin,
+    script_id: ScriptId,
 }
 
 /// The hits of one call that have not been sent yet.
@@ -105,9 +106,9 @@ impl Combiner {
     }
 
     /// Waits for the proof that hits can be combined, unless it is not needed.
-    pub(super) async fn prepare(&self, link: &Link, deadline: Instant) {
+    pub(super) async fn prove(&self, link: &Link, deadline: Instant) {
         if self.mode == Combine::OnSingleServer
-            && let Some(node) = link.single()
+            && let Some(node) = link.only_node()
         {
             node.prove(&self.prefix, deadline).await;
         }
@@ -122,7 +123,7 @@ impl Combiner {
         }
     }
 
-    /// Runs the script of a call, in one call with other hits if possible.
+    /// Sends a call, in one command with other hits if possible.
     ///
     /// The future can be dropped at any time, without an effect on other hits.
     pub(super) async fn run(
@@ -135,7 +136,7 @@ impl Combiner {
         let _in_flight = self.in_flight.enter(1, usize::MAX);
         if others >= MIN_IN_FLIGHT
             && call.can_be_combined()
-            && let Some(node) = link.single()
+            && let Some(node) = link.only_node()
             && self.is_possible_on(node)
             && Handle::try_current().is_ok()
             && let Some(result) = self.join(node, call, deadline).await
@@ -145,20 +146,20 @@ impl Combiner {
         self.run_alone(link, call, deadline).await
     }
 
-    /// Runs the script of a call in a call of its own. If it has several keys, it is sent only on a
-    /// connection that leads to one server, or to the node of a cluster that holds all of them.
+    /// Sends a call in a command of its own. A call with several keys is sent only on a connection that
+    /// leads to one server, or to the node of a cluster that holds all of them.
     pub(super) async fn run_alone(&self, link: &Link, call: &Call, deadline: Instant) -> Result<Value, StorageError> {
-        let Some(node) = link.single().filter(|_| call.has_several_keys()) else {
+        let Some(node) = link.only_node().filter(|_| call.has_several_keys()) else {
             return link.run_script(&call.by_hash(), || call.by_text(), deadline).await;
         };
         let needs_proof = self.mode != Combine::Always;
-        let mut reply = node.run_several(deadline, 1, needs_proof, || Some(call.by_hash())).await;
+        let mut reply = node.run_on_one_server(deadline, 1, needs_proof, || Some(call.by_hash())).await;
         if matches!(reply, Ok(None)) {
             node.prove(&self.prefix, deadline).await;
-            reply = node.run_several(deadline, 1, needs_proof, || Some(call.by_hash())).await;
+            reply = node.run_on_one_server(deadline, 1, needs_proof, || Some(call.by_hash())).await;
         }
         if reply.as_ref().is_err_and(is_script_missing) {
-            reply = node.run_several(deadline, 1, needs_proof, || Some(call.by_text())).await;
+            reply = node.run_on_one_server(deadline, 1, needs_proof, || Some(call.by_text())).await;
         }
         reply?.ok_or_else(|| not_one_server(node.name()))
     }
@@ -182,7 +183,7 @@ impl Combiner {
     /// fills it, also spawns a task that sends the group.
     fn enter(self: &Arc<Self>, node: &Node, hit: GroupedHit) {
         let runtime = Handle::current();
-        let key = GroupKey { runtime: runtime.id(), kin: hit.call.kin() };
+        let key = GroupKey { runtime: runtime.id(), script_id: hit.call.script_id() };
         let mut open = self.open();
         let (group, is_new) = match open.entry(key) {
             Entry::Occupied(entry) => (Arc::clone(entry.get()), false),
@@ -253,10 +254,10 @@ impl Sending {
             (!hits.is_empty()).then(|| Combined::new(&calls(&hits)).by_hash())
         };
         let needs_proof = self.combiner.mode != Combine::Always;
-        let mut reply = self.node.run_several(deadline, count, needs_proof, by_hash).await;
+        let mut reply = self.node.run_on_one_server(deadline, count, needs_proof, by_hash).await;
         if reply.as_ref().is_err_and(is_script_missing) {
             let by_text = Combined::new(&calls(&hits)).by_text();
-            reply = self.node.run_several(deadline, hits.len(), needs_proof, || Some(by_text)).await;
+            reply = self.node.run_on_one_server(deadline, hits.len(), needs_proof, || Some(by_text)).await;
         }
         if hits.is_empty() {
             // The call was not sent.

@@ -12,12 +12,14 @@
 
 mod combine;
 mod error;
-mod keys;
+mod exact;
+mod key_names;
+mod ledgers;
 mod link;
+mod listing;
 mod operate;
 mod record;
 mod script;
-mod slots;
 mod swap;
 mod url;
 
@@ -40,10 +42,10 @@ use crate::key::Key;
 use crate::policy::{Op, Policy};
 #[cfg(feature = "redis-rustls")]
 use crate::storage::TlsConfig;
-use crate::storage::calls::measured;
 use crate::storage::contract::OwnedRequest;
 use crate::storage::credentials::{Credentials, LoginSource};
-use crate::storage::net::overloaded;
+use crate::storage::metrics::measured;
+use crate::storage::net::fail_delayed;
 use crate::storage::{
     Cas, Clock, KeyPage, KeysRequest, SlotStore, Storage, StorageError, StorageErrorKind, StorageFuture, StorageRequest,
 };
@@ -76,9 +78,9 @@ use crate::time::Timestamp;
 ///
 /// | option of the URL | default | meaning |
 /// |---|---|---|
-/// | `prefix` | `rl` | the prefix of all keys; programs with the same prefix share their counts |
-/// | `timeout` | `100ms` | the timeout of a call |
-/// | `combine` | `true` | `true`, `always` or `false`: whether hits [share a call](Self#shared-calls) |
+/// | `prefix` | `rl` | the prefix of all keys: 1 to 64 printable ASCII characters without spaces, `{` and `}`; programs with the same prefix share their counts |
+/// | `timeout` | `100ms` | the timeout of a call, from `1ms` to `3600s` |
+/// | `combine` | `true` | controls [shared calls](Self#shared-calls): `true`, `always` or `false` |
 /// | `ca` | the system's roots | for TLS, a PEM file with the certificates to trust |
 /// | `cert`, `key` | none | for TLS, PEM files with a client certificate and its private key |
 /// | `sentinel-user`, `sentinel-password` | no login | the login for the sentinels |
@@ -92,9 +94,9 @@ use crate::time::Timestamp;
 /// # Errors
 ///
 /// Calls fail with [`StorageError`] if the server is unreachable, refuses the command, sends an
-/// unexpected reply, or does not reply within the timeout. They also fail if too many calls are in
-/// flight, or if the storage does not support the policy. The [kind](StorageError::kind) of the
-/// error names the cause.
+/// unexpected reply, or does not reply within the timeout. They also fail if 1,024 calls are in
+/// flight on the connection to a server, or fewer while calls time out, and if the storage does not
+/// support the policy. The [kind](StorageError::kind) of the error names the cause.
 ///
 /// A call that the server may have executed is not retried: see
 /// [`may_have_counted`](StorageError::may_have_counted).
@@ -149,24 +151,24 @@ impl RedisStorage {
     /// `redis-connection-manager`). A new major version of that crate is a breaking change of the
     /// feature.
     ///
-    /// `options` has the form of the query of a URL, such as `"prefix=shop&timeout=200ms"` or `""`. It
-    /// can contain the [options](Self#options) `prefix` and `timeout`.
+    /// `options` has the form of the query of a URL, such as `"prefix=shop&timeout=200ms"` or `""`.
+    /// It can contain the [options](Self#options) `prefix` and `timeout`.
     ///
-    /// Other users of the connection are not disturbed. The storage sends single commands that do not
-    /// block, and at most 1,024 at once. It changes no state of the connection, and a call that times out
-    /// leaves the connection as it is.
+    /// Other users of the connection are not disturbed. The storage sends single commands that do
+    /// not block, and at most 1,024 at once. It changes no state of the connection, and a call that
+    /// times out leaves the connection as it is.
     ///
     /// A storage with its own connection, by [`new`](Self::new), does more:
     ///
     /// | | by a URL | on a connection manager |
     /// |---|---|---|
-    /// | connecting again | by the storage, after any error | by the manager, which stops after some errors that are not of the network, such as a wrong password |
+    /// | reconnecting | by the storage, after any error | by the manager, which stops after some errors that are not of the network, such as a wrong password |
     /// | a connection without replies | is replaced after a few timeouts | stays until the manager notices it |
     /// | timeout of a call | the storage's | the shorter one of the storage's and the manager's `response_timeout` |
     /// | concurrent hits | [share calls](Self#shared-calls) | one call per hit |
     /// | [several keys](crate::RateLimitLayer::and) | on one server | only [within](crate::Key::within) the same key |
-    /// | an error whose call was not sent | is known, unless the connection broke | is known if the server refuses connections, and otherwise [may have counted](StorageError::may_have_counted) |
-    /// | pushes, logins, certificates | of the storage | of the manager |
+    /// | [`may_have_counted`](StorageError::may_have_counted) of a call that was not sent | `false`, unless the connection broke | `false` only if the server refuses connections |
+    /// | logins, certificates, push messages | handled by the storage | handled by the manager |
     ///
     /// # Errors
     ///
@@ -192,14 +194,16 @@ impl RedisStorage {
     }
 
     /// Creates a storage on an asynchronous cluster connection of the crate `redis` 1 (feature
-    /// `redis-cluster-async`). A new major version of that crate is a breaking change of the feature.
+    /// `redis-cluster-async`). A new major version of that crate is a breaking change of the
+    /// feature.
     ///
     /// `options` and the differences from a storage with its own connections are those of
     /// `from_connection_manager` (feature `redis-connection-manager`). There are three more:
     ///
-    /// - The connection sends a command again after the connection to a node was lost, so a hit can count
-    ///   twice. Its option `retries(0)` prevents that, but then calls on a slot that moves fail, too. Each
-    ///   error of a call [may have counted](StorageError::may_have_counted), also if a node refuses it.
+    /// - The connection sends a command again after the connection to a node was lost, so a hit can
+    ///   count twice. Its option `retries(0)` prevents that, but then calls on a slot that moves
+    ///   fail, too. Each error of a call [may have counted](StorageError::may_have_counted), even
+    ///   if a node refused the call.
     /// - [`check`](Storage::check) tests the commands on one node.
     /// - [`clear_all`](Storage::clear_all) and [`keys`](Storage::keys) return an error of the kind
     ///   [`Unsupported`](StorageErrorKind::Unsupported).
@@ -259,10 +263,11 @@ impl RedisStorage {
     /// | the server closes the connection, or replies that a login is required | the storage reconnects with new credentials |
     /// | the provider fails, or the server rejects its credentials | calls fail, and the storage retries after a backoff of up to 200 ms |
     ///
-    /// An attempt to connect takes at most one second, including the call of the provider. While
-    /// none has ended, another try starts every 250 ms, up to four in total. The first try that ends
-    /// decides the attempt, even if it fails. Each try calls the provider, so up to four calls can run at
-    /// once. The guide on [deploying](crate::guide::deploying#logins-that-rotate) has more details.
+    /// An attempt to connect takes at most one second, including the call of the provider. It
+    /// begins with one try. While no try has ended, another one starts every 250 ms, up to four in
+    /// total. The first try that ends decides the attempt, even if it fails. Each try calls the
+    /// provider, so up to four calls can run at once. The guide on
+    /// [deploying](crate::guide::deploying#logins-that-rotate) has more details.
     ///
     /// The returned storage opens new connections, which it does not share with earlier clones.
     ///
@@ -279,7 +284,8 @@ impl RedisStorage {
     ///
     /// # Panics
     ///
-    /// Panics if the storage was created on a connection of the program.
+    /// Panics if the storage was created on a connection of the program, by
+    /// `from_connection_manager` or `from_cluster_connection`.
     #[must_use]
     #[track_caller]
     pub fn credentials<F, Fut>(self, provider: F) -> Self
@@ -323,18 +329,18 @@ impl RedisStorage {
 
 impl Storage for RedisStorage {
     fn decide(&self, request: StorageRequest<'_>) -> StorageFuture<Decision> {
-        if let Err(error) = record::check_periods(request.policy) {
+        if let Err(error) = exact::check_periods(request.policy) {
             return StorageFuture::ready(Err(StorageError::unsupported_policy(error)));
         }
         if let Some(error) = self.link.overload() {
-            return StorageFuture::new(measured(LABEL, overloaded(error, self.timeout)));
+            return StorageFuture::new(measured(LABEL, fail_delayed(error, self.timeout)));
         }
-        let Some(call) = self.scripts.decide(&self.prefix, request, self.time()) else {
+        let Some(call) = self.scripts.call_for(&self.prefix, request, self.time()) else {
             return self.cas.decide(request);
         };
         let (storage, request) = (self.clone(), request.owned());
         StorageFuture::new(measured(LABEL, async move {
-            let prepare = |time| storage.scripts.decide(&storage.prefix, request.borrow(), time);
+            let prepare = |time| storage.scripts.call_for(&storage.prefix, request.borrow(), time);
             let (call, reply) = storage.run(call, prepare).await?;
             call.decision(request.borrow(), &reply).ok_or_else(|| unexpected_reply(&reply))
         }))
@@ -358,12 +364,12 @@ impl Storage for RedisStorage {
             Err(error) => return StorageFuture::ready(Err(error)),
         };
         if let Some(error) = self.link.overload() {
-            return StorageFuture::new(measured(LABEL, overloaded(error, self.timeout)));
+            return StorageFuture::new(measured(LABEL, fail_delayed(error, self.timeout)));
         }
         let storage = self.clone();
         StorageFuture::new(measured(LABEL, async move {
             let requests: Vec<_> = members.iter().map(OwnedRequest::borrow).collect();
-            let prepare = |time| storage.scripts.decide_all(&storage.prefix, &requests, time);
+            let prepare = |time| storage.scripts.call_for_all(&storage.prefix, &requests, time);
             let (call, reply) = storage.run(call, prepare).await?;
             call.decisions(&requests, &reply).ok_or_else(|| unexpected_reply(&reply))
         }))
@@ -405,7 +411,7 @@ impl Storage for RedisStorage {
         StorageFuture::new(async move {
             let deadline = Instant::now() + storage.timeout;
             storage.probe(deadline).await.map_err(StorageError::uncounted)?;
-            storage.combiner.prepare(&storage.link, deadline).await;
+            storage.combiner.prove(&storage.link, deadline).await;
             Ok(())
         })
     }
@@ -422,9 +428,9 @@ impl Storage for RedisStorage {
         StorageFuture::new(async move { storage.delete_all().await })
     }
 
-    /// Finds the keys with `SCAN`, in steps of at most about 500 keys, and peeks at each. Each step and
-    /// each peek has its own [timeout](RedisStorage#options). A page takes at most 50 steps, so it can be
-    /// empty on a server with many other keys.
+    /// Finds the keys with `SCAN`, in steps of at most about 500 keys, and peeks at each. Each step
+    /// and each peek has its own [timeout](RedisStorage#options). A page takes at most 50 steps, so
+    /// it can be empty on a server with many other keys.
     fn keys(&self, request: KeysRequest<'_>) -> StorageFuture<KeyPage> {
         if let Err(error) = request.check() {
             return StorageFuture::ready(Err(error));
@@ -432,11 +438,11 @@ impl Storage for RedisStorage {
         let KeysRequest { policy, prefix, after, limit, .. } = request;
         let (storage, policy) = (self.clone(), policy.clone());
         let (prefix, after) = (prefix.to_owned(), after.map(str::to_owned));
-        StorageFuture::new(async move { keys::page(&storage, &policy, &prefix, after.as_deref(), limit).await })
+        StorageFuture::new(async move { listing::page(&storage, &policy, &prefix, after.as_deref(), limit).await })
     }
 
     fn validate(&self, policy: &Policy) -> Result<(), ConfigError> {
-        record::check_periods(policy)?;
+        exact::check_periods(policy)?;
         if Scripts::support(policy) { Ok(()) } else { self.cas.validate(policy) }
     }
 
@@ -452,7 +458,7 @@ impl Storage for RedisStorage {
 
     /// Returns `true` for a cluster, and for a connection of the program.
     fn needs_outer_key(&self, _: Option<&str>) -> bool {
-        self.link.single().is_none()
+        self.link.only_node().is_none()
     }
 
     fn slots(&self) -> Option<Arc<dyn SlotStore>> {
@@ -461,7 +467,7 @@ impl Storage for RedisStorage {
 }
 
 fn validate_member(policy: &Policy) -> Result<(), ConfigError> {
-    record::check_periods(policy)?;
+    exact::check_periods(policy)?;
     if Scripts::support(policy) {
         return Ok(());
     }
@@ -489,10 +495,10 @@ impl RedisStorage {
     fn prepare_all(&self, members: &[StorageRequest<'_>]) -> Result<Call, StorageError> {
         let checked = members.iter().try_for_each(|member| validate_member(member.policy));
         checked.map_err(StorageError::unsupported_policy)?;
-        if self.link.single().is_none() {
+        if self.link.only_node().is_none() {
             check_outer_key(members)?;
         }
-        let call = self.scripts.decide_all(&self.prefix, members, self.time());
+        let call = self.scripts.call_for_all(&self.prefix, members, self.time());
         call.ok_or_else(|| StorageError::new(StorageErrorKind::Unsupported, "a strategy has no script"))
     }
 
@@ -526,7 +532,7 @@ impl RedisStorage {
     ) -> Option<Call> {
         if actual > decision.cost() {
             let charge = StorageRequest::new(policy, key, Op::Charge, actual - decision.cost());
-            return self.scripts.decide(&self.prefix, charge, time);
+            return self.scripts.call_for(&self.prefix, charge, time);
         }
         let refund = StorageRequest::new(policy, key, Op::Hit, decision.cost() - actual);
         self.scripts.call(ScriptKind::Refund, &self.prefix, refund, time, Some(decision))

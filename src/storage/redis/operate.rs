@@ -5,7 +5,7 @@ use tokio::time::Instant;
 
 use super::link::Node;
 use super::script::Scripts;
-use super::{RedisStorage, record};
+use super::{RedisStorage, key_names, record};
 use crate::key::Key;
 use crate::policy::Policy;
 use crate::storage::StorageError;
@@ -36,7 +36,7 @@ const SCAN_COUNT: usize = 500;
 impl RedisStorage {
     /// Deletes all keys with the prefix, and returns the number of deleted keys.
     pub(super) async fn delete_all(&self) -> Result<u64, StorageError> {
-        let (mut deleted, pattern) = (0, format!("{}:{{*", record::escaped(&self.prefix)));
+        let (mut deleted, pattern) = (0, format!("{}:{{*", key_names::escaped(&self.prefix)));
         for node in self.link.nodes(Instant::now() + self.timeout).await? {
             let mut cursor = "0".to_owned();
             loop {
@@ -101,7 +101,7 @@ impl RedisStorage {
     /// [timeout](Self#options).
     pub async fn stored_states(&self, policy: &Policy, key: &Key) -> Result<Vec<String>, StorageError> {
         let mut command = cmd("GET");
-        command.arg(record::states_key(&self.prefix, policy, key));
+        command.arg(key_names::states_key(&self.prefix, policy, key));
         match self.link.run(&command, Instant::now() + self.timeout).await.map_err(StorageError::uncounted)? {
             Value::Nil => Ok(Vec::new()),
             Value::BulkString(stored) => Ok(record::lines(policy, &Scripts::digests(policy), &stored)),

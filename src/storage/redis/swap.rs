@@ -5,8 +5,8 @@ use std::time::{Duration, Instant};
 
 use redis::{Cmd, Value, cmd};
 
+use super::key_names;
 use super::link::Link;
-use super::record;
 use super::script::unexpected_reply;
 use crate::storage::{Cas, CasStorage, Clock, Loaded, StorageError, Swapped};
 use crate::time::Timestamp;
@@ -32,6 +32,9 @@ end
 local time = redis.call('TIME')
 return { 0, time[1] * 1000000 + time[2], stored }"
 );
+
+/// The longest string that Redis stores, in bytes.
+const LONGEST_STRING: usize = 512 << 20;
 
 /// A store for [`Cas`]. One value contains all states of a policy and key.
 #[derive(Clone, Debug)]
@@ -62,8 +65,8 @@ impl CasStorage for SwapStore {
         }
     }
 
-    fn longest(&self) -> Option<usize> {
-        Some(record::LONGEST_STRING)
+    fn max_text_len(&self) -> Option<usize> {
+        Some(LONGEST_STRING)
     }
 
     async fn swap(
@@ -83,7 +86,7 @@ impl CasStorage for SwapStore {
 impl SwapStore {
     fn command(&self, key: &str) -> Cmd {
         let mut command = cmd("EVAL");
-        command.arg(SCRIPT).arg(1).arg(record::cas_key(&format!("{}:{{{key}}}", self.prefix)));
+        command.arg(SCRIPT).arg(1).arg(key_names::cas_key(&format!("{}:{{{key}}}", self.prefix)));
         command
     }
 

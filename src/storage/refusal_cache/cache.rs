@@ -7,8 +7,8 @@ use super::entry::CachedRefusal;
 use crate::decision::Decision;
 use crate::key::Key;
 use crate::policy::Policy;
-use crate::storage::calls::Counters;
 use crate::storage::key_table::{Bucket, KeyTable, TableKey};
+use crate::storage::metrics::Counters;
 use crate::storage::{Clock, StorageRequest};
 use crate::time::Timestamp;
 
@@ -278,7 +278,7 @@ mod tests {
             CacheLookup::Hit(_) => panic!("the cache must be empty"),
         };
         let admitted = Decision::new(Timestamp::EPOCH, 1, Status::admitted(1, 0, 9));
-        let contended = policy.refuse(Timestamp::EPOCH, 1, 9).contended();
+        let contended = policy.refusal(Timestamp::EPOCH, 1, 9).contended();
         for end in [None, Some(&admitted), Some(&contended)] {
             let all: Vec<PendingMiss> = keys.iter().chain(&keys).map(begin).collect();
             assert_eq!(cache.table.count(|_| true), 50);
@@ -291,7 +291,7 @@ mod tests {
             assert_eq!((cache.table.count(|_| true), cache.len()), (0, 0), "{end:?}");
         }
         for key in &keys {
-            begin(key).decided(&policy.refuse(Timestamp::EPOCH, 1, 9));
+            begin(key).decided(&policy.refusal(Timestamp::EPOCH, 1, 9));
             cache.invalidate(&policy, key);
         }
         assert_eq!((cache.table.count(|_| true), cache.len()), (0, 0));

@@ -65,17 +65,19 @@ use crate::storage::{AnyStorage, Clock, Storage, StorageFuture, StorageRequest, 
 /// [storage full](Decision::is_storage_full), [contended](Decision::is_contended) or from a
 /// [fallback](Decision::is_from_fallback).
 ///
-/// A request with [several keys](Storage::decide_all) is refused from the cache if one of its keys is.
-/// The lists of header fields then leave out the policies of the other keys, because their states are
-/// not known. The request goes to the storage if another key has a limit that counts refusals.
+/// A request with [several keys](Storage::decide_all) is refused from the cache if the cache
+/// refuses one of its keys. The lists of header fields then leave out the policies of the other
+/// keys, because their states are not known. The request goes to the storage if another key has a
+/// limit that counts refusals.
 ///
 /// A [`clear`](Storage::clear), a [`settle`](Storage::settle) or a charge through this cache
 /// removes the refusals of the key. A change by another process takes effect after at most one
 /// `ttl`. There is one exception: while a hit is in flight to the storage, an expired refusal of
 /// the same key answers the other hits, for at most one more `ttl`.
 ///
-/// The time to live of an entry starts before the storage is asked, so it is never too long. Its
-/// `retry_after` and `reset_after` count from the answer, so they are never too short.
+/// The time to live of an entry starts before the storage is asked, so it is never too long. The
+/// `retry_after` and `reset_after` of a refusal count down from its arrival. So for the same cost,
+/// they are never too short.
 ///
 /// The cache holds refusals of up to 100,000 keys ([`max_keys`](Self::max_keys)), and of up to four
 /// costs per key. A refusal takes about 300 bytes. Clones share one cache.
@@ -87,6 +89,7 @@ use crate::storage::{AnyStorage, Clock, Storage, StorageFuture, StorageRequest, 
 /// # Errors
 ///
 /// Calls fail with the errors of the inner storage. A hit that the cache refuses does not fail.
+#[doc(alias = "negative cache")]
 #[derive(Clone)]
 pub struct RefusalCache {
     inner: AnyStorage,
@@ -113,7 +116,7 @@ impl RefusalCache {
         Self { cache: Arc::new(Cache::new(max_keys, ttl, clock)), ..self }
     }
 
-    /// Sets the longest time for which a refusal is cached. Defaults to 1 second. While a hit of the
+    /// Sets the maximum time to live of a cached refusal. Defaults to 1 second. While a hit of the
     /// same key is in flight to the storage, an expired refusal still answers other hits, for at
     /// most one more `ttl`.
     ///
@@ -218,10 +221,11 @@ impl Storage for RefusalCache {
         }
     }
 
-    /// Cached refusals of members refuse all of them without a round trip. The decisions on the other
-    /// members then have no limits, because their states are not known.
+    /// A cached refusal of one member refuses the request without a round trip. The decisions on
+    /// members without a cached refusal then have no limits, because their states are not known.
     ///
-    /// All members go to the storage if one without a cached refusal has a limit that counts refusals.
+    /// All members go to the storage if a member without a cached refusal has a limit that counts
+    /// refusals.
     fn decide_all(&self, members: &[StorageRequest<'_>]) -> StorageFuture<Vec<Decision>> {
         let spends = |member: &&StorageRequest<'_>| member.op == Op::Hit && member.cost > 0;
         let cached: Vec<_> =

@@ -35,9 +35,10 @@ use crate::decision::Decision;
 use crate::error::{ConfigError, chain};
 use crate::key::Key;
 use crate::policy::{Op, Policy};
-use crate::storage::calls::{TIMEOUT, measured};
+use crate::storage::bounds::TIMEOUT;
 use crate::storage::cas::Command;
 use crate::storage::listing::NameRange;
+use crate::storage::metrics::measured;
 use crate::storage::ticket::{Ticket, Unanswered};
 use crate::storage::url::{Options, PREFIX, decoded};
 use crate::storage::{
@@ -93,14 +94,15 @@ use crate::storage::{
 ///
 /// | option of the URL | default | meaning |
 /// |---|---|---|
-/// | `prefix` | `rl` | the prefix of all keys |
-/// | `timeout` | `100ms` | the timeout of a call, including the wait for other processes |
-/// | `durability` | `every-second` | when the storage syncs the file |
+/// | `prefix` | `rl` | the prefix of all keys: 1 to 64 printable ASCII characters without spaces, `{` and `}`; programs with the same prefix and the same file share their counts |
+/// | `timeout` | `100ms` | the timeout of a call, including the wait for other processes, from `1ms` to `3600s` |
+/// | `durability` | `every-second` | the times at which the storage syncs the file: `every-second` or `every-commit` |
 ///
-/// With `every-second`, a power failure, or a crash of the operating system, loses at most the hits of
-/// the last second. If another process reads the file in a longer transaction, it can lose all hits
-/// since the start of that transaction. With `every-commit`, it loses nothing, and each hit waits for
-/// the disk. With both, a process that is killed loses no hit that has returned.
+/// With `every-second`, a power failure, or a crash of the operating system, loses at most the hits
+/// of the last second. While another process reads the file in a longer transaction, a power
+/// failure can lose all hits since the start of that transaction. With `every-commit`, a power
+/// failure loses nothing, and each hit waits for the disk. With both, a process that is killed
+/// loses no hit that has returned.
 ///
 /// # The file
 ///
@@ -139,7 +141,7 @@ use crate::storage::{
 ///
 /// A program can contain only one version of `libsqlite3-sys`, because cargo lets only one package
 /// link a native library. If another crate, for example an old `sqlx`, needs a version that
-/// `rusqlite` 0.38 to 0.41 does not use, cargo reports that `links = "sqlite3"` occurs twice. Use
+/// `rusqlite` 0.38 to 0.43 does not use, cargo reports that `links = "sqlite3"` occurs twice. Use
 /// compatible versions, or [`Cas`] on your own connection.
 ///
 /// [`Cas`]: crate::storage::Cas

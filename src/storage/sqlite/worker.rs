@@ -16,7 +16,7 @@ use super::error::{at_commit, is_busy, is_full, rolled_back};
 use super::file::{ATTEMPTS, FULL, File};
 use crate::decision::Decision;
 use crate::policy::{Op, Policy};
-use crate::storage::calls::MAX_SKEW;
+use crate::storage::bounds::MAX_SKEW;
 use crate::storage::cas::skew::Skew;
 use crate::storage::cas::{Batch, Command};
 use crate::storage::contract::OwnedRequest;

@@ -240,7 +240,7 @@ impl TlsConfig {
     /// - the server's own certificate, if it is self-signed and not marked as an authority
     ///   (`CA:FALSE`)
     ///
-    /// `try_tls` reports malformed certificates.
+    /// `try_tls` returns an error if the certificates are malformed.
     #[must_use]
     pub fn ca(self, pem: impl Into<Vec<u8>>) -> Self {
         Self { ca: Some(pem.into()), ..self }
@@ -251,7 +251,8 @@ impl TlsConfig {
     /// `chain` contains the certificate, followed by those of intermediate authorities. `key` is
     /// the private key of the certificate, without a passphrase. Both are PEM.
     ///
-    /// `try_tls` reports malformed values, and a key that does not match the certificate.
+    /// `try_tls` returns an error if a value is malformed, or if the key does not match the
+    /// certificate.
     #[must_use]
     pub fn client_certificate(self, chain: impl Into<Vec<u8>>, key: impl Into<Vec<u8>>) -> Self {
         Self { client: Some((chain.into(), key.into())), ..self }

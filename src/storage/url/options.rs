@@ -10,8 +10,8 @@ use percent_encoding::percent_decode_str;
 use super::Wrong;
 use crate::error::ConfigError;
 #[cfg(any(feature = "memcached", feature = "etcd", feature = "postgres"))]
-use crate::storage::calls::{MAX_SKEW, checked_skew};
-use crate::storage::calls::{TIMEOUT, checked_timeout};
+use crate::storage::bounds::{MAX_SKEW, checked_skew};
+use crate::storage::bounds::{TIMEOUT, checked_timeout};
 #[cfg(feature = "postgres")]
 use crate::storage::names::encoded;
 use crate::text::edits;

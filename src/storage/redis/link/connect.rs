@@ -102,7 +102,7 @@ impl RedisConnection {
     }
 
     /// Returns a handle to send commands.
-    pub(super) fn commands(&self) -> Sender {
+    pub(super) fn sender(&self) -> Sender {
         self.sender.clone()
     }
 

@@ -111,9 +111,10 @@ impl Link {
         }
     }
 
-    /// Returns the only server. Returns `None` for a cluster, and for a connection of the program.
+    /// Returns the only node that the URL leads to. A proxy behind its address may still have several
+    /// servers. Returns `None` for a cluster, and for a connection of the program.
     #[allow(clippy::unnecessary_wraps, reason = "there are no clusters without the feature")]
-    pub(super) fn single(&self) -> Option<&Node> {
+    pub(super) fn only_node(&self) -> Option<&Node> {
         match &self.0 {
             Topology::Single(node) => Some(node),
             #[cfg(feature = "redis-cluster")]

@@ -11,8 +11,8 @@ use tokio::time::{Instant, timeout, timeout_at};
 use super::super::error::{is_permission_denied, needs_new_connection};
 use super::super::url::Access;
 use super::connect::RedisConnection;
-use super::proof::{Commands, Proof, is_refusal_of_a_slot};
-use crate::storage::net::{CONNECT_WITHIN, CallInFlight, Open, Reconnecting, Usable};
+use super::proof::{Proof, ProofCommands, is_refusal_of_a_slot};
+use crate::storage::net::{CONNECT_WITHIN, CallInFlight, Reconnecting, Usable, WithCalls};
 use crate::storage::url::Address;
 use crate::storage::{StorageError, StorageErrorKind};
 
@@ -22,7 +22,7 @@ pub(in super::super) struct Node(Arc<NodeInner>);
 
 struct NodeInner {
     route: Arc<dyn Route>,
-    connection: Arc<Reconnecting<Open<OpenConnection>>>,
+    connection: Arc<Reconnecting<WithCalls<OpenConnection>>>,
 }
 
 /// Finds a server. The [`fmt::Display`] form names the server in error messages.
@@ -82,13 +82,13 @@ impl OpenConnection {
     async fn prove(&self, prefix: &str) {
         let _running = self.proof.running.lock().await;
         let Some(proving) = self.proof.begin() else { return };
-        let (mut connection, commands) = (self.connection.commands(), Commands::new(prefix));
+        let (mut connection, commands) = (self.connection.sender(), ProofCommands::new(prefix));
         let result = async {
             let stored = connection.send_packed_command(&commands.store).await?;
             if stored != Value::Okay {
                 return Ok(is_refusal_of_a_slot(&stored).then_some(false));
             }
-            let replies = connection.send_packed_commands(&commands.read, 0, Commands::READS).await?;
+            let replies = connection.send_packed_commands(&commands.read, 0, ProofCommands::READS).await?;
             connection.send_packed_command(&commands.delete).await?;
             Ok::<_, RedisError>(commands.result(&replies))
         };
@@ -135,15 +135,15 @@ impl Node {
     pub(in super::super) async fn run(&self, command: &Cmd, deadline: Instant) -> Result<Value, StorageError> {
         let open = self.open(deadline).await?;
         let call = self.0.connection.begin(&open, deadline).await?;
-        let mut commands = open.connection.commands();
+        let mut commands = open.connection.sender();
         self.receive(&open, call, deadline, commands.send_packed_command(command)).await
     }
 
-    /// Runs a command for several hits, like [`run`](Self::run). Calls the closure `command` only
-    /// when the connection is ready to send. Returns `None` without sending anything if the closure
-    /// returns `None`, or if all hits must be on one server (`needs_proof`) and the connection has
-    /// not proved that.
-    pub(in super::super) async fn run_several(
+    /// Runs a command for several keys, like [`run`](Self::run). It counts as `hits` calls. Calls the
+    /// closure `command` only when the connection is ready to send. Returns `None` without sending
+    /// anything if the closure returns `None`, or if the keys must be on one server (`needs_proof`) and the
+    /// connection has not proved that.
+    pub(in super::super) async fn run_on_one_server(
         &self,
         deadline: Instant,
         hits: usize,
@@ -156,7 +156,7 @@ impl Node {
         }
         let call = self.0.connection.begin_several(&open, deadline, hits).await?;
         let Some(command) = command() else { return Ok(None) };
-        let mut commands = open.connection.commands();
+        let mut commands = open.connection.sender();
         self.receive(&open, call, deadline, commands.send_packed_command(&command)).await.map(Some)
     }
 
@@ -195,7 +195,7 @@ impl Node {
     pub(super) async fn run_asking(&self, command: &Cmd, deadline: Instant) -> Result<Value, StorageError> {
         let open = self.open(deadline).await?;
         let call = self.0.connection.begin(&open, deadline).await?;
-        let mut commands = open.connection.commands();
+        let mut commands = open.connection.sender();
         let mut pipeline = redis::Pipeline::with_capacity(2);
         pipeline.cmd("ASKING").add_command(command.clone());
         let reply = async {
@@ -205,13 +205,15 @@ impl Node {
         self.receive(&open, call, deadline, reply).await
     }
 
-    async fn open(&self, deadline: Instant) -> Result<Arc<Open<OpenConnection>>, StorageError> {
+    async fn open(&self, deadline: Instant) -> Result<Arc<WithCalls<OpenConnection>>, StorageError> {
         if Instant::now() >= deadline {
             return Err(self.not_connected());
         }
         let connect = || {
             let connecting = Arc::clone(&self.0.route).connect();
-            async { connecting.await.map(|(connection, address)| Open::new(OpenConnection::new(connection, address))) }
+            async {
+                connecting.await.map(|(connection, address)| WithCalls::new(OpenConnection::new(connection, address)))
+            }
         };
         let open = self.0.connection.get(deadline, connect).await?;
         self.check_route(&open);
@@ -220,7 +222,7 @@ impl Node {
 
     async fn receive(
         &self,
-        open: &Arc<Open<OpenConnection>>,
+        open: &Arc<WithCalls<OpenConnection>>,
         call: CallInFlight<'_, OpenConnection>,
         deadline: Instant,
         reply: impl Future<Output = Result<Value, RedisError>>,
@@ -248,7 +250,7 @@ impl Node {
     }
 
     /// Checks the address in the background, and drops the connection if the server has moved.
-    fn check_route(&self, open: &Arc<Open<OpenConnection>>) {
+    fn check_route(&self, open: &Arc<WithCalls<OpenConnection>>) {
         let Some(address) = open.address.as_ref().filter(|_| self.0.route.take_check()) else { return };
         let has_moved = Arc::clone(&self.0.route).has_moved(address.clone());
         let (connection, open) = (Arc::clone(&self.0.connection), Arc::clone(open));

@@ -106,14 +106,14 @@ impl Drop for Proving<'_> {
 }
 
 /// The commands of a proof, and the token that the scripts must return.
-pub(super) struct Commands {
+pub(super) struct ProofCommands {
     pub(super) store: Cmd,
     pub(super) read: Pipeline,
     pub(super) delete: Cmd,
     token: Vec<u8>,
 }
 
-impl Commands {
+impl ProofCommands {
     /// The number of replies to `read`.
     pub(super) const READS: usize = 64;
 
@@ -160,15 +160,15 @@ mod tests {
 
     #[test]
     fn only_replies_of_several_servers_refute_a_proof() {
-        let commands = Commands::new("rl");
+        let commands = ProofCommands::new("rl");
         let found = || Value::BulkString(commands.token.clone());
         let error = |text: &str| parse_redis_value(format!("-{text} text\r\n").as_bytes()).unwrap();
         let replies = |first: usize, others: Value, last: usize| {
-            let middle = vec![others; Commands::READS - first - last];
+            let middle = vec![others; ProofCommands::READS - first - last];
             commands.result(&[vec![found(); first], middle, vec![found(); last]].concat())
         };
         assert_eq!(replies(0, found(), 0), Some(true));
-        assert_eq!(commands.result(&vec![found(); Commands::READS - 1]), None);
+        assert_eq!(commands.result(&vec![found(); ProofCommands::READS - 1]), None);
         for reply in [Value::Nil, Value::BulkString(b"other".to_vec()), error("OOM"), error("NOPERM")] {
             for first in [0, 10] {
                 assert_eq!(replies(first, reply.clone(), 0), None, "{reply:?}");

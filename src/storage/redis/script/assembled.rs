@@ -38,8 +38,8 @@ const LOG_RECORD: (&str, &str) =
 
 /// The values that a script writes into a record, and into a record of a moving window. A log whose
 /// key is lost has no chunks, so they are written as 0.
-const WRITTEN: &str = "TAG$, till$, first$, second$";
-const LOG_WRITTEN: &str = "TAG$, log$.till, log$.units, log$.oldest, log$.first, log$.length, log$.room, \
+const WRITTEN: &str = "DIGEST$, till$, first$, second$";
+const LOG_WRITTEN: &str = "DIGEST$, log$.till, log$.units, log$.oldest, log$.first, log$.length, log$.room, \
                            log$.head or 0, log$.tail or 0";
 
 /// The maximum numbers of limits and of their arguments for which a script uses local variables. A
@@ -366,7 +366,7 @@ impl ScriptPart {
         if self.is_log { record::LOG_SIZE } else { record::SIZE }
     }
 
-    /// Replaces `NAME$` by the prefix of the limit's functions, `TAG$`, `ARGUMENTS$`, `UNTIL$` and
+    /// Replaces `NAME$` by the prefix of the limit's functions, `DIGEST$`, `ARGUMENTS$`, `UNTIL$` and
     /// `ANCHOR$` by variables, `KEY$` by an index, and any other `$` by the number of the limit.
     /// Replaces `MAY_CHANGE$` by the condition under which a refusal can change the state, and `NEEDED$`
     /// and `FOR_NEEDED$` by the units that have to remain before the hit, and the arguments for them.
@@ -379,7 +379,7 @@ impl ScriptPart {
         let mut line = line
             .replace("NAME$", &self.function)
             .replace("MAY_CHANGE$", if self.counts_refusals { "true" } else { "ahead$" })
-            .replace("TAG$", &variables[0])
+            .replace("DIGEST$", &variables[0])
             .replace(", ARGUMENTS$", &listed(strategy))
             .replace(", FOR_NEEDED$", &listed(for_needed))
             .replace("NEEDED$", needed)

@@ -22,13 +22,15 @@
 
 mod assembled;
 mod call;
+mod reply;
 
 use std::collections::HashMap;
 use std::sync::{Arc, RwLock};
 
-pub(super) use self::call::{Call, Combined, Kin, unexpected_reply};
+pub(super) use self::call::{Call, Combined, ScriptId};
 use self::call::{CallMember, ReplyPart, Script, Text};
-use super::record;
+pub(super) use self::reply::unexpected_reply;
+use super::{key_names, record};
 use crate::decision::Decision;
 use crate::policy::{Limit, Op, Policy};
 use crate::storage::{StorageRequest, names};
@@ -122,13 +124,13 @@ struct ScriptPart {
 
 impl Scripts {
     /// Returns the call that decides on a request, or `None` if a strategy has no script.
-    pub(super) fn decide(&self, prefix: &str, request: StorageRequest<'_>, time: ScriptTime) -> Option<Call> {
+    pub(super) fn call_for(&self, prefix: &str, request: StorageRequest<'_>, time: ScriptTime) -> Option<Call> {
         self.call(kind_of(&request), prefix, request, time, None)
     }
 
     /// Returns the call that decides on hits and peeks of several keys together, or `None` if a strategy
     /// has no script.
-    pub(super) fn decide_all(&self, prefix: &str, members: &[StorageRequest<'_>], time: ScriptTime) -> Option<Call> {
+    pub(super) fn call_for_all(&self, prefix: &str, members: &[StorageRequest<'_>], time: ScriptTime) -> Option<Call> {
         let prepared = members.iter().map(|request| Prepared::new(kind_of(request), prefix, *request, time, None));
         let prepared = prepared.collect::<Option<Vec<_>>>()?;
         Some(self.prepared_call(prepared, time))
@@ -147,8 +149,9 @@ impl Scripts {
         policy.limits().iter().all(|limit| strategy_script(limit, now, 1).is_some())
     }
 
-    /// Returns the call that runs this operation, or `None` if a strategy has no script. A refund
-    /// returns the cost of `request` of the hit of `refunded`.
+    /// Returns the call that runs this operation, or `None` if a strategy has no script. The operation in
+    /// `request` is ignored. For a refund, `refunded` is the decision on the hit, and the cost of `request`
+    /// is the number of units to give back.
     pub(super) fn call(
         &self,
         kind: ScriptKind,
@@ -200,7 +203,7 @@ impl<'a> Prepared<'a> {
         let limits = request.policy.limits();
         let scripts: Vec<StrategyScript> =
             limits.iter().map(|limit| strategy_script(limit, time.near, request.cost)).collect::<Option<_>>()?;
-        let mut keys = vec![record::states_key(prefix, request.policy, request.key)];
+        let mut keys = vec![key_names::states_key(prefix, request.policy, request.key)];
         let digests = record::digests(request.policy, scripts.iter().map(is_log));
         let mut arguments = Arguments(Vec::with_capacity(8 * (2 + limits.len() * 9)));
         arguments.push(request.cost.into());
@@ -209,7 +212,7 @@ impl<'a> Prepared<'a> {
         }
         for (position, script) in scripts.iter().enumerate() {
             if is_log(script) {
-                keys.push(record::log_key(&keys[0], &names::tag(request.policy, position)));
+                keys.push(key_names::log_key(&keys[0], &names::tag(request.policy, position)));
             }
             arguments.push(digests[position].into());
             script.arguments.iter().for_each(|&argument| arguments.push(argument));

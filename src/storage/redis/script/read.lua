@@ -21,7 +21,7 @@ if #stored >= SIZE then
 end
 if not (
   -- each:
-  digest$ == TAG$ and
+  digest$ == DIGEST$ and
   -- done
   true) then
   others = #stored > 0
@@ -38,13 +38,13 @@ if others then
     found, ends = unpack('>I4I8', stored, at)
     after, is_known = at + (found < 2147483648 and 20 or 44), ends < TWO_54
     -- each:
-    is_known = is_known or found == TAG$
+    is_known = is_known or found == DIGEST$
     -- each small:
-    if found == TAG$ and digest$ ~= found then
+    if found == DIGEST$ and digest$ ~= found then
       digest$, till$, first$, second$ = unpack('>I4I8I4I4', stored, at)
     end
     -- each log:
-    if found == TAG$ and digest$ ~= found and after <= #stored + 1 then
+    if found == DIGEST$ and digest$ ~= found and after <= #stored + 1 then
       digest$, till$, units$, oldest$, first$, length$, room$, head$, tail$ =
         unpack('>I4I8I4I8I4I4I4I4I4', stored, at)
     end

@@ -22,7 +22,7 @@ if changed then
       after = at + (found < 2147483648 and 20 or 44)
       dropped = till <= now
       -- each:
-      dropped = dropped or found == TAG$
+      dropped = dropped or found == DIGEST$
       -- done
       if not dropped then
         stored = stored .. string.sub(before, at, after - 1)

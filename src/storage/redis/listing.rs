@@ -9,7 +9,7 @@ use std::collections::HashSet;
 use tokio::time::Instant;
 
 use super::script::Scripts;
-use super::{RedisStorage, record};
+use super::{RedisStorage, key_names};
 use crate::key::Key;
 use crate::policy::Policy;
 use crate::storage::keys::unknown_page;
@@ -59,7 +59,7 @@ pub(super) async fn page(
     }
     let mut nodes = nodes.into_iter().skip_while(|node| server.as_deref().is_some_and(|last| node.name() < last));
     let Some(mut node) = nodes.next() else { return Ok(KeyPage::default()) };
-    let names = record::KeyNames::new(&storage.prefix, policy, Scripts::support(policy));
+    let names = key_names::KeyNames::new(&storage.prefix, policy, Scripts::support(policy));
     let mut visited = limit.clamp(*VISITED.start(), *VISITED.end());
     let mut found = HashSet::new();
     let mut next = None;

@@ -15,7 +15,7 @@ use crate::time::Timestamp;
 /// The first line holds everything that a hit needs, unless its key has just been refused.
 #[derive(Default)]
 #[repr(C, align(128))]
-pub(super) struct Padded {
+pub(super) struct ShardCell {
     /// The hash of the key in `hint`, or 0. Most hits have another hash and need not read the hint,
     /// which is on another cache line.
     ///
@@ -26,7 +26,7 @@ pub(super) struct Padded {
     hint: RefusalHint,
 }
 
-impl Padded {
+impl ShardCell {
     #[inline]
     pub(super) fn lock(&self) -> MutexGuard<'_, Shard> {
         self.try_lock().unwrap_or_else(|| self.lock_contended())
@@ -112,7 +112,7 @@ impl Padded {
 pub(super) struct RefusalHint {
     version: AtomicU64,
     hash: AtomicU64,
-    limit: AtomicU64,
+    limit_hash: AtomicU64,
     until: AtomicU64,
     amounts: AtomicU64,
     written: AtomicU64,
@@ -125,13 +125,13 @@ impl RefusalHint {
     pub(super) fn read(&self, key: KeyHash, digest: u32, now: Timestamp) -> Option<State> {
         let version = self.version.load(Ordering::Acquire);
         let hash = self.hash.load(Ordering::Relaxed);
-        let limit = self.limit.load(Ordering::Relaxed);
+        let limit_hash = self.limit_hash.load(Ordering::Relaxed);
         let until = self.until.load(Ordering::Relaxed);
         let amounts = self.amounts.load(Ordering::Relaxed);
         let written = self.written.load(Ordering::Relaxed);
         fence(Ordering::Acquire);
         let is_consistent = version.is_multiple_of(2) && self.version.load(Ordering::Relaxed) == version;
-        let is_for_key = hash == key.hash && limit == u64::from(key.limit(digest));
+        let is_for_key = hash == key.hash && limit_hash == u64::from(key.limit_hash(digest));
         if !is_consistent || !is_for_key || now.as_micros() < written {
             return None;
         }
@@ -144,7 +144,7 @@ impl RefusalHint {
     pub(super) fn publish(&self, key: KeyHash, digest: u32, state: &State, now: Timestamp) {
         if let State::Counts { until, amounts: [first, second] } = *state {
             let amounts = u64::from(first) << 32 | u64::from(second);
-            self.write(key.hash, key.limit(digest).into(), until, amounts, now);
+            self.write(key.hash, key.limit_hash(digest).into(), until, amounts, now);
         }
     }
 
@@ -154,12 +154,12 @@ impl RefusalHint {
         self.write(0, 0, Timestamp::EPOCH, 0, Timestamp::EPOCH);
     }
 
-    fn write(&self, hash: u64, limit: u64, until: Timestamp, amounts: u64, now: Timestamp) {
+    fn write(&self, hash: u64, limit_hash: u64, until: Timestamp, amounts: u64, now: Timestamp) {
         let version = self.version.load(Ordering::Relaxed);
         self.version.store(version.wrapping_add(1), Ordering::Relaxed);
         fence(Ordering::Release);
         self.hash.store(hash, Ordering::Relaxed);
-        self.limit.store(limit, Ordering::Relaxed);
+        self.limit_hash.store(limit_hash, Ordering::Relaxed);
         self.until.store(until.as_micros(), Ordering::Relaxed);
         self.amounts.store(amounts, Ordering::Relaxed);
         self.written.store(now.as_micros(), Ordering::Relaxed);

@@ -6,10 +6,10 @@ use redis::{Cmd, Value, cmd};
 use tokio::time::Instant;
 
 use super::script::unexpected_reply;
-use super::{LABEL, RedisStorage, record};
+use super::{LABEL, RedisStorage, key_names};
 use crate::key::Key;
 use crate::policy::Policy;
-use crate::storage::calls::measured;
+use crate::storage::metrics::measured;
 use crate::storage::{Claim, Clock, Granted, LONGEST_TIME_TO_LIVE, SlotStore, StorageError, StorageFuture};
 use crate::time::micros;
 
@@ -20,7 +20,7 @@ static HASH: LazyLock<String> = LazyLock::new(|| redis::Script::new(SCRIPT).get_
 // As on other servers, a claim is not refused in advance while the server is overloaded.
 impl SlotStore for RedisStorage {
     fn claim(&self, policy: &Policy, key: &Key, claim: Claim) -> StorageFuture<Granted> {
-        let (storage, name) = (self.clone(), record::slots_key(&self.prefix, policy, key));
+        let (storage, name) = (self.clone(), key_names::ledger_key(&self.prefix, policy, key));
         StorageFuture::new(measured(LABEL, async move { storage.run_claim(&name, &claim).await }))
     }
 }
