@@ -24,20 +24,20 @@ const MAX_ATTEMPTS: u32 = 100;
 ///
 /// | law | meaning |
 /// |---|---|
-/// | of storing | A load returns the stored text, byte for byte, also for long keys and for texts of up to 1.1 MB or the [longest](CasStorage::longest) text. An empty text equals an absent one. |
+/// | of storing | A load returns the stored text, byte for byte, also for long keys and for texts of up to 1.1 MB or of the [maximum](CasStorage::max_text_len) length. An empty text equals an absent one. |
 /// | of comparing | A swap stores its text if its version is the current one, and changes nothing otherwise. |
-/// | of versions | After a key was removed and stored again, its version differs from all earlier ones. |
+/// | of versions | A swap of an earlier version is not stored, also after the key was removed, and after another text was stored. |
 /// | of lost swaps | If a lost swap returns a text and a version, they are the current ones. After a lost swap, the outdated text is not [recalled](CasStorage::recall). |
 /// | of keys | Keys are independent. |
 /// | of expiry | A text does not expire before its time to live, which can be seconds or months. This also holds if it replaced a text with a shorter time to live. |
 /// | of time | The store's time, if it returns one, is in microseconds since 1970, differs from the local time by less than a year, and advances. |
-/// | of concurrency | No concurrent swap is lost, or reported as stored if it was not. |
+/// | of concurrency | No stored swap is overwritten by a stale one. A swap is reported as stored exactly if it was. |
 ///
 /// The law of comparing is checked with 4,096 swaps and as many stale ones, because a fault may be
 /// rare. The environment variable `PROPTEST_CASES` lowers these numbers for a slow store: it is the
 /// number of swaps of each of 16 tasks, at least 16 and at most 256.
 ///
-/// See [`CasStorage`] for an example.
+/// The guide [write a storage](crate::guide::write_a_storage) has an example.
 #[must_use = "nothing is checked until `check` is called"]
 pub struct CasLaws<S, M> {
     make: M,
@@ -160,7 +160,7 @@ impl<S: CasStorage> Store<S> {
         for key in ["a|t:b", "a policy|t:with spaces \"quoted\" @+~/", &long_key] {
             self.check(self.text(key).await.is_empty(), || format!("{key:?} was never stored, but has a text"));
             for text in ["x", "[1.fixed-window/60000000 1728000000000000,1,2] \r\n\t", &long, "", "again"] {
-                if self.store.longest().is_none_or(|longest| text.len() <= longest) {
+                if self.store.max_text_len().is_none_or(|longest| text.len() <= longest) {
                     self.put(key, text).await;
                     let loaded = self.text(key).await;
                     self.check(loaded == *text, || format!("{text:?} was stored, but {loaded:?} was loaded"));
@@ -185,7 +185,7 @@ impl<S: CasStorage> Store<S> {
 
     /// Returns a text of this many bytes, or of the store's longest text if that is shorter.
     fn text_of(&self, len: usize) -> String {
-        let len = self.store.longest().map_or(len, |longest| len.min(longest));
+        let len = self.store.max_text_len().map_or(len, |longest| len.min(longest));
         let numbers = (0..len / 6 + 2).map(|number| number.to_string());
         let mut text = numbers.collect::<Vec<_>>().join(" 1,1]");
         text.truncate(len);
@@ -196,7 +196,7 @@ impl<S: CasStorage> Store<S> {
     async fn lost_swaps_return_the_text(&self) {
         let long = self.text_of(70_000);
         for text in ["one", "a text with \"quotes\"\r\n and spaces ", &long, "x", "", "after a removal"] {
-            if self.store.longest().is_some_and(|longest| text.len() > longest) {
+            if self.store.max_text_len().is_some_and(|longest| text.len() > longest) {
                 continue;
             }
             let stale = self.load("k").await.version;

@@ -170,8 +170,8 @@ async fn hit_until_refused(storage: AnyStorage, policies: [Policy; 3], user: u64
 /// several keys like the [`Model`](super::Model), to each number and each wait.
 ///
 /// A storage that decides on one key after the other, as [`InOrder`](crate::storage::InOrder) does,
-/// refunds instead, and can differ in its numbers. `make` and the number of random scripts are as in
-/// [`decides_like_the_model`](super::decides_like_the_model).
+/// refunds instead, and can differ in its numbers. `make` and the number of random scripts are as
+/// in [`decides_like_the_model`](super::decides_like_the_model).
 ///
 /// # Panics
 ///

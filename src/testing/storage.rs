@@ -3,6 +3,7 @@
 use std::any::Any;
 use std::fmt;
 use std::marker::PhantomData;
+use std::time::Duration;
 
 use proptest::test_runner::Config;
 use tokio::runtime::Runtime;
@@ -14,6 +15,9 @@ use super::model::{decides_like_the_model_in, policies_of_one_name_in};
 use super::{changes, listing, members, scripts, sequential, slots};
 use crate::policy::Policy;
 use crate::storage::{AnyStorage, ManualClock, Storage};
+
+/// The longest wait for the connections of a storage on a server.
+const READY_WITHIN: Duration = Duration::from_secs(60);
 
 /// Policies of one limit, with all strategies. No amount divides its period.
 const EVERY_STRATEGY: [&str; 11] = [
@@ -110,7 +114,7 @@ type MakeHandle = dyn Fn(&AnyStorage) -> AnyStorage;
 /// | 11 | No state is removed early, neither by the given clock nor in real time. An expired state has no effect. |
 /// | 12 | Waits are exact after the quota of a policy has changed. |
 /// | 15 | All hits of [several keys](Storage::decide_all) spend, or none does, also if they are concurrent. Members with the same states are an error. Checked if [`validate_members`](Storage::validate_members) supports it. |
-/// | 16 | Claims for the [slots](Storage::slots) of requests in flight, also late and repeated ones, are granted as by the pure function of the ledger. |
+/// | 16 | Claims for the [slots](Storage::slots) of requests in flight, also late and repeated ones, are granted as by the pure function of the ledger. Checked if `slots` returns a store. |
 /// | of cancellation | A request that is dropped before it completes does not affect other keys. |
 /// | of clearing | A clear removes one key of one policy. [`clear_all`](Storage::clear_all) removes all keys, if it is supported. |
 /// | of kept units | A limit that [keeps](crate::Limit::keep) units leaves them to hits on the same states that keep less. |
@@ -121,7 +125,8 @@ type MakeHandle = dyn Fn(&AnyStorage) -> AnyStorage;
 ///
 /// Laws 1 to 7 have the numbers of the [laws of strategies](crate::strategy). Laws 2, 4 and 7 are
 /// missing here, because they concern only strategies. [`StrategyLaws`](super::StrategyLaws) checks
-/// them.
+/// them. Law 13, on waits after a change, is part of laws 6 and 12. Law 14, on the bound of the
+/// memory, concerns only [`MemoryStorage`](crate::MemoryStorage), and tests of this crate check it.
 ///
 /// A [contended](crate::Decision::is_contended) decision breaks no law, because the suite repeats
 /// the request. It fails after 100 contended decisions in a row, or after 100,000 with concurrent
@@ -154,9 +159,10 @@ impl<'a, St: Storage> StorageLaws<'a, St> {
     /// Checks the concurrent hits of law 9 with several handles to the same states, as in several
     /// processes. Without this, the handles are clones.
     ///
-    /// `second_handle` returns a new handle to the states of the given one, with the same clock.
-    /// Use it for storages whose clones share more than the states, such as connections or locks,
-    /// and for a [`Cas`](crate::storage::Cas), whose clones merge concurrent requests.
+    /// `second_handle` returns a new handle to the states of the given one. Its clock can be a new
+    /// [`ManualClock::default`](ManualClock), because this law does not advance the clock. Use it
+    /// for storages whose clones share more than the states, such as connections or locks, and for
+    /// a [`Cas`](crate::storage::Cas), whose clones merge concurrent requests.
     pub fn second_handle(self, second_handle: impl Fn(&St) -> St + 'static) -> Self {
         let second_handle = move |first: &AnyStorage| {
             // `St` may be `AnyStorage` itself.
@@ -234,8 +240,17 @@ impl<'a, St: Storage> StorageLaws<'a, St> {
     fn handles(&self, runtime: &Runtime) -> Vec<AnyStorage> {
         let first = self.empty(runtime);
         let Some(second_handle) = &self.second_handle else { return vec![first] };
-        let _guard = runtime.enter();
-        vec![second_handle(&first), second_handle(&first), first]
+        let handles = {
+            let _guard = runtime.enter();
+            vec![second_handle(&first), second_handle(&first), first]
+        };
+        runtime.block_on(async {
+            for handle in &handles {
+                // A handle that does not become ready fails its first law, which reports the error.
+                let _ = handle.ready(READY_WITHIN).await;
+            }
+        });
+        handles
     }
 
     fn supported(&self, policies: impl IntoIterator<Item = Policy>) -> Vec<Policy> {

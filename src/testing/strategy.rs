@@ -69,10 +69,10 @@ impl StrategyLaws {
         Self { promise: Some(Arc::new(most)), ..self }
     }
 
-    /// Sets the maximum `retry_after` of a limit, which laws 6 and 12 check. `longest` computes it from
-    /// the quota. Defaults to the refill time of the capacity, or three periods if
-    /// they are longer. Set it for a strategy whose refusals last longer, such as a
-    /// [`Lockout`](crate::Lockout).
+    /// Sets the maximum `retry_after` of a limit, which law 6 and law 12 (waits after a change of
+    /// the quota) check. `longest` computes it from the quota. Defaults to the refill time of the
+    /// capacity, or three periods if they are longer. Set it for a strategy whose refusals last
+    /// longer, such as a [`Lockout`](crate::Lockout).
     pub fn longest_wait(self, longest: impl Fn(&Quota) -> Duration + 'static) -> Self {
         Self { longest_wait: Some(Arc::new(longest)), ..self }
     }
