@@ -13,9 +13,10 @@ use tokio::time::{Sleep, sleep};
 use tower_service::Service;
 
 use crate::middleware::exchange::HttpExchange;
+use crate::middleware::post_response::ResponsePlan;
 use crate::middleware::progress::{Progress, unready};
 use crate::middleware::state::SharedState;
-use crate::middleware::step::{ResponsePlan, Step, Wait};
+use crate::middleware::step::{Step, Wait};
 use crate::rejection::Rejection;
 
 pin_project! {

@@ -11,7 +11,7 @@ use tower_service::Service;
 use crate::future::ResponseFuture;
 use crate::middleware::common::{Shared, inner_service};
 use crate::middleware::exchange::HttpExchange;
-use crate::middleware::state::LayerState;
+use crate::middleware::state::{LayerState, SharedState};
 use crate::middleware::step::Step;
 use crate::rejection::{Rejection, TextRejection};
 
@@ -32,7 +32,7 @@ use crate::rejection::{Rejection, TextRejection};
 /// occupies no permit of a `ConcurrencyLimit` and no slot of a `Buffer` while it waits.
 pub struct RateLimit<S, R = TextRejection> {
     inner: S,
-    shared: Arc<Shared<LayerState, R>>,
+    shared: Arc<SharedState<R>>,
 }
 
 inner_service!(RateLimit, LayerState);

@@ -17,8 +17,9 @@ use super::permit::Permit;
 use crate::decision::Decision;
 use crate::middleware::common::Shared;
 use crate::middleware::exchange::HttpExchange;
+use crate::middleware::post_response::ResponsePlan;
 use crate::middleware::progress::{Progress, unready};
-use crate::middleware::step::{ResponsePlan, Step};
+use crate::middleware::step::Step;
 use crate::rejection::Rejection;
 
 pin_project! {

@@ -32,7 +32,8 @@ impl Slots {
         Self(Policy::new(InFlightLimit(slots), Quota::per_second(1)).with_name(InFlightLimit::NAME))
     }
 
-    /// Sets the name.
+    /// Sets the name, which identifies the limit in header fields, events and metrics. Defaults to
+    /// `in-flight`.
     ///
     /// # Panics
     ///

@@ -18,7 +18,7 @@ use crate::lint::Lint;
 use crate::middleware::common::{Shared, common_options};
 use crate::middleware::config::{LayerConfig, LayerMember, OnError};
 use crate::middleware::options::{IntoPolicySource, PolicySource};
-use crate::middleware::state::LayerState;
+use crate::middleware::state::{LayerState, SharedState};
 use crate::observe::{Event, NearLimit};
 use crate::rejection::{RejectReason, TextRejection};
 use crate::service::RateLimit;
@@ -41,8 +41,8 @@ use crate::waiting::WaitBounds;
 ///   `X-RateLimit-Limit`, `X-RateLimit-Remaining` and `X-RateLimit-Reset`.
 /// - A refused request never reaches the inner service. Its response is a 429 with the same fields,
 ///   and with `Retry-After` unless the cost of the request exceeds the capacity.
-/// - A request is not limited if it is [skipped](Self::skip), or if its policy or its key is
-///   `None`. It goes to the inner service, and its response is unchanged.
+/// - A request is not limited if it is [skipped](Self::skip), if an [allow list](Self::allow_list)
+///   selects it, or if its policy or its key is `None`. It goes to the inner service, and its response is unchanged.
 ///
 /// The defaults are a new [`MemoryStorage`], a cost of 1, [`Headers::x_rate_limit`] and
 /// [`TextRejection`]. All services of a layer and of its clones share their counts. A method such
@@ -75,7 +75,7 @@ use crate::waiting::WaitBounds;
 #[doc(alias("middleware", "throttle"))]
 #[must_use = "a layer limits nothing until it is put around a service"]
 pub struct RateLimitLayer<R = TextRejection> {
-    pub(crate) shared: Arc<Shared<LayerState, R>>,
+    pub(crate) shared: Arc<SharedState<R>>,
 }
 
 impl RateLimitLayer {
@@ -151,21 +151,23 @@ impl<R> RateLimitLayer<R> {
     /// | refusal | [`LimitExceeded`](crate::LimitExceeded) and the header fields are about the refusing policy with the longest `Retry-After` |
     /// | header fields of an admitted request | those of the policy with the fewest remaining units; the IETF fields list the limits of all |
     /// | observer | a decision for each policy of an admitted request, and for each refusing policy otherwise |
-    /// | [`cost`](Self::cost) | may differ |
+    /// | [`cost`](Self::cost) | the same for all policies, unless you call `cost` after each `and` |
     /// | [`settle`](Self::settle), a [`Reservation`](crate::Reservation), [`clear_when`](Self::clear_when) | correct or clear all keys, with the same actual cost |
     /// | [shadow limits](crate::Policy#shadow-limits) | are checked if all policies admit the request |
     /// | [`limiter`](Self::limiter) | has the first policy |
     ///
     /// A [`MemoryStorage`] and [some others](crate::guide::plans_and_tenants#storages) decide on
     /// all keys together. A Redis Cluster does if the keys are [within](Self::within) one key. Wrap
-    /// another storage in [`InOrder`](crate::storage::InOrder), which decides one after the other
-    /// and refunds. The guide on [plans and tenants](crate::guide::plans_and_tenants) has more
-    /// examples.
+    /// any other storage in [`InOrder`](crate::storage::InOrder), which decides on one key after the
+    /// other, and refunds the earlier hits if a later one is refused. The guide on [plans and
+    /// tenants](crate::guide::plans_and_tenants) has more examples.
     ///
     /// # Panics
     ///
-    /// Panics in these cases. [`try_and`](Self::try_and) returns an error for the first two.
+    /// Panics in these cases. [`try_and`](Self::try_and) returns an error for the first three.
     ///
+    /// - All limits of the policy are lockouts [by refusals](crate::Lockout::by_refusals), which have no
+    ///   refusals to count.
     /// - The storage does not support the policy, or does not decide on several keys together. A
     ///   Redis Cluster decides only on keys [within](Self::within) one key.
     /// - Two policies have the same [identity](crate::Policy#identity). Give each its own name.
@@ -180,8 +182,9 @@ impl<R> RateLimitLayer<R> {
     ///
     /// # Errors
     ///
-    /// Returns an error if the storage does not support the policy or does not decide on several keys
-    /// together, or if two policies have the same identity.
+    /// Returns an error if all limits of the policy are lockouts by refusals, if the storage does not
+    /// support the policy or does not decide on several keys together, or if two policies have the same
+    /// identity.
     ///
     /// # Panics
     ///
@@ -202,8 +205,8 @@ impl<R> RateLimitLayer<R> {
     /// the tenant. Defaults to no outer key.
     ///
     /// Call this method before [`and`](Self::and) and [`storage`](Self::storage). A Redis Cluster
-    /// needs an outer key, because it decides together only on keys within one key, which it keeps
-    /// on one server.
+    /// needs an outer key: it decides on several keys together only if they are within the same
+    /// outer key, because it then keeps them on one server.
     ///
     /// ```
     /// use tower_ratelimit::extract::Header;
@@ -230,8 +233,7 @@ impl<R> RateLimitLayer<R> {
     ///
     /// # Panics
     ///
-    /// Panics if the layer has one of the options [`wait`](Self::wait) and
-    /// [`shadow`](Self::shadow).
+    /// Panics if the layer has the option [`wait`](Self::wait) or [`shadow`](Self::shadow).
     #[track_caller]
     pub fn within(self, outer_key: impl KeyExtractor) -> Self {
         self.with_config(|config| {
@@ -468,7 +470,7 @@ impl<R> RateLimitLayer<R> {
     ///
     /// - Windows free all units at once, at their end.
     /// - A token bucket, a leaky bucket, a moving window and a sliding window counter free units all the
-    ///   time. A client that keeps to the share may cross it with every hit, so send at most one
+    ///   time. A client whose usage stays near the share may cross it with every hit, so send at most one
     ///   warning per period.
     /// - A settlement can return the units of a hit that was reported.
     ///

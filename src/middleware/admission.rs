@@ -10,10 +10,11 @@ use super::exchange::Exchange;
 #[cfg(feature = "lookup")]
 use super::members::{AllTenants, look_up};
 use super::members::{Applying, Undecided, applying};
+use super::post_response::ResponsePlan;
 #[cfg(feature = "lookup")]
 use super::respond::unavailable;
 use super::state::LayerState;
-use super::step::{ResponsePlan, Step, Wait};
+use super::step::{Step, Wait};
 use crate::key::Key;
 #[cfg(feature = "lookup")]
 use crate::lookup::{LookupError, LookupResult, Tenant, TenantLookup, TenantPolicy};

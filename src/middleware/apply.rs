@@ -3,15 +3,16 @@
 use tokio::time::Instant;
 
 use super::exchange::Exchange;
-use super::post_response::PostResponse;
+use super::post_response::{PostResponse, ResponsePlan};
 use super::settlement::Settlement;
 use super::state::LayerState;
-use super::step::{DelayedHits, ResponsePlan, Step, Wait};
+use super::step::{Step, Wait};
+use super::waiting_hits::DelayedHits;
 use crate::decision::{Decision, shown_position};
 use crate::observe::EventKind;
 use crate::policy::Policy;
 use crate::reservation::{
-    ObservedKey, RequestHits, Reservation, Reservations, ReservedHits, ShadowCheck, SpentHit, StartedLock,
+    ObservedKey, RequestHits, Reservation, Reservations, ShadowCheck, SharedHits, SpentHit, StartedLock,
 };
 use crate::storage::{StorageError, StorageRequest};
 
@@ -181,7 +182,7 @@ impl LayerState {
     pub(super) fn reserve_nothing(&self, policies: Vec<Policy>, cost: u32, exchange: &mut dyn Exchange) {
         if self.config.settling.as_ref().is_some_and(|settling| settling.is_later) {
             let decision = policies[0].unspent(cost);
-            let hits = ReservedHits::new(policies, RequestHits::NONE);
+            let hits = SharedHits::new(policies, RequestHits::NONE);
             Reservations::insert(Reservation::of_layer(decision, hits), exchange.extensions_mut());
         }
     }

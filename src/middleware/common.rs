@@ -69,8 +69,9 @@ macro_rules! common_options {
         /// Responses and observation.
         impl<R> $layer<R> {
             /// Sets a closure as the [`Rejection`](crate::Rejection), which builds the response to
-            /// each refused request. The closure has to set the status. The layer then adds its
-            /// header fields.
+            /// each request that the layer does not forward. [`RejectReason`](crate::RejectReason)
+            /// lists the reasons. The closure has to set the status. The layer then adds its header
+            /// fields.
             ///
             /// ```
             /// use http::Response;

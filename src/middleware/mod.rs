@@ -16,6 +16,7 @@ mod settlement;
 pub(crate) mod state;
 pub(crate) mod step;
 mod together;
+mod waiting_hits;
 
 pub use self::config::OnError;
 pub use self::options::{ChosenPolicy, IntoCost, IntoPolicySource, PolicySource, ResponseHead, policy_by};

@@ -11,7 +11,30 @@ use crate::headers::{Headers, Numbers, OtherFields};
 use crate::policy::Op;
 use crate::reservation::RequestHits;
 
-/// The work that is left when the response of an admitted request is ready.
+/// What happens to the response of an admitted request: it gets header fields, and there may be more
+/// work.
+pub(crate) struct ResponsePlan {
+    pub(crate) numbers: Option<Numbers>,
+    pub(crate) after: Option<Box<PostResponse>>,
+}
+
+impl ResponsePlan {
+    pub(crate) const NOTHING: Self = Self { numbers: None, after: None };
+
+    /// Returns `true` if the response is forwarded unchanged.
+    #[inline]
+    pub(crate) fn is_nothing(&self) -> bool {
+        self.numbers.is_none() && self.after.is_none()
+    }
+
+    #[inline]
+    pub(crate) fn only(numbers: Option<Numbers>) -> Self {
+        Self { numbers, after: None }
+    }
+}
+
+/// The work on a response besides `X-RateLimit-*`: other header fields, the settlement, and the shadow
+/// checks.
 pub(crate) struct PostResponse {
     pub(crate) headers: Headers,
     pub(crate) other_fields: Option<OtherFields>,

@@ -6,7 +6,7 @@ use std::task::{Context, Poll, ready};
 use http::Response;
 use pin_project_lite::pin_project;
 
-use super::step::ResponsePlan;
+use super::post_response::ResponsePlan;
 use crate::headers;
 
 pin_project! {

@@ -4,7 +4,8 @@ use http::header::{HeaderValue, RETRY_AFTER, WWW_AUTHENTICATE};
 
 use super::config::{LayerConfig, OnError};
 use super::exchange::Exchange;
-use super::step::{ResponsePlan, Step};
+use super::post_response::ResponsePlan;
+use super::step::Step;
 use crate::decision::{Decision, shown_position};
 use crate::extract::KeyError;
 use crate::headers::{self, Numbers};

@@ -7,7 +7,7 @@ use http::Extensions;
 use super::options::SettleOptions;
 use crate::decision::Decision;
 use crate::policy::Policy;
-use crate::reservation::{HitsOfResponse, RequestHits, Reservation, Reservations, ReservedHits};
+use crate::reservation::{HitsOfResponse, RequestHits, Reservation, Reservations, SharedHits};
 
 /// The settlement of a request.
 pub(crate) enum Settlement {
@@ -31,7 +31,7 @@ impl Settlement {
         match settling {
             Some(settling) if settling.is_later => {
                 let (decision, policies) = decided();
-                let hits = ReservedHits::new(policies, hits);
+                let hits = SharedHits::new(policies, hits);
                 let reservation = Reservation::of_layer(decision, Arc::clone(&hits));
                 Reservations::insert(reservation, extensions);
                 Self::Later(HitsOfResponse(hits), Arc::clone(settling))

@@ -72,7 +72,10 @@ pub fn metrics_observer() -> impl Fn(&Event<'_>) + Copy + Send + Sync + 'static 
     metrics::describe_gauge!("ratelimit_breakers_open", "Circuit breakers that are not closed.");
     metrics::describe_gauge!("ratelimit_memory_keys", "Keys in the memory storages.");
     metrics::describe_gauge!("ratelimit_slots_in_use", "Slots of requests in flight.");
-    metrics::describe_gauge!("ratelimit_slots_waiting", "Requests that wait for a slot.");
+    metrics::describe_gauge!(
+        "ratelimit_slots_waiting",
+        "Requests that wait for a slot, or for the reply of the storage."
+    );
     metrics::describe_gauge!(IN_FLIGHT, "Calls to a shared storage that wait for a reply.");
     metrics::describe_histogram!(LATENCY, metrics::Unit::Seconds, "Latency of calls to a shared storage.");
     count

@@ -74,9 +74,10 @@ use crate::strategy::{CalendarWindow, Strategy};
 /// which the debt stays:
 ///
 /// - Only the burst (or queue) changes, to a smaller one, or by less than a sixteenth. If the units
-///   that are owed fit into the new bucket, the bound holds all the same.
-/// - The amount changes, and the state does not show it. The probability is about 1 in 4,000 for an
-///   amount of a million, and proportional to the amount.
+///   that are owed fit into the new bucket, the client still waits no longer than stated above.
+/// - The amount changes, and the old and the new amount have the same short form, which is all that a
+///   state contains of the amount. The probability is about 1 in 4,000 for an amount of a million, and
+///   proportional to the amount.
 ///
 /// A lock that has begun keeps its end. If more than the new duration is left, the lock ends one
 /// new duration after the next refusal. There is one exception: a change of the time for which

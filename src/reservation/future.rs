@@ -10,13 +10,16 @@ use tokio::runtime::Handle;
 use crate::storage::{StorageError, StorageErrorKind, StorageFuture};
 use crate::sync::join_all;
 
-/// A settlement: the future of [`Reservation::settle`](crate::Reservation::settle).
+/// A settlement: the future that [`Reservation::settle`](crate::Reservation::settle),
+/// [`refund`](crate::Reservation::refund), [`clear`](crate::Reservation::clear) and
+/// [`Counter::finish`](crate::Counter::finish) return.
 ///
 /// The storage was called when the settlement was created. Await the settlement to get the result.
 ///
 /// If the settlement is dropped while the storage is not ready, a task of the current tokio runtime
 /// continues it, or else a task of the runtime in which the hit was made. If there is neither, the
-/// hit keeps its estimated cost, and a line is logged (feature `tracing`).
+/// call is dropped, and the failure is logged (feature `tracing`). The hit then keeps its estimated
+/// cost, unless the storage has executed the call already.
 ///
 /// # Errors
 ///
@@ -55,7 +58,7 @@ impl SettleFuture {
     }
 
     /// Creates a settlement whose result is reported. The call is not ready, or is ready with an error.
-    pub(super) fn pending(
+    pub(super) fn with_report(
         call: StorageFuture<()>,
         when: ReportWhen,
         report: impl FnOnce(Result<(), &StorageError>) + Send + 'static,
@@ -66,7 +69,7 @@ impl SettleFuture {
     /// Combines the settlements of several hits. They continue in this runtime if they are dropped
     /// outside of any. Returns the first error.
     pub(super) fn all(settlements: Vec<Self>, runtime: Option<&Handle>) -> Self {
-        let mut settlements: Vec<_> = settlements.into_iter().map(|settling| settling.in_runtime(runtime)).collect();
+        let mut settlements: Vec<_> = settlements.into_iter().map(|settling| settling.continuing_in(runtime)).collect();
         if settlements.len() == 1 {
             return settlements.remove(0);
         }
@@ -76,7 +79,7 @@ impl SettleFuture {
     }
 
     /// Sets the runtime in which the call continues if the settlement is dropped outside of any.
-    pub(super) fn in_runtime(mut self, runtime: Option<&Handle>) -> Self {
+    pub(super) fn continuing_in(mut self, runtime: Option<&Handle>) -> Self {
         if let Some(rest) = &mut self.rest {
             rest.runtime = runtime.cloned();
         }

@@ -24,7 +24,7 @@ pub(crate) struct RequestHits {
     pub(crate) shadow_checks: Vec<ShadowCheck>,
 }
 
-/// A hit on a policy.
+/// A hit on a policy. Its cost may be 0.
 pub(crate) struct SpentHit {
     pub(crate) observed: ObservedKey,
     pub(crate) decision: Decision,
@@ -87,17 +87,17 @@ impl RequestHits {
     }
 }
 
-/// The hits of a request that a [`Reservation`](crate::Reservation) settles. The reservation and
-/// the response share them.
-pub(crate) struct ReservedHits {
+/// The hits of a request that a [`Reservation`](crate::Reservation) settles, behind a mutex. The
+/// reservation and the response share them.
+pub(crate) struct SharedHits {
     /// The policies of the request. The first one has made the decision.
     policies: Vec<Policy>,
     /// The runtime of the request. The reservation may be settled in a thread outside of it.
     runtime: Option<Handle>,
-    state: Mutex<ReservedState>,
+    state: Mutex<HitsState>,
 }
 
-enum ReservedState {
+enum HitsState {
     Open(RequestHits),
     Settled {
         /// `None` if the hits keep their cost.
@@ -107,10 +107,10 @@ enum ReservedState {
     },
 }
 
-impl ReservedHits {
+impl SharedHits {
     pub(crate) fn new(policies: Vec<Policy>, hits: RequestHits) -> Arc<Self> {
         let runtime = Handle::try_current().ok();
-        Arc::new(Self { policies, runtime, state: Mutex::new(ReservedState::Open(hits)) })
+        Arc::new(Self { policies, runtime, state: Mutex::new(HitsState::Open(hits)) })
     }
 
     pub(super) fn policies(&self) -> &[Policy] {
@@ -119,19 +119,17 @@ impl ReservedHits {
 
     /// Corrects the hits. `None` keeps their cost. The reservation calls it at most once.
     pub(super) fn settle(&self, correction: Option<Correction>) -> SettleFuture {
-        let settled = ReservedState::Settled { correction, hits: Vec::new() };
-        let ReservedState::Open(hits) = mem::replace(&mut *self.state(), settled) else {
-            unreachable!("settled by value")
-        };
+        let settled = HitsState::Settled { correction, hits: Vec::new() };
+        let HitsState::Open(hits) = mem::replace(&mut *self.state(), settled) else { unreachable!("settled by value") };
         // The lock is not held, because the storage may take long, and the observer may use the
         // response.
         let settled = in_runtime(self.runtime.as_ref(), || hits.settle(correction));
         let (hits, settling): (Vec<_>, Vec<_>) = settled.into_iter().unzip();
-        *self.state() = ReservedState::Settled { correction, hits };
+        *self.state() = HitsState::Settled { correction, hits };
         SettleFuture::all(settling, self.runtime.as_ref())
     }
 
-    fn state(&self) -> MutexGuard<'_, ReservedState> {
+    fn state(&self) -> MutexGuard<'_, HitsState> {
         unpoisoned(self.state.lock())
     }
 
@@ -140,8 +138,8 @@ impl ReservedHits {
     fn put_back(&self, shadow_check: ShadowCheck) {
         let mut state = self.state();
         match &mut *state {
-            ReservedState::Open(hits) => hits.shadow_checks.push(shadow_check),
-            &mut ReservedState::Settled { correction, .. } => {
+            HitsState::Open(hits) => hits.shadow_checks.push(shadow_check),
+            &mut HitsState::Settled { correction, .. } => {
                 drop(state);
                 shadow_check.settle(correction);
             }
@@ -150,18 +148,18 @@ impl ReservedHits {
 }
 
 /// Hits that nothing has settled keep their estimated cost.
-impl Drop for ReservedHits {
+impl Drop for SharedHits {
     fn drop(&mut self) {
-        let closed = ReservedState::Settled { correction: None, hits: Vec::new() };
+        let closed = HitsState::Settled { correction: None, hits: Vec::new() };
         let state = mem::replace(unpoisoned(self.state.get_mut()), closed);
-        if let ReservedState::Open(hits) = state {
+        if let HitsState::Open(hits) = state {
             in_runtime(self.runtime.as_ref(), || hits.abandon());
         }
     }
 }
 
 /// The response's handle to the hits of a reservation.
-pub(crate) struct HitsOfResponse(pub(crate) Arc<ReservedHits>);
+pub(crate) struct HitsOfResponse(pub(crate) Arc<SharedHits>);
 
 impl HitsOfResponse {
     pub(crate) fn poll(&self, cx: &mut Context<'_>) {
@@ -176,15 +174,15 @@ impl HitsOfResponse {
     /// Takes out the shadow checks that are not decided yet.
     fn undecided(&self) -> Vec<ShadowCheck> {
         match &mut *self.0.state() {
-            ReservedState::Open(hits) => hits.shadow_checks.extract_if(.., |check| check.is_undecided()).collect(),
-            ReservedState::Settled { .. } => Vec::new(),
+            HitsState::Open(hits) => hits.shadow_checks.extract_if(.., |check| check.is_undecided()).collect(),
+            HitsState::Settled { .. } => Vec::new(),
         }
     }
 
     /// Corrects the hits if their reservation was dropped and has not settled them. Without a
     /// correction, they keep their cost.
     pub(crate) fn settle_abandoned(&self, correction: impl FnOnce() -> Option<Correction>) {
-        let is_abandoned = Arc::strong_count(&self.0) == 1 && matches!(*self.0.state(), ReservedState::Open(_));
+        let is_abandoned = Arc::strong_count(&self.0) == 1 && matches!(*self.0.state(), HitsState::Open(_));
         if is_abandoned {
             drop(self.0.settle(correction()));
         }
@@ -194,8 +192,8 @@ impl HitsOfResponse {
     /// not settled yet, if it has no hit on a policy (cost 0 or shadow mode), or at a second call.
     pub(crate) fn settled(&self) -> Vec<SettledHit> {
         match &mut *self.0.state() {
-            ReservedState::Open(_) => Vec::new(),
-            ReservedState::Settled { hits, .. } => mem::take(hits),
+            HitsState::Open(_) => Vec::new(),
+            HitsState::Settled { hits, .. } => mem::take(hits),
         }
     }
 }

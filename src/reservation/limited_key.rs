@@ -23,7 +23,7 @@ pub(crate) struct ObservedKey {
     pub(crate) limited: LimitedKey,
     pub(crate) reporter: Reporter,
     pub(crate) shadow: bool,
-    /// The time at which the hit was sent to the storage, or a little later.
+    /// The time at which the hit was sent to the storage, or later by at most the timeout of the call.
     pub(crate) since: Instant,
 }
 

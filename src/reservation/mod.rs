@@ -3,28 +3,28 @@
 mod future;
 mod hits;
 mod limited_key;
+mod reservations;
 mod settle;
 mod shadow;
 
 use std::fmt;
-use std::iter::{once, successors};
+use std::iter::once;
 use std::ops::Deref;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
-use http::Extensions;
 use tokio::runtime::Handle;
 
 pub use self::future::SettleFuture;
 use self::future::in_runtime;
 pub(crate) use self::future::run_or_spawn;
-pub(crate) use self::hits::{HitsOfResponse, RequestHits, ReservedHits, SpentHit};
+pub(crate) use self::hits::{HitsOfResponse, RequestHits, SharedHits, SpentHit};
 pub(crate) use self::limited_key::{LimitedKey, ObservedKey};
+pub use self::reservations::Reservations;
 pub(crate) use self::settle::{Correction, StartedLock};
 pub(crate) use self::shadow::ShadowCheck;
 use crate::decision::{Decision, shown_position};
 use crate::policy::Policy;
 use crate::storage::StorageFuture;
-use crate::sync::unpoisoned;
 
 /// A hit whose cost is corrected when it is known.
 ///
@@ -79,7 +79,7 @@ pub struct Reservation {
 
 enum ReservedBy {
     Limiter(Box<LimiterHit>),
-    Layer(Arc<ReservedHits>),
+    Layer(Arc<SharedHits>),
 }
 
 struct LimiterHit {
@@ -103,7 +103,7 @@ impl Reservation {
         Self { decision, reserved_by: ReservedBy::Limiter(Box::new(LimiterHit { limited: own, others, runtime })) }
     }
 
-    pub(crate) fn of_layer(decision: Decision, hits: Arc<ReservedHits>) -> Self {
+    pub(crate) fn of_layer(decision: Decision, hits: Arc<SharedHits>) -> Self {
         Self { decision, reserved_by: ReservedBy::Layer(hits) }
     }
 
@@ -113,6 +113,14 @@ impl Reservation {
         match &self.reserved_by {
             ReservedBy::Limiter(hit) => &hit.limited.policy,
             ReservedBy::Layer(hits) => &hits.policies()[0],
+        }
+    }
+
+    /// Returns the policies of the hit, of which the first one made the decision.
+    fn policies(&self) -> Vec<Policy> {
+        match &self.reserved_by {
+            ReservedBy::Layer(hits) => hits.policies().to_vec(),
+            ReservedBy::Limiter(hit) => vec![hit.limited.policy.clone()],
         }
     }
 
@@ -256,7 +264,8 @@ impl fmt::Debug for Reservation {
 ///
 /// If the storage is not immediately ready, a task of the current tokio runtime continues the
 /// settlement, or else a task of the runtime in which the hit was made. If there is neither, the
-/// hit keeps its estimated cost, and a line is logged (feature `tracing`).
+/// call is dropped, and the failure is logged (feature `tracing`). The hit then keeps its estimated
+/// cost, unless the storage has executed the call already.
 ///
 /// ```
 /// use axum::Router;
@@ -316,79 +325,4 @@ impl Drop for Counter {
     fn drop(&mut self) {
         drop(self.settle());
     }
-}
-
-/// The reservations of a request, in its extensions: one of each layer with
-/// [`settle_later`](crate::RateLimitLayer::settle_later).
-///
-/// Clones share the reservations, and each can be taken once. With the feature `axum`, a handler
-/// can take a [`Reservation`] directly.
-///
-/// ```
-/// use tower_ratelimit::Reservations;
-///
-/// fn settle(request: &http::Request<()>, tokens: u32, images: u32) {
-///     let Some(reservations) = request.extensions().get::<Reservations>() else { return };
-///     for (policy, units) in [("tokens", tokens), ("images", images)] {
-///         if let Some(reservation) = reservations.take_policy(policy) {
-///             reservation.settle(units);
-///         }
-///     }
-/// }
-/// ```
-#[derive(Clone, Debug)]
-pub struct Reservations {
-    /// The policies of the layer. Empty if the layer has made no reservation.
-    policies: Vec<Policy>,
-    /// `None` after it was taken.
-    own: Arc<Mutex<Option<Reservation>>>,
-    /// Those of the outer layers.
-    outer: Option<Arc<Self>>,
-}
-
-impl Reservations {
-    /// Adds a layer without a reservation, so that the handler does not take that of an outer layer
-    /// instead.
-    pub(crate) fn begin(extensions: &mut Extensions) {
-        if let Some(outer) = extensions.remove().map(Arc::new) {
-            extensions.insert(Self { policies: Vec::new(), own: Arc::default(), outer: Some(outer) });
-        }
-    }
-
-    /// Sets the reservation of the layer that has [begun](Self::begin).
-    pub(crate) fn insert(reservation: Reservation, extensions: &mut Extensions) {
-        let outer = extensions.remove().and_then(|begun: Self| begun.outer);
-        let policies = match &reservation.reserved_by {
-            ReservedBy::Layer(hits) => hits.policies().to_vec(),
-            ReservedBy::Limiter(hit) => vec![hit.limited.policy.clone()],
-        };
-        extensions.insert(Self { policies, own: Arc::new(Mutex::new(Some(reservation))), outer });
-    }
-
-    /// Takes the reservation of the innermost layer. Returns `None` if this layer has made none,
-    /// because the request is not limited, or if it was taken before.
-    pub fn take(&self) -> Option<Reservation> {
-        unpoisoned(self.own.lock()).take()
-    }
-
-    /// Takes the reservation of the policy with this [identity](crate::Policy::identity): its name,
-    /// or its text if it has no name. A layer with [several keys](crate::RateLimitLayer::and) has
-    /// one reservation for all of its policies. Returns `None` if there is none, or if it was taken
-    /// before. Of several layers whose policies have the same identity, the innermost one counts.
-    pub fn take_policy(&self, identity: &str) -> Option<Reservation> {
-        let has_identity = |layer: &&Self| layer.policies.iter().any(|own| own.identity() == identity);
-        successors(Some(self), |layer| layer.outer.as_deref()).find(has_identity)?.take()
-    }
-}
-
-#[cfg(feature = "axum")]
-crate::extract::extract_inserted! {
-    /// Takes the reservation of the innermost layer with
-    /// [`settle_later`](crate::RateLimitLayer::settle_later) (feature `axum`).
-    ///
-    /// Without a reservation, the request is rejected with
-    /// [`NoReservation`](crate::extract::NoReservation). Extract an `Option<Reservation>` if a
-    /// request may have none, because it is not limited. To take those of several layers, extract
-    /// an `Extension<Reservations>`.
-    Reservation, or NoReservation: |extensions| extensions.get().and_then(Reservations::take)
 }

@@ -40,7 +40,7 @@ static LOG: LazyLock<Reporter> = LazyLock::new(Reporter::default);
 
 impl LimitedKey {
     /// Corrects a hit. Calls the storage immediately.
-    fn correct(&self, hit: &Decision, correction: Correction) -> StorageFuture<()> {
+    fn call_storage(&self, hit: &Decision, correction: Correction) -> StorageFuture<()> {
         match correction {
             Correction::Cost(actual) => self.storage.settle(&self.policy, &self.key, hit, actual),
             Correction::Clear => self.storage.clear(&self.policy, &self.key),
@@ -54,13 +54,13 @@ impl LimitedKey {
         if correction != Correction::Clear && (actual == hit.cost() || !hit.has_spent()) {
             return SettleFuture::without_report(StorageFuture::ok(()));
         }
-        let call = self.correct(&hit, correction);
+        let call = self.call_storage(&hit, correction);
         if matches!(call.as_ready(), Some(Ok(()))) {
             return SettleFuture::without_report(call);
         }
-        SettleFuture::pending(call, ReportWhen::Dropped, move |done| {
+        SettleFuture::with_report(call, ReportWhen::Dropped, move |done| {
             if let Err(error) = done {
-                self.report_not_settled(&LOG, &hit, actual, error);
+                self.report_settle_failed(&LOG, &hit, actual, error);
             }
         })
     }
@@ -71,15 +71,15 @@ impl LimitedKey {
         if !hit.has_spent() {
             return;
         }
-        run_or_spawn(self.correct(&hit, Correction::Cost(0)), move |done| {
+        run_or_spawn(self.call_storage(&hit, Correction::Cost(0)), move |done| {
             drop(kept);
             if let Err(error) = done {
-                self.report_not_settled(reporter.as_ref().unwrap_or(&LOG), &hit, 0, &error);
+                self.report_settle_failed(reporter.as_ref().unwrap_or(&LOG), &hit, 0, &error);
             }
         });
     }
 
-    fn report_not_settled(&self, reporter: &Reporter, decision: &Decision, actual: u32, error: &StorageError) {
+    fn report_settle_failed(&self, reporter: &Reporter, decision: &Decision, actual: u32, error: &StorageError) {
         let kind = EventKind::SettleFailed { decision, actual, error };
         reporter.report_in_drop(&Event { kind, policy: &self.policy, key: Some(&self.key), shadow: false });
     }
@@ -118,7 +118,7 @@ impl ObservedKey {
         if correction == Correction::Cost(hit.cost()) {
             return SettleFuture::without_report(StorageFuture::ok(()));
         }
-        let (call, elapsed) = (self.limited.correct(hit, correction), self.since.elapsed());
+        let (call, elapsed) = (self.limited.call_storage(hit, correction), self.since.elapsed());
         if let Some(done) = call.as_ready() {
             // The storage is immediately ready, so its own clock can be read.
             let is_refund = matches!(correction, Correction::Cost(actual) if actual < hit.cost());
@@ -127,7 +127,7 @@ impl ObservedKey {
             return SettleFuture::without_report(call);
         }
         let (observed, hit) = (self.clone(), hit.clone());
-        SettleFuture::pending(call, ReportWhen::Ended, move |done| {
+        SettleFuture::with_report(call, ReportWhen::Ended, move |done| {
             observed.report_settled(&hit, correction, None, elapsed, done);
         })
     }

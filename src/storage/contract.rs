@@ -253,7 +253,7 @@ pub trait Storage: Any + fmt::Debug + Send + Sync {
     /// does. Each of `members` is a policy with its key, a cost, and an operation, which is a hit
     /// or a peek. Returns the decisions in the order of the members.
     ///
-    /// The hits spend if all decisions admit. If one member refuses, the decision on another member
+    /// The hits spend if all of them are admitted. If one hit is refused, the decision on another hit
     /// can still admit, but [has spent](Decision::has_spent) nothing. Each decision can be
     /// [settled](Self::settle) with its own policy and key.
     ///

@@ -159,9 +159,9 @@ impl TextHead {
         self.offsets.iter().copied().find(|&offset| offset >= micros)
     }
 
-    /// Adds the offset of a clock that is behind by `micros`, unless there is a offset that is higher
-    /// by at most `tolerance`. Returns `true` if a offset was added. If there are too many offsets, the
-    /// lowest one is dropped.
+    /// Adds the offset of a clock that is behind by `micros`, unless there is an offset that is equal, or
+    /// smaller by at most `tolerance`. Returns `true` if an offset was added. If there are too many
+    /// offsets, the largest one is dropped.
     pub(super) fn add_offset(&mut self, micros: u64, tolerance: u64) -> bool {
         if self.offset(micros.saturating_sub(tolerance)).is_some_and(|offset| offset <= micros) {
             return false;
@@ -231,8 +231,8 @@ mod tests {
             head.add_offset(offset, 5);
             assert!(join(Some(&head), "").len() as u64 <= LONGEST_HEAD);
         }
-        assert_eq!(head.offsets, [7, 90, 1_000_000, 1 << 52], "the lowest offset is dropped");
-        assert!(!head.add_offset(1 << 53, 5), "a lower offset is not added");
+        assert_eq!(head.offsets, [7, 90, 1_000_000, 1 << 52], "the largest offset is dropped");
+        assert!(!head.add_offset(1 << 53, 5), "a larger offset is not added");
         assert!(!head.add_offset(95, 5) && head.add_offset(96, 5));
     }
 

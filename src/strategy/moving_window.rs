@@ -9,9 +9,9 @@ use crate::time::Timestamp;
 ///
 /// This is the strictest window, also known as sliding window log. The log has an entry for each
 /// instant at which hits were admitted, so it has at most N entries, unless units are
-/// [charged](crate::RateLimiter::charge). An entry takes 16 bytes in a log of up to 128 entries,
-/// and about three to six bytes in a log of at least 1,000. A decision is a binary search in the
-/// log.
+/// [charged](crate::RateLimiter::charge). In a [`MemoryStorage`](crate::MemoryStorage), an entry
+/// takes 16 bytes in a log of up to 128 entries, and about three to six bytes in a log of at least
+/// 1,000. A decision is a binary search in the log.
 ///
 /// In strings: `moving-window 10/minute`.
 ///

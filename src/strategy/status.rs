@@ -68,7 +68,7 @@ impl Status {
 
     /// Creates the status of a limit that refuses. The first three values are as in
     /// [`admitted`](Self::admitted). `retry_after` is the time in microseconds until the same hit
-    /// would be admitted if the key gets no other hits, or `None` if its cost exceeds the capacity.
+    /// would be admitted if the key gets no other hits, or `None` if the hit can never be admitted.
     #[inline]
     pub const fn refused(capacity: u32, remaining: u32, reset_after: u64, retry_after: Option<u64>) -> Self {
         let wait = match retry_after {
@@ -243,7 +243,8 @@ impl Status {
     }
 
     /// Returns the time until this limit would admit a refused hit if the key gets no other hits.
-    /// Returns `None` if this limit admits the hit, or if the cost exceeds the capacity.
+    /// Returns `None` if this limit admits the hit, or if the hit can never be admitted, because its
+    /// cost exceeds the capacity minus the units that the limit [keeps](crate::Limit::keep).
     pub const fn retry_after(&self) -> Option<Duration> {
         match self.wait {
             NEVER => None,

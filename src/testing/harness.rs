@@ -73,6 +73,15 @@ fn is_not_connected(kind: StorageErrorKind) -> bool {
     matches!(kind, StorageErrorKind::Unreachable | StorageErrorKind::Timeout)
 }
 
+/// Waits until a storage on a server is connected. If that takes too long, the next law reports the error.
+pub(super) fn wait_until_connected(runtime: &Runtime, storage: &AnyStorage) {
+    let (policy, key, started) = (Policy::from(Quota::per_second(1)), Key::from("connected"), Instant::now());
+    let peek = || runtime.block_on(storage.decide(StorageRequest::new(&policy, &key, Op::Peek, 1)));
+    while started.elapsed() < CONNECTED_WITHIN && peek().is_err_and(|error| is_not_connected(error.kind())) {
+        thread::sleep(Duration::from_millis(20));
+    }
+}
+
 impl<'a> Harness<'a> {
     /// Creates a harness with an empty storage. The messages of failed checks start with `law`.
     pub(super) fn new(law: &'static str, runtime: &'a Runtime, make: &MakeStorage<'_>) -> Self {
@@ -81,11 +90,7 @@ impl<'a> Harness<'a> {
             let _guard = runtime.enter();
             make(clock.clone())
         };
-        let (policy, key, started) = (Policy::from(Quota::per_second(1)), Key::from("connected"), Instant::now());
-        let peek = || runtime.block_on(storage.decide(StorageRequest::new(&policy, &key, Op::Peek, 1)));
-        while started.elapsed() < CONNECTED_WITHIN && peek().is_err_and(|error| is_not_connected(error.kind())) {
-            thread::sleep(Duration::from_millis(20));
-        }
+        wait_until_connected(runtime, &storage);
         Self { law, runtime, storage, clock }
     }
 

@@ -3,21 +3,17 @@
 use std::any::Any;
 use std::fmt;
 use std::marker::PhantomData;
-use std::time::Duration;
 
 use proptest::test_runner::Config;
 use tokio::runtime::Runtime;
 
 use super::concurrency::{cancellation_is_isolated, hits_are_exact, many_keys_are_independent, settlements_are_exact};
-use super::harness::{Inputs, Law, MakeStorage, parsed, runtime, runtime_of_threads};
+use super::harness::{Inputs, Law, MakeStorage, parsed, runtime, runtime_of_threads, wait_until_connected};
 use super::members::concurrent_members_are_exact;
 use super::model::{decides_like_the_model_in, policies_of_one_name_in};
 use super::{changes, listing, members, scripts, sequential, slots};
 use crate::policy::Policy;
 use crate::storage::{AnyStorage, ManualClock, Storage};
-
-/// The longest wait for the connections of a storage on a server.
-const READY_WITHIN: Duration = Duration::from_secs(60);
 
 /// Policies of one limit, with all strategies. No amount divides its period.
 const EVERY_STRATEGY: [&str; 11] = [
@@ -244,12 +240,9 @@ impl<'a, St: Storage> StorageLaws<'a, St> {
             let _guard = runtime.enter();
             vec![second_handle(&first), second_handle(&first), first]
         };
-        runtime.block_on(async {
-            for handle in &handles {
-                // A handle that does not become ready fails its first law, which reports the error.
-                let _ = handle.ready(READY_WITHIN).await;
-            }
-        });
+        for handle in &handles {
+            wait_until_connected(runtime, handle);
+        }
         handles
     }
 
@@ -260,8 +253,12 @@ impl<'a, St: Storage> StorageLaws<'a, St> {
     }
 
     fn empty(&self, runtime: &Runtime) -> AnyStorage {
-        let _guard = runtime.enter();
-        (self.make)(ManualClock::default())
+        let storage = {
+            let _guard = runtime.enter();
+            (self.make)(ManualClock::default())
+        };
+        wait_until_connected(runtime, &storage);
+        storage
     }
 }
 

@@ -291,6 +291,9 @@ fn global_is_one_key_and_each_path_and_method_has_its_own_key() {
     assert_eq!(key(&Global::new(), &post), key(&Global::new(), &get("/b")));
     assert_eq!(key(&Path::new(), &post), key(&Path::new(), &get("/a?x=2")), "the path does not include the query");
     assert_ne!(key(&Path::new(), &get("/users/7")), key(&Path::new(), &get("/users/8")));
+    for (one, other) in [("/a%2Fb", "/a/b"), ("/a//b", "/a/b")] {
+        assert_ne!(key(&Path::new(), &get(one)), key(&Path::new(), &get(other)), "neither decoded nor normalized");
+    }
     assert_ne!(key(&Method::new(), &post), key(&Method::new(), &get("/a")));
     assert_eq!(key(&Method::new(), &get("/a")), key(&Method::new(), &get("/b")));
 }

@@ -279,7 +279,7 @@ fn metrics_count_decisions_by_source() {
 }
 
 #[test]
-fn failed_refund_is_reported_as_not_settled() {
+fn failed_refund_is_reported_as_settle_failed() {
     for later in [false, true] {
         let outcomes = Arc::new(Mutex::new(Vec::new()));
         let events = Arc::clone(&outcomes);

@@ -1,15 +1,17 @@
 //! The laws of every strategy and of the memory storage.
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use common::{memory, memory_with_manual_clock, now, policy};
-use tower_ratelimit::storage::InOrder;
+use tower_ratelimit::storage::{InOrder, StorageError, StorageErrorKind, StorageFuture, StorageRequest};
 use tower_ratelimit::testing::{
     StorageLaws, StrategyLaws, concurrent_hits_are_exact, decides_like_the_model, members_decide_like_the_model,
 };
 use tower_ratelimit::{
-    CalendarWindow, ElasticWindow, FixedWindow, LeakyBucket, Lockout, MemoryStorage, MovingWindow, Quota, RateLimiter,
-    SlidingWindowCounter, TokenBucket,
+    CalendarWindow, ConfigError, Decision, ElasticWindow, FixedWindow, Key, LeakyBucket, Lockout, MemoryStorage,
+    MovingWindow, Policy, Quota, RateLimiter, SlidingWindowCounter, Storage, TokenBucket,
 };
 
 /// Guards against these defects: a WRONGTYPE error if two strategies use one key, counts of
@@ -31,6 +33,50 @@ fn memory_decides_on_several_keys_like_the_model() {
 #[test]
 fn members_in_order_obey_the_laws() {
     StorageLaws::new(|clock| InOrder::new(memory(clock))).check();
+}
+
+/// A handle to a memory storage whose first decisions fail, as on a server that is not connected yet.
+#[derive(Clone, Debug)]
+struct Connecting {
+    memory: MemoryStorage,
+    failures: Arc<AtomicU32>,
+}
+
+impl Connecting {
+    fn new(memory: MemoryStorage) -> Self {
+        Self { memory, failures: Arc::new(AtomicU32::new(2)) }
+    }
+}
+
+impl Storage for Connecting {
+    fn decide(&self, request: StorageRequest<'_>) -> StorageFuture<Decision> {
+        match self.failures.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |failures| failures.checked_sub(1)) {
+            Ok(_) => StorageFuture::ready(Err(StorageError::new(StorageErrorKind::Unreachable, "not connected yet"))),
+            Err(_) => self.memory.decide(request),
+        }
+    }
+
+    fn settle(&self, policy: &Policy, key: &Key, decision: &Decision, actual: u32) -> StorageFuture<()> {
+        self.memory.settle(policy, key, decision, actual)
+    }
+
+    fn clear(&self, policy: &Policy, key: &Key) -> StorageFuture<()> {
+        self.memory.clear(policy, key)
+    }
+
+    fn validate(&self, policy: &Policy) -> Result<(), ConfigError> {
+        self.memory.validate(policy)
+    }
+}
+
+/// Guards against this defect: on a busy machine, the first connection of a second handle takes longer
+/// than the storage allows, and law 9 fails.
+#[test]
+fn suite_waits_until_each_handle_is_connected() {
+    StorageLaws::new(|clock| Connecting::new(memory(clock)))
+        .second_handle(|first| Connecting::new(first.memory.clone()))
+        .scripts(16)
+        .check();
 }
 
 #[test]

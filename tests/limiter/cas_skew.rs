@@ -247,7 +247,7 @@ async fn load_that_ends_after_its_deadlines_stores_nothing() {
     tokio::time::sleep(Duration::from_secs(1)).await;
     assert_eq!(store.trips(), (2, 0));
     assert!(store.keep() > Duration::from_secs(3_600), "{:?}", store.keep());
-    // Checks that a hit of this node would store its line.
+    // Checks that a hit of this node would store its offset.
     store.answer_after(0);
     assert!(behind.hit(&key()).await.unwrap().is_admitted());
     assert_eq!(store.trips(), (1, 1));

@@ -123,7 +123,9 @@ fn status_has_the_level_and_the_end_of_the_lock() {
         clock.advance((minutes - 1) * MINUTE);
     }
     now(limiter.clear(&alice));
-    assert_eq!(lock(&now(limiter.charge(&alice, 2))).map(|(level, ..)| level), Some(0));
+    let charged = now(limiter.charge(&alice, 2));
+    assert_eq!(lock(&charged), Some((0, 10 * MINUTE, false)));
+    assert_eq!(charged.new_lock(), None, "a charge starts a lock without reporting it");
 }
 
 #[test]

@@ -67,13 +67,13 @@ pub(in crate::storage) struct TextSwap<V> {
     pub(in crate::storage) key: Arc<str>,
     pub(in crate::storage) version: V,
     pub(in crate::storage) text: String,
-    pub(in crate::storage) keep: Duration,
+    pub(in crate::storage) time_to_live: Duration,
 }
 
 impl<V> TextSwap<V> {
     #[cfg(feature = "etcd")]
     pub(in crate::storage) fn as_key_swap(&self) -> KeySwap<'_, V> {
-        KeySwap { key: &self.key, version: &self.version, change: Some((&self.text, self.keep)) }
+        KeySwap { key: &self.key, version: &self.version, change: Some((&self.text, self.time_to_live)) }
     }
 }
 

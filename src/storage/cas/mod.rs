@@ -49,9 +49,9 @@ use crate::time::Timestamp;
 /// implementation.
 ///
 /// [`load`](Self::load), [`swap`](Self::swap) and [`check`](Self::check) get a deadline. [`Cas`]
-/// drops their futures shortly after it in the first round trip of a call. From the second round trip
-/// on, it drops them up to a full [timeout](Cas::timeout) after the round trip began.
-/// A store can return an error that names the server when the deadline has passed. A store that has
+/// drops their futures after the deadline: shortly after it if the call did not have to wait for other
+/// calls of its key, and otherwise at most a full [timeout](Cas::timeout) after the round trip began. A
+/// store can return an error that names the server when the deadline has passed. A store that has
 /// no such error can ignore the deadline.
 ///
 /// # Examples

@@ -14,8 +14,8 @@
 //!
 //! The bound is the promise plus one quota per change of a clock. The key's time runs ahead of the
 //! real time only if a node that is not behind has a faster clock than all before it, or if a
-//! process that has never decided the key continues with an offset that is lower than that of its clock. Each
-//! process does one of them once.
+//! process that has never decided the key continues with an offset that is greater than the
+//! difference of its clock. Each process does one of them once.
 //!
 //! A process remembers its own offset. Offsets in the text alone would admit more: an offset cannot
 //! distinguish time that has passed from a faster clock, so each jump makes the other offsets

@@ -62,7 +62,7 @@ use crate::storage::{Clock, SlotStore, Storage, StorageError, StorageFuture, Sto
 /// | kind | cause |
 /// |---|---|
 /// | [`Timeout`](crate::storage::StorageErrorKind::Timeout) | The store does not reply in time. A swap without a reply is not retried, because a retry could count a hit twice. |
-/// | [`Contended`](crate::storage::StorageErrorKind::Contended) | A settlement or a clear loses every race. |
+/// | [`Contended`](crate::storage::StorageErrorKind::Contended) | A settlement, a clear or a claim of slots loses every race. |
 /// | [`Unsupported`](crate::storage::StorageErrorKind::Unsupported) | The states of the policy can exceed, or have exceeded, the longest text of the store. Another version of this crate has written the state in an [unknown format](crate::guide::deploying#rolling-upgrades). Also returned by `clear_all` and `keys`. |
 /// | [`Cancelled`](crate::storage::StorageErrorKind::Cancelled) | The call was made outside of a tokio runtime, the runtime shuts down, or a custom strategy panics. |
 /// | any other | The store fails. |

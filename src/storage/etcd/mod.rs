@@ -174,6 +174,8 @@ impl EtcdStorage {
     ///
     /// - a certificate or the private key is malformed, or they do not match,
     /// - `config` has no certificates to trust, and the system has none,
+    /// - `config` was created by [`from_rustls`](crate::storage::TlsConfig::from_rustls), and also has
+    ///   certificates of its own,
     /// - the scheme of the URL is `etcd`, which has no TLS.
     #[cfg(feature = "etcd-rustls")]
     pub fn try_tls(self, config: &TlsConfig) -> Result<Self, ConfigError> {

@@ -64,10 +64,10 @@ impl CasStorage for EtcdStore {
         key: &str,
         version: &i64,
         text: &str,
-        keep: Duration,
+        time_to_live: Duration,
         deadline: Instant,
     ) -> Result<Swapped<i64>, StorageError> {
-        let swap = TextSwap { key: key.into(), version: *version, text: text.to_owned(), keep };
+        let swap = TextSwap { key: key.into(), version: *version, text: text.to_owned(), time_to_live };
         self.combiner.swap(self, swap, deadline).await
     }
 
@@ -178,7 +178,8 @@ impl EtcdStore {
         deadline: Instant,
     ) -> Result<Vec<KeyLease>, StorageError> {
         let keeps = swaps.filter_map(|swap| swap.change).filter(|(text, _)| !text.is_empty());
-        let granted = keeps.map(|(_, keep)| Box::pin(self.leases.get(keep, &self.members, deadline.into())));
+        let granted =
+            keeps.map(|(_, time_to_live)| Box::pin(self.leases.get(time_to_live, &self.members, deadline.into())));
         let granted = join_all(granted.collect()).await.into_iter().collect::<Result<Vec<_>, _>>();
         granted.map_err(StorageError::uncounted)
     }

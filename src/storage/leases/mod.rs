@@ -241,8 +241,8 @@ impl Leases {
         self.0.counters.counted().0
     }
 
-    /// Returns the number of hits and slices that were requested from the inner storage. Several
-    /// waiting hits can share one request.
+    /// Returns the number of requests for units to the inner storage: one for each hit that is sent
+    /// alone, and one for each slice. Several waiting hits can share the request for a slice.
     pub fn misses(&self) -> u64 {
         self.0.counters.counted().1
     }

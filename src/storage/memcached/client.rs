@@ -124,7 +124,7 @@ impl CasStorage for Client {
         name: &str,
         version: &Version,
         text: &str,
-        keep: Duration,
+        time_to_live: Duration,
         deadline: Instant,
     ) -> Result<Swapped<Version>, StorageError> {
         self.recent.forget(name);
@@ -134,7 +134,7 @@ impl CasStorage for Client {
             Some((_, connection)) if connection != open.number => return Ok(Swapped::Lost(None)),
             Some((cas, _)) if text.is_empty() => meta::delete(&key, cas),
             None if text.is_empty() => meta::get(&key),
-            version => meta::set(&key, text, version.map(|(cas, _)| cas), expiry(keep, node.time().known())),
+            version => meta::set(&key, text, version.map(|(cas, _)| cas), expiry(time_to_live, node.time().known())),
         };
         let is_get = version.0.is_none() && text.is_empty();
         match node.send(&open, Request { bytes, changes: !is_get }, deadline).await? {
@@ -242,16 +242,16 @@ const NEVER: i32 = 0;
 /// an instant, so that the item does not expire early.
 const UNCERTAINTY: u64 = 3;
 
-/// Returns the expiry for a text that is kept for `keep`, on a server whose clock shows `now`.
+/// Returns the expiry for a text that is kept for `time_to_live`, on a server whose clock shows `now`.
 ///
 /// Servers count in whole seconds, and the first second may end immediately. So one second is
 /// added.
 ///
 /// If `now` is unknown, an expiry of more than 30 days is [`NEVER`], because an instant could be in
 /// the server's past.
-fn expiry(keep: Duration, now: Option<Timestamp>) -> i32 {
-    let partial = u64::from(keep.subsec_nanos() > 0);
-    let span = keep.as_secs().saturating_add(partial + 1);
+fn expiry(time_to_live: Duration, now: Option<Timestamp>) -> i32 {
+    let partial = u64::from(time_to_live.subsec_nanos() > 0);
+    let span = time_to_live.as_secs().saturating_add(partial + 1);
     let expiry = match now {
         _ if span <= MAX_RELATIVE => span,
         Some(now) => now.as_secs_ceil().saturating_add(span).saturating_add(UNCERTAINTY),

@@ -97,7 +97,8 @@ impl MemoryUsage {
 }
 
 /// The size of a [`MemoryStorage`](crate::MemoryStorage), and counts of evictions and of hits that
-/// found no room. Returned by [`MemoryStorage::stats`](crate::MemoryStorage::stats).
+/// found no room. A charge counts as a hit. Returned by
+/// [`MemoryStorage::stats`](crate::MemoryStorage::stats).
 ///
 /// With the feature `metrics`, memory storages export these metrics. Each is the total over all
 /// memory storages of the process:

@@ -80,11 +80,11 @@ impl CasStorage for PostgresStore {
         key: &str,
         version: &String,
         text: &str,
-        keep: Duration,
+        time_to_live: Duration,
         deadline: Instant,
     ) -> Result<Swapped<String>, StorageError> {
         self.recent.forget(key);
-        let swap = TextSwap { key: key.into(), version: version.clone(), text: text.to_owned(), keep };
+        let swap = TextSwap { key: key.into(), version: version.clone(), text: text.to_owned(), time_to_live };
         if text.is_empty() {
             return self.swap_alone(&swap, deadline).await;
         }
@@ -104,19 +104,20 @@ impl SwapEach for PostgresStore {
     }
 
     async fn swap_alone(&self, swap: &TextSwap<String>, deadline: Instant) -> Result<Swapped<String>, StorageError> {
-        let TextSwap { key, version, text, keep } = swap;
+        let TextSwap { key, version, text, time_to_live } = swap;
         let within = time_until(deadline);
-        let keep = whole_micros(*keep);
+        let time_to_live = whole_micros(*time_to_live);
         let query = match (version.is_empty(), text.is_empty()) {
             (true, true) => {
                 let is_missing = self.load(key, deadline).await?.text.is_empty();
                 return Ok(if is_missing { Swapped::Stored } else { Swapped::Lost(None) });
             }
-            (true, false) => Query::new(Statement::Insert, [table::text(key), table::text(text), number(keep)]),
+            (true, false) => Query::new(Statement::Insert, [table::text(key), table::text(text), number(time_to_live)]),
             (false, true) => Query::new(Statement::Delete, [table::text(key), table::text(version)]),
-            (false, false) => {
-                Query::new(Statement::Update, [table::text(key), table::text(text), number(keep), table::text(version)])
-            }
+            (false, false) => Query::new(
+                Statement::Update,
+                [table::text(key), table::text(text), number(time_to_live), table::text(version)],
+            ),
         };
         let reply = self.query(query, deadline).await?;
         let Some(RowReply { written, text: found, now }): Option<RowReply> = reply else {
@@ -147,7 +148,7 @@ impl SwapEach for PostgresStore {
                 table::texts(swaps.iter().map(|swap| &*swap.key)),
                 table::texts(swaps.iter().map(|swap| swap.version.as_str())),
                 table::texts(swaps.iter().map(|swap| swap.text.as_str())),
-                table::numbers(swaps.iter().map(|swap| whole_micros(swap.keep))),
+                table::numbers(swaps.iter().map(|swap| whole_micros(swap.time_to_live))),
             ],
         );
         let reply: Option<RowReply<Vec<Option<String>>>> = self.query(query, deadline).await?;
@@ -187,14 +188,15 @@ impl SeveralKeys<String> for PostgresStore {
                 self.recent.forget(swap.key);
             }
             let new = |swap: &KeySwap<'a, String>| swap.change.map_or(swap.version.as_str(), |(text, _)| text);
-            let keep = |swap: &KeySwap<'_, _>| swap.change.map_or(0, |(_, keep)| whole_micros(keep));
+            let time_to_live =
+                |swap: &KeySwap<'_, _>| swap.change.map_or(0, |(_, time_to_live)| whole_micros(time_to_live));
             let query = Query::new(
                 Statement::SwapAll,
                 [
                     table::texts(swaps.iter().map(|swap| &**swap.key)),
                     table::texts(swaps.iter().map(|swap| swap.version.as_str())),
                     table::texts(swaps.iter().map(new)),
-                    table::numbers(swaps.iter().map(keep)),
+                    table::numbers(swaps.iter().map(time_to_live)),
                 ],
             );
             let reply: Option<RowReply<Vec<String>>> = self.query(query, deadline).await?;
@@ -326,8 +328,8 @@ fn time_until(deadline: Instant) -> Duration {
     deadline.saturating_duration_since(tokio::time::Instant::now().into_std())
 }
 
-fn whole_micros(keep: Duration) -> i64 {
-    i64::try_from(micros(keep)).unwrap_or(i64::MAX)
+fn whole_micros(time_to_live: Duration) -> i64 {
+    i64::try_from(micros(time_to_live)).unwrap_or(i64::MAX)
 }
 
 #[cfg(test)]

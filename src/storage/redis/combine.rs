@@ -1,5 +1,5 @@
-//! Combines hits that wait at the same time into one call of a script. All calls of scripts pass here,
-//! also those that are always sent alone.
+//! Combines hits that wait at the same time into one call of a script. Each [`Call`] passes
+//! here, also one that is always sent alone.
 //!
 //! A script call costs the server a few microseconds besides the decision, for example to read the
 //! clock. It costs the client a reply. Hits that share a call share these costs.
@@ -149,7 +149,8 @@ impl Combiner {
     /// Sends a call in a command of its own. A call with several keys is sent only on a connection that
     /// leads to one server, or to the node of a cluster that holds all of them.
     pub(super) async fn run_alone(&self, link: &Link, call: &Call, deadline: Instant) -> Result<Value, StorageError> {
-        let Some(node) = link.only_node().filter(|_| call.has_several_keys()) else {
+        let needs_one_server = call.has_several_keys();
+        let Some(node) = link.only_node().filter(|_| needs_one_server) else {
             return link.run_script(&call.by_hash(), || call.by_text(), deadline).await;
         };
         let needs_proof = self.mode != Combine::Always;

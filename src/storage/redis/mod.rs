@@ -123,7 +123,7 @@ impl RedisStorage {
     ///
     /// # Errors
     ///
-    /// Returns an error in these cases. The error quotes the URL without its login.
+    /// Returns an error in these cases. The error quotes the URL without its login and its options.
     ///
     /// - The URL cannot be parsed.
     /// - The URL needs a feature of this crate that is not enabled, or Unix sockets on a system
@@ -376,6 +376,7 @@ impl Storage for RedisStorage {
     }
 
     fn clear(&self, policy: &Policy, key: &Key) -> StorageFuture<()> {
+        // The script of a clear reads no operation and no cost.
         let request = StorageRequest::new(policy, key, Op::Hit, 0);
         let Some(call) = self.scripts.call(ScriptKind::Clear, &self.prefix, request, self.time(), None) else {
             return self.cas.clear(policy, key);
@@ -534,6 +535,7 @@ impl RedisStorage {
             let charge = StorageRequest::new(policy, key, Op::Charge, actual - decision.cost());
             return self.scripts.call_for(&self.prefix, charge, time);
         }
+        // The script of a refund reads no operation.
         let refund = StorageRequest::new(policy, key, Op::Hit, decision.cost() - actual);
         self.scripts.call(ScriptKind::Refund, &self.prefix, refund, time, Some(decision))
     }

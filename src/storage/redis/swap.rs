@@ -74,11 +74,11 @@ impl CasStorage for SwapStore {
         key: &str,
         version: &Vec<u8>,
         text: &str,
-        keep: Duration,
+        time_to_live: Duration,
         deadline: Instant,
     ) -> Result<Swapped<Vec<u8>>, StorageError> {
         let mut command = self.command(key);
-        command.arg(version).arg(text).arg(u64::try_from(keep.as_micros().div_ceil(1_000)).unwrap_or(u64::MAX));
+        command.arg(version).arg(text).arg(u64::try_from(time_to_live.as_micros().div_ceil(1_000)).unwrap_or(u64::MAX));
         self.run(&command, deadline).await
     }
 }

@@ -342,6 +342,16 @@ async fn request_behind_one_that_waits_is_answered_by_the_next_claim() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn claim_that_loses_every_race_refuses_and_takes_no_slot() {
+    let store = FakeCasStore::default();
+    let layer = process(&store, 1);
+    store.lose(1_000);
+    assert_eq!(status(&streams(&layer), of("a")).await, 429);
+    store.lose(0);
+    assert_eq!(status(&streams(&layer), of("a")).await, 200);
+}
+
+#[tokio::test(start_paused = true)]
 async fn failed_claim_ends_the_wait_of_all_requests_of_the_key() {
     let store = FakeCasStore::default();
     for (on_error, expected) in [(OnError::Admit, 200), (OnError::Refuse, 503)] {

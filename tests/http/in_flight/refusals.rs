@@ -79,8 +79,11 @@ async fn layer_with_one_stream() -> InFlightLayer {
 
 #[tokio::test]
 async fn retry_after_can_be_set() {
-    let layer = layer_with_one_stream().await.retry_after(Duration::from_millis(9_001));
-    assert_eq!(retry_after(&ask(&streams(&layer), of("a")).await), Some(10));
+    let layer = layer_with_one_stream().await;
+    for (set, seconds) in [(Duration::from_millis(9_001), 10), (Duration::ZERO, 1)] {
+        let layer = layer.clone().retry_after(set);
+        assert_eq!(retry_after(&ask(&streams(&layer), of("a")).await), Some(seconds));
+    }
 }
 
 #[tokio::test]

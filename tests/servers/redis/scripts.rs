@@ -97,7 +97,7 @@ fn comments_that_look_like_markers_do_not_change_a_script() {
     let sources: [&'static [&'static str]; 3] = [
         &[concat!("-- Mine.\n-- each hit counts once\n", lua!("mine"))],
         &[concat!("--[[ Mine.\n-- done\n]]\n", lua!("mine"))],
-        &["-- $ and TAG$\n", lua!("mine")],
+        &["-- $ and DIGEST$\n", lua!("mine")],
     ];
     for sources in sources {
         let storage = on(&server, ManualClock::default());

@@ -97,7 +97,7 @@ fn swap(
     store: &Calls,
     key: &str,
 ) -> impl Future<Output = Result<Swapped<u64>, StorageError>> + Send + use<> {
-    let swap = TextSwap { key: key.into(), version: 0, text: "text".to_owned(), keep: Duration::ZERO };
+    let swap = TextSwap { key: key.into(), version: 0, text: "text".to_owned(), time_to_live: Duration::ZERO };
     let (combiner, store, deadline) = (combiner.clone(), store.clone(), tokio::time::Instant::now() + TIMEOUT);
     async move { combiner.swap(&store, swap, deadline.into_std()).await }
 }

@@ -7,7 +7,7 @@ use redis::{Cmd, cmd};
 use crate::time::Timestamp;
 
 #[derive(Debug)]
-pub(super) struct Script {
+pub(super) struct AssembledScript {
     pub(super) single: Text,
     /// The script that decides on several hits, if there is one.
     pub(super) combined: Option<Text>,
@@ -23,7 +23,7 @@ pub(super) struct Text {
 /// 16 that are [combined](Combined).
 #[derive(Debug)]
 pub(in super::super) struct Call {
-    pub(super) script: Arc<Script>,
+    pub(super) script: Arc<AssembledScript>,
     /// A member for each rate limit key.
     pub(super) members: Vec<CallMember>,
     pub(super) now: Option<Timestamp>,

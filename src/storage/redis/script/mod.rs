@@ -27,8 +27,8 @@ mod reply;
 use std::collections::HashMap;
 use std::sync::{Arc, RwLock};
 
+use self::call::{AssembledScript, CallMember, ReplyPart, Text};
 pub(super) use self::call::{Call, Combined, ScriptId};
-use self::call::{CallMember, ReplyPart, Script, Text};
 pub(super) use self::reply::unexpected_reply;
 use super::{key_names, record};
 use crate::decision::Decision;
@@ -68,7 +68,7 @@ pub(super) struct ScriptTime {
 #[derive(Clone, Debug, Default)]
 pub(super) struct Scripts(Arc<RwLock<ScriptCache>>);
 
-type ScriptCache = HashMap<Vec<Shape>, Arc<Script>>;
+type ScriptCache = HashMap<Vec<Shape>, Arc<AssembledScript>>;
 
 /// The properties of a limit on which the text of a script depends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -168,7 +168,7 @@ impl Scripts {
         Call { script, members: prepared.into_iter().map(|prepared| prepared.member).collect(), now: time.own }
     }
 
-    fn script(&self, prepared: &[Prepared<'_>]) -> Arc<Script> {
+    fn script(&self, prepared: &[Prepared<'_>]) -> Arc<AssembledScript> {
         let shapes = prepared.iter().enumerate().flat_map(|(member, prepared)| prepared.shapes(member));
         let id: Vec<Shape> = shapes.collect();
         let cached = unpoisoned(self.0.read()).get(&id).cloned();
@@ -176,7 +176,7 @@ impl Scripts {
             let members = members(prepared);
             let single = Text::new(assembled::text(&members));
             let combined = assembled::combined_text(&members).map(Text::new);
-            let script = Arc::new(Script { single, combined });
+            let script = Arc::new(AssembledScript { single, combined });
             unpoisoned(self.0.write()).insert(id, Arc::clone(&script));
             script
         })
