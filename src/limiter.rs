@@ -334,7 +334,8 @@ impl RateLimiter {
     /// `prefix` is the beginning of the [texts](Key#impl-Display-for-Key) of the keys, for example
     /// `t:ali`, or empty for all keys. `after` is the [`next`](KeyPage::next) of the page before,
     /// or `None` for the first page. `limit` is the desired number of keys of a page: values
-    /// below 1 count as 1, and values above 1,000 as 1,000. A page can have fewer keys, even none.
+    /// below 1 count as 1, and values above 1,000 as 1,000. A page can have fewer keys, even none,
+    /// and on Redis more.
     /// [`Storage::keys`] lists the storages that support it, and the keys that a page omits.
     ///
     /// ```

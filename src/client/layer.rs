@@ -118,9 +118,12 @@ impl<R> ClientLimitLayer<R> {
         self.with(|gate| gate.key = Some(Arc::new(key)))
     }
 
-    /// Sets the longest wait of a request, before each time that it is sent. Defaults to 30
-    /// seconds. A request whose pause is longer fails immediately. A request behind others in the
-    /// queue of the client's own limit may fail only after this time.
+    /// Sets the longest time for which a request waits before it is sent. Defaults to 30 seconds. The
+    /// copy that [`retry_once`](Self::retry_once) sends can wait for this time again.
+    ///
+    /// If the pause of its host is longer, a request fails immediately. A request that queues behind
+    /// others for the client's own [limit](Self::limit) may wait for the whole time before it fails. The
+    /// error is a [`ClientLimitError`](crate::ClientLimitError).
     pub fn max_wait(self, max_wait: Duration) -> Self {
         self.with(|gate| gate.max_wait = max_wait)
     }

@@ -101,8 +101,9 @@
 //!
 //! # Guarantees
 //!
-//! - A refusal takes nothing from any limit of the policy, and `Retry-After` is the time until the
-//!   request would be admitted. The elastic window is the exception: a refusal extends its window.
+//! - A refusal spends nothing from any limit of the policy, and `Retry-After` is the time until the
+//!   request would be admitted. There are two exceptions: a refusal extends an [elastic
+//!   window](crate::ElasticWindow), and a lockout [by refusals](crate::Lockout::by_refusals) counts it.
 //! - Memory is bounded: see [memory](sizing#memory-of-the-process).
 //! - A client cannot choose its key, if the key is [`PeerIp`](crate::PeerIp), or
 //!   [`ClientIp`](crate::ClientIp) that trusts your proxies only: see

@@ -46,7 +46,7 @@ use crate::time::{Timestamp, seconds_up};
 /// are in whole seconds, rounded up.
 ///
 /// The response to a request that a limit refused also has `Cache-Control`, and `Retry-After`
-/// unless the cost of the request exceeds the capacity.
+/// unless the request can never be admitted, because of its cost.
 ///
 /// The guide on [headers and refusals](crate::guide::headers_and_refusals) explains each field,
 /// stacked layers, and which fields clients read.

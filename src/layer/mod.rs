@@ -40,9 +40,10 @@ use crate::waiting::WaitBounds;
 /// - An admitted request goes to the inner service. Its response gets the header fields
 ///   `X-RateLimit-Limit`, `X-RateLimit-Remaining` and `X-RateLimit-Reset`.
 /// - A refused request never reaches the inner service. Its response is a 429 with the same fields,
-///   and with `Retry-After` unless the cost of the request exceeds the capacity.
+///   and with `Retry-After` unless the request can never be admitted, because of its cost.
 /// - A request is not limited if it is [skipped](Self::skip), if an [allow list](Self::allow_list)
-///   selects it, or if its policy or its key is `None`. It goes to the inner service, and its response is unchanged.
+///   selects it, or if its policy or its key is `None`. It goes to the inner service, and its response
+///   is unchanged.
 ///
 /// The defaults are a new [`MemoryStorage`], a cost of 1, [`Headers::x_rate_limit`] and
 /// [`TextRejection`]. All services of a layer and of its clones share their counts. A method such
@@ -287,8 +288,8 @@ impl<R> RateLimitLayer<R> {
     }
 
     /// Sets the [`Rejection`](crate::Rejection), which builds the response to each request that the
-    /// layer does not forward. Such a request is refused, it has no key or no cost, or the storage
-    /// or the lookup of its policy failed. Defaults to [`TextRejection`].
+    /// layer does not forward. [`RejectReason`] lists the causes: a refusal, a missing key or cost, or a
+    /// failure of the storage or of the policy's lookup. Defaults to [`TextRejection`].
     ///
     /// [`rejection_by`](Self::rejection_by) takes a closure.
     pub fn rejection<T>(self, rejection: T) -> RateLimitLayer<T> {
@@ -400,8 +401,12 @@ impl<R> RateLimitLayer<R> {
     ///   [shadow limits](crate::Policy#shadow-limits).
     /// - A request whose cost is 0 is not checked.
     ///
-    /// Use a separate memory storage, which is the default. If a shadow layer shares a memory
-    /// storage with other layers, its keys take memory from theirs.
+    /// Use a separate memory storage, which is the default. If the shadow layer shares a storage with
+    /// other layers:
+    ///
+    /// - Give its policy a name of its own. Otherwise it spends the units of each layer whose policy has
+    ///   the same [identity](crate::Policy#identity), and that layer refuses requests earlier.
+    /// - In a memory storage, its keys take memory from theirs.
     ///
     /// To run only one of several limits in shadow mode, use
     /// [`Policy::shadow`](crate::Policy::shadow).

@@ -24,7 +24,7 @@ impl RateLimiter {
     /// as soon as an attempt shows that waiting cannot succeed within `max_wait`:
     ///
     /// - Its [`retry_after`](crate::Decision::retry_after) is longer than the time that is left.
-    /// - It has no `retry_after`, because the cost exceeds the capacity.
+    /// - It has no `retry_after`, because its cost can never be admitted.
     /// - The delay of a [leaky bucket](crate::LeakyBucket) is longer than the time that is left.
     ///   For a policy with a leaky bucket, `acquire` peeks before each hit, so an attempt costs two
     ///   storage calls.

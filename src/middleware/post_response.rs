@@ -1,4 +1,4 @@
-//! The work that is left when a response is ready.
+//! The plan for the response of an admitted request: its header fields, and the work besides.
 
 use std::task::Context;
 
@@ -11,8 +11,7 @@ use crate::headers::{Headers, Numbers, OtherFields};
 use crate::policy::Op;
 use crate::reservation::RequestHits;
 
-/// What happens to the response of an admitted request: it gets header fields, and there may be more
-/// work.
+/// The plan for the response of an admitted request: `X-RateLimit-*`, and more work if there is any.
 pub(crate) struct ResponsePlan {
     pub(crate) numbers: Option<Numbers>,
     pub(crate) after: Option<Box<PostResponse>>,
@@ -23,7 +22,7 @@ impl ResponsePlan {
 
     /// Returns `true` if the response is forwarded unchanged.
     #[inline]
-    pub(crate) fn is_nothing(&self) -> bool {
+    pub(super) fn is_nothing(&self) -> bool {
         self.numbers.is_none() && self.after.is_none()
     }
 
@@ -48,7 +47,7 @@ impl PostResponse {
     }
 
     /// Polls the shadow checks.
-    pub(crate) fn poll(&mut self, cx: &mut Context<'_>) {
+    pub(super) fn poll(&mut self, cx: &mut Context<'_>) {
         match &mut self.settlement {
             Settlement::ByResponse(hits, _) => hits.poll(cx),
             Settlement::Later(hits, _) => hits.poll(cx),
@@ -57,7 +56,7 @@ impl PostResponse {
 
     /// Settles the hits of the request, unless a [`Reservation`](crate::Reservation) does, and writes the
     /// header fields of its response.
-    pub(crate) fn finish<B>(self, response: &mut Response<B>, mut numbers: Option<Numbers>) {
+    pub(super) fn finish<B>(self, response: &mut Response<B>, mut numbers: Option<Numbers>) {
         let Self { headers, mut other_fields, settlement } = self;
         let settled: Vec<_> = match settlement {
             Settlement::ByResponse(hits, settling) => {

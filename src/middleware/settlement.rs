@@ -1,4 +1,4 @@
-//! How a request is settled: by the head of its response, or by a [`Reservation`] in its extensions.
+//! The settlement of a request: by the head of its response, or by a [`Reservation`] in its extensions.
 
 use std::sync::Arc;
 

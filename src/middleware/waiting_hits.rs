@@ -81,7 +81,7 @@ impl DelayedHits {
         &self.decisions
     }
 
-    /// Returns the time of the decisions, or a little later.
+    /// Returns the time of the decisions, or later by at most the timeout of the call.
     pub(super) fn since(&self) -> Instant {
         self.hits.first.observed.since
     }

@@ -53,9 +53,9 @@ const EXAMPLES: [(&str, &str); 8] = [
 ///   Write `limit` before it, as in `limit "short" 10/second; "daily" 10000/day`.
 /// - The strategy is `fixed-window`, `fixed-window-aligned`, `elastic-window`, `moving-window`,
 ///   `sliding-window-counter`, `sliding-window-counter-aligned`, `token-bucket` or `leaky-bucket`.
-///   In these names, `_` counts as `-`. The pages of the strategies list aliases, such as `gcra`. Without a strategy, a quota with a burst uses
-///   [`TokenBucket`](crate::TokenBucket), and any other quota uses
-///   [`SlidingWindowCounter`](crate::SlidingWindowCounter).
+///   In these names, `_` counts as `-`. The pages of the strategies list aliases, such as `gcra`.
+///   Without a strategy, a quota with a burst uses [`TokenBucket`](crate::TokenBucket), and any other
+///   quota uses [`SlidingWindowCounter`](crate::SlidingWindowCounter).
 /// - The quota is a text such as `10/second burst 20`, see [`Quota`].
 /// - `queue n` sets the length of the queue of a leaky bucket.
 /// - `keep n` admits a hit only if n units remain after it, see [`Limit::keep`].

@@ -43,7 +43,7 @@ const NOT_IN_MESSAGES: &AsciiSet = &CONTROLS.add(b'%');
 ///
 /// `grpc-retry-pushback-ms` controls clients with a retry policy (gRFC A6), which sleep for this
 /// time. It is the time until the request would be admitted, in milliseconds, rounded up. It is
-/// 1000 if the storage failed. It is -1 (never retry) if the cost exceeds the capacity, or if the
+/// 1000 if the storage failed. It is -1 (never retry) if the cost can never be admitted, or if the
 /// time is longer than [`max_pushback`](Self::max_pushback). If the key or the cost is missing,
 /// this field and `grpc-status-details-bin` are omitted.
 ///

@@ -67,7 +67,7 @@ impl RejectReason<'_> {
 ///
 /// | reason | header fields | extension |
 /// |---|---|---|
-/// | [`Limit`](RejectReason::Limit) | those of [`Headers`](crate::Headers), `Retry-After` unless the cost exceeds the capacity, and `Cache-Control: no-store` unless the response has a `Cache-Control` | the [`Decision`](crate::Decision) |
+/// | [`Limit`](RejectReason::Limit) | those of [`Headers`](crate::Headers), `Retry-After` unless the cost can never be admitted, and `Cache-Control: no-store` unless the response has a `Cache-Control` | the [`Decision`](crate::Decision) |
 /// | [`Storage`](RejectReason::Storage) | `Retry-After: 1` | |
 /// | [`Key`](RejectReason::Key) | the `WWW-Authenticate` of the [`KeyError`], if it has one and the response has none | the [`KeyError`] |
 ///

@@ -257,6 +257,7 @@ impl fmt::Debug for Reservation {
 }
 
 /// Counts the actual cost of a hit while it is spent, for example the tokens of a streamed answer.
+/// Returned by [`Reservation::counter`].
 ///
 /// [`finish`](Self::finish) settles the hit. So does a drop: at the end of a stream that owns the
 /// counter, when the client disconnects, and when the task panics. The count starts at 0, so a drop
@@ -264,8 +265,8 @@ impl fmt::Debug for Reservation {
 ///
 /// If the storage is not immediately ready, a task of the current tokio runtime continues the
 /// settlement, or else a task of the runtime in which the hit was made. If there is neither, the
-/// call is dropped, and the failure is logged (feature `tracing`). The hit then keeps its estimated
-/// cost, unless the storage has executed the call already.
+/// settlement is cancelled, and the failure is logged (feature `tracing`). The hit then keeps its
+/// estimated cost, unless the storage has already executed the settlement.
 ///
 /// ```
 /// use axum::Router;

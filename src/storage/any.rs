@@ -293,8 +293,8 @@ impl StorageUrl {
         self.0.parse()
     }
 
-    /// Returns this URL with another option, whose value is percent-encoded. Pass a
-    /// [`Duration`](std::time::Duration) as `format_args!("{timeout:?}")`.
+    /// Returns this URL with one more option. This method percent-encodes `value`, so pass it as plain
+    /// text. Pass a [`Duration`](std::time::Duration) as `format_args!("{timeout:?}")`.
     ///
     /// ```
     /// # #[cfg(feature = "etcd")] {

@@ -25,7 +25,7 @@ pub struct KeysRequest<'a> {
 }
 
 impl<'a> KeysRequest<'a> {
-    /// Creates a request for a page of about `limit` keys, but at least 1 and at most 1,000.
+    /// Creates a request for a page. `limit` is the desired number of keys, from 1 to 1,000.
     pub fn new(policy: &'a Policy, prefix: &'a str, after: Option<&'a str>, limit: usize) -> Self {
         Self { policy, prefix, after, limit: limit.clamp(1, MOST) }
     }

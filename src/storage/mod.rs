@@ -33,8 +33,8 @@
 //! A store with compare-and-swap implements [`CasStorage`]. Any other storage implements
 //! [`Storage`], whose methods take a [`StorageRequest`] and return a [`StorageFuture`] with a
 //! decision or a [`StorageError`]. [`Storage::try_admit`], which fills in a [`Summary`], is an
-//! optional fast path for hits that are admitted or refused at once. `testing::StorageLaws` and `testing::CasLaws` (feature `testing`)
-//! test both traits.
+//! optional fast path for hits that are admitted or refused at once. `testing::StorageLaws` and
+//! `testing::CasLaws` (feature `testing`) test both traits.
 
 mod any;
 mod bounds;

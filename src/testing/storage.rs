@@ -94,9 +94,10 @@ type MakeHandle = dyn Fn(&AnyStorage) -> AnyStorage;
 /// Checks that a [`Storage`] keeps the laws of this table.
 ///
 /// The constructor takes a function that creates an empty storage with a given clock. The suite
-/// calls it often, inside a tokio runtime with time and I/O. On a server, each storage needs its
-/// own prefix or table, so that it is empty. The clock stands still until a law advances it.
-/// Policies that fail [validation](Storage::validate) are skipped.
+/// calls it often, inside a tokio runtime with time and I/O, and waits up to 30 seconds until the
+/// storage is connected. On a server, each storage needs its own prefix or table, so that it is empty.
+/// The clock stands still until a law advances it. Policies that fail [validation](Storage::validate)
+/// are skipped.
 ///
 /// | law | meaning |
 /// |---|---|
@@ -152,11 +153,11 @@ impl<'a, St: Storage> StorageLaws<'a, St> {
         Self { make, more: Vec::new(), scripts, second_handle: None, storage: PhantomData }
     }
 
-    /// Checks the concurrent hits of law 9 with several handles to the same states, as in several
-    /// processes. Without this, the handles are clones.
+    /// Checks the concurrent hits of laws 9 and 15 with several handles to the same states, as in
+    /// several processes. Without this method, the handles are clones.
     ///
     /// `second_handle` returns a new handle to the states of the given one. Its clock can be a new
-    /// [`ManualClock::default`](ManualClock), because this law does not advance the clock. Use it
+    /// [`ManualClock::default`](ManualClock), because these checks do not advance the clock. Use it
     /// for storages whose clones share more than the states, such as connections or locks, and for
     /// a [`Cas`](crate::storage::Cas), whose clones merge concurrent requests.
     pub fn second_handle(self, second_handle: impl Fn(&St) -> St + 'static) -> Self {
@@ -247,18 +248,19 @@ impl<'a, St: Storage> StorageLaws<'a, St> {
     }
 
     fn supported(&self, policies: impl IntoIterator<Item = Policy>) -> Vec<Policy> {
-        let runtime = runtime();
-        let storage = self.empty(&runtime);
+        let storage = self.unconnected(&runtime());
         policies.into_iter().filter(|policy| storage.validate(policy).is_ok()).collect()
     }
 
     fn empty(&self, runtime: &Runtime) -> AnyStorage {
-        let storage = {
-            let _guard = runtime.enter();
-            (self.make)(ManualClock::default())
-        };
+        let storage = self.unconnected(runtime);
         wait_until_connected(runtime, &storage);
         storage
+    }
+
+    fn unconnected(&self, runtime: &Runtime) -> AnyStorage {
+        let _guard = runtime.enter();
+        (self.make)(ManualClock::default())
     }
 }
 

@@ -69,10 +69,10 @@ impl Storage for Connecting {
     }
 }
 
-/// Guards against this defect: on a busy machine, the first connection of a second handle takes longer
-/// than the storage allows, and law 9 fails.
+/// Guards against this defect: on a busy machine, the first connection of a storage or of a second
+/// handle takes longer than the storage allows, and a law fails.
 #[test]
-fn suite_waits_until_each_handle_is_connected() {
+fn suite_waits_until_each_storage_is_connected() {
     StorageLaws::new(|clock| Connecting::new(memory(clock)))
         .second_handle(|first| Connecting::new(first.memory.clone()))
         .scripts(16)

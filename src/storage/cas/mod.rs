@@ -49,10 +49,10 @@ use crate::time::Timestamp;
 /// implementation.
 ///
 /// [`load`](Self::load), [`swap`](Self::swap) and [`check`](Self::check) get a deadline. [`Cas`]
-/// drops their futures after the deadline: shortly after it if the call did not have to wait for other
-/// calls of its key, and otherwise at most a full [timeout](Cas::timeout) after the round trip began. A
-/// store can return an error that names the server when the deadline has passed. A store that has
-/// no such error can ignore the deadline.
+/// drops their futures after the deadline: shortly after it in the first round trip of a call that did
+/// not wait for other calls of its key, and otherwise at most a full [timeout](Cas::timeout) after the
+/// round trip began. A store can return an error that names the server when the deadline has passed. A
+/// store that has no such error can ignore the deadline.
 ///
 /// # Examples
 ///

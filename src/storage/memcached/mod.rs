@@ -123,6 +123,8 @@ impl MemcachedStorage {
     ///
     /// - a certificate or the private key is malformed, or they do not match,
     /// - `config` has no certificates to trust, and the system has none,
+    /// - `config` was created by [`from_rustls`](crate::storage::TlsConfig::from_rustls), and also has
+    ///   certificates of its own,
     /// - the scheme of the URL is not `memcacheds`.
     #[cfg(feature = "memcached-rustls")]
     pub fn try_tls(self, config: &crate::storage::TlsConfig) -> Result<Self, ConfigError> {

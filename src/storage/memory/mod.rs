@@ -20,8 +20,9 @@
 //! - Logs take at most half of the bytes, so they cannot displace clients of other strategies. Long
 //!   logs evict nothing. Without that rule, 30 growing logs evicted all other clients repeatedly.
 //! - A new key of a full storage examines eight keys near its own position, then eight of each
-//!   other shard. After no shard had room, a new key examines only its own shard for up to 1 ms or
-//!   8 µs per shard, the longer of the two, and eight times as long for logs. So a flood of new keys stays cheap.
+//!   other shard. After no shard had room, new keys examine only their own shard for the next 1 ms or
+//!   8 µs per shard, the longer of the two, and eight times as long for logs. So a flood of new keys
+//!   stays cheap.
 //! - One decision in sixteen sweeps 64 slots, or one in 64 while nothing has expired. A flood of a
 //!   million keys is gone after about 2,000 hits, with logs after 10,000.
 

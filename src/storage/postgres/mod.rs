@@ -299,6 +299,8 @@ impl PostgresStorage {
     ///
     /// - a certificate or the private key is malformed, or they do not match,
     /// - `config` has no certificates to trust, and the system has none,
+    /// - `config` was created by [`from_rustls`](crate::storage::TlsConfig::from_rustls), and also has
+    ///   certificates of its own,
     /// - the URL has neither `sslmode=require` nor `sslmode=verify-full`,
     /// - the storage uses your own pool, which has its own TLS settings.
     #[cfg(feature = "postgres-rustls")]

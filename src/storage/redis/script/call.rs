@@ -6,6 +6,7 @@ use redis::{Cmd, cmd};
 
 use crate::time::Timestamp;
 
+/// The texts of a script: for one hit, and for several.
 #[derive(Debug)]
 pub(super) struct AssembledScript {
     pub(super) single: Text,
