@@ -248,7 +248,8 @@ impl<'a, St: Storage> StorageLaws<'a, St> {
     }
 
     fn supported(&self, policies: impl IntoIterator<Item = Policy>) -> Vec<Policy> {
-        let storage = self.unconnected(&runtime());
+        let runtime = runtime();
+        let storage = self.unconnected(&runtime);
         policies.into_iter().filter(|policy| storage.validate(policy).is_ok()).collect()
     }
 
