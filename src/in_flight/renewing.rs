@@ -21,7 +21,7 @@ const CLAIMS: usize = 64;
 pub(super) struct Renewals {
     claims: Arc<Claims>,
     is_running: AtomicBool,
-    /// `true` if the task that renews slots has ended, because no runtime was left for it.
+    /// `true` if a task that renews slots has ended.
     has_ended: AtomicBool,
 }
 
@@ -46,7 +46,7 @@ impl Renewals {
         let task = row.map(|row| self.claims.task(table, row));
         // Remembers the runtime, also of a request that starts no task: the renewals move to it if theirs ends.
         let Some(runtime) = self.claims.runtime() else { return };
-        if !self.is_running.load(Ordering::Relaxed) && !self.is_running.swap(true, Ordering::Relaxed) {
+        if !self.is_running.load(Ordering::Relaxed) && !self.is_running.swap(true, Ordering::Acquire) {
             self.run_on(&runtime, Arc::downgrade(table), self.has_ended.load(Ordering::Relaxed));
         }
         if let Some(task) = task {
@@ -99,13 +99,15 @@ impl Running {
 impl Drop for Running {
     fn drop(&mut self) {
         let Self { renewals, table, runtime, .. } = self;
+        renewals.has_ended.store(true, Ordering::Relaxed);
+        renewals.is_running.store(false, Ordering::Release);
+        // A request that has seen the flag before has remembered its runtime by now.
         let next = renewals.claims.runtime_after(*runtime).filter(|_| table.strong_count() > 0);
-        if let Some(next) = next {
+        if let Some(next) = next
+            && !renewals.is_running.swap(true, Ordering::Relaxed)
+        {
             // If this one has ended, too, the task is dropped again.
             renewals.run_on(&next, Weak::clone(table), true);
-        } else {
-            renewals.has_ended.store(true, Ordering::Relaxed);
-            renewals.is_running.store(false, Ordering::Relaxed);
         }
     }
 }

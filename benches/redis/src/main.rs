@@ -29,8 +29,9 @@ struct Row {
     command: &'static str,
     call: Box<dyn Fn() -> Call>,
     rates: [f64; IN_FLIGHT.len()],
-    /// The server time per call in microseconds, as the statistics of the server count it.
-    micros: f64,
+    /// The server time per call in microseconds, as the statistics of the server count it: with one
+    /// call in flight, and with 64.
+    micros: [f64; 2],
     /// The processor time per call in microseconds, of this process and of the server.
     processor: [f64; 2],
 }
@@ -42,7 +43,7 @@ impl Row {
             command,
             call: Box::new(call),
             rates: [0.0; IN_FLIGHT.len()],
-            micros: f64::INFINITY,
+            micros: [f64::INFINITY; 2],
             processor: [f64::INFINITY; 2],
         }
     }
@@ -54,12 +55,16 @@ impl Row {
             let before = server.processor_times();
             let (calls, span) = calls(&self.call, in_flight).await;
             *rate = rate.max(calls / span.as_secs_f64());
+            let [alone, combined] = &mut self.micros;
+            if in_flight == 1 {
+                *alone = alone.min(server::micros_of(self.command, connection).await / calls);
+            }
             if in_flight == 64 {
                 let after = server.processor_times();
                 for ((least, after), before) in self.processor.iter_mut().zip(after).zip(before) {
                     *least = least.min((after - before) / calls);
                 }
-                self.micros = self.micros.min(server::micros_of(self.command, connection).await / calls);
+                *combined = combined.min(server::micros_of(self.command, connection).await / calls);
             }
         }
     }
@@ -102,6 +107,23 @@ fn ours(name: &str, storage: &RedisStorage, policy: &str, admitted: bool) -> Row
         let decision = storage.decide(StorageRequest::new(&policy, &key, Op::Hit, 1));
         Box::pin(async move {
             assert_eq!(decision.await.expect("the server decides").is_admitted(), admitted);
+        })
+    })
+}
+
+/// Returns a row with one limit for each of several keys.
+fn several_keys(name: &str, storage: &RedisStorage, limits: &str) -> Row {
+    let policy = |(position, limit): (usize, &str)| {
+        let policy: Policy = limit.parse().expect("the policy is valid");
+        (policy.with_name(format!("{name} {position}")), Key::from(format!("203.0.113.{position}")))
+    };
+    let (members, storage): (Vec<_>, _) = (limits.split("; ").enumerate().map(policy).collect(), storage.clone());
+    Row::new(&format!("ours: {name}"), "evalsha", move || {
+        let requests: Vec<_> =
+            members.iter().map(|(policy, key)| StorageRequest::new(policy, key, Op::Hit, 1)).collect();
+        let decisions = storage.decide_all(&requests);
+        Box::pin(async move {
+            assert!(decisions.await.expect("the server decides").iter().all(|decision| decision.is_admitted()));
         })
     })
 }
@@ -192,6 +214,7 @@ async fn run() {
         rows.push(row);
         rows.extend(same_script);
     }
+    rows.push(several_keys("three small limits, each of its own key", &storage, &many));
     for amount in [10, 10_000] {
         rows.push(sliding(&format!("moving window with {amount} entries, own clock"), amount, &storage).await);
     }
@@ -204,11 +227,14 @@ async fn run() {
         }
     }
     let in_flight = IN_FLIGHT.map(|n| n.to_string()).join(" | ");
-    println!("| decisions per second, in flight: | {in_flight} | server us | server CPU us | client CPU us |");
-    println!("|---|{}---|---|---|", "---|".repeat(IN_FLIGHT.len()));
+    println!(
+        "| decisions per second, in flight: | {in_flight} | server us, one | server us, 64 | server CPU us | client CPU us |"
+    );
+    println!("|---|{}---|---|---|---|", "---|".repeat(IN_FLIGHT.len()));
     for row in &rows {
         let (rates, [client, server]) = (row.rates.map(|rate| format!("{rate:.0}")), row.processor);
-        println!("| {} | {} | {:.2} | {server:.1} | {client:.1} |", row.name, rates.join(" | "), row.micros);
+        let [alone, combined] = row.micros;
+        println!("| {} | {} | {alone:.2} | {combined:.2} | {server:.1} | {client:.1} |", row.name, rates.join(" | "));
     }
     if !words.is_empty() {
         return;

@@ -37,6 +37,21 @@ fn renewals_go_on_in_another_runtime_without_a_new_request() {
 }
 
 #[test]
+fn renewals_go_on_in_the_runtime_of_a_request_that_asks_no_store() {
+    let store = FakeCasStore::default();
+    let layer = process(&store, 1);
+    let (first, held) = with_stream(&layer, "a");
+    // The runtime does not run, so the slot is free in this process, but not in the store.
+    drop(held);
+    store.trips();
+    let (second, _held) = with_stream(&layer, "a");
+    assert_eq!(store.trips(), (0, 0));
+    drop(first);
+    second.block_on(async { sleep(TIME_TO_LIVE * 10 + TIME_TO_LIVE / 6).await });
+    assert_eq!(store.trips(), (31, 31));
+}
+
+#[test]
 fn renewals_begin_again_with_the_next_request_if_all_runtimes_have_ended() {
     let store = FakeCasStore::default();
     let layer = process(&store, 4);
