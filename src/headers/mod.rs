@@ -267,7 +267,7 @@ impl Headers {
             OtherFields {
                 draft_6: draft_6.map(without_reset),
                 suffixed: x_numbers.map(|(suffix, numbers)| (suffix, without_reset(numbers))),
-                wait: wait(shown, cost),
+                wait: if is_in_flight { 0 } else { wait(shown, cost) },
                 lists: self.draft_11.then(|| IetfFields::of(decisions, requests, self.partition)),
             }
         })

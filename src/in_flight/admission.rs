@@ -57,7 +57,8 @@ pub(super) struct SlotWait {
     policy: Policy,
     key: Key,
     cost: u32,
-    pub(super) take: Pin<Box<dyn Future<Output = Take> + Send>>,
+    /// Returns the policy by which the request was decided, if live slots may have changed it.
+    pub(super) take: Pin<Box<dyn Future<Output = (Take, Option<Policy>)> + Send>>,
     /// `true` if the request keeps a ready inner service, because it only waits for the storage.
     pub(super) keeps_service_ready: bool,
 }
@@ -133,7 +134,7 @@ impl SlotState {
         let extracted = config.first.key.extract(&exchange.head());
         let Ok(Some(key)) = &extracted else { return config.forward_or_reject(extracted, policy, exchange) };
         if self.lints.is_inspecting() {
-            self.lints.inspect(config, None, exchange, policy);
+            self.lints.inspect(config, None, exchange, [(&config.first, policy)]);
         }
         let Some(taken) = table.try_take(policy, key, 1) else {
             return self.take(Hit::new(policy, key, 1), exchange, permit);
@@ -157,7 +158,7 @@ impl SlotState {
             Err(missing) => return config.reject_without_key(&missing, &policy, exchange),
         };
         if self.lints.is_inspecting() {
-            self.lints.inspect(config, None, exchange, &policy);
+            self.lints.inspect(config, None, exchange, [(&config.first, &*policy)]);
         }
         let hit = Hit::new(&policy, key, cost);
         if cost == 0 {
@@ -178,11 +179,12 @@ impl SlotState {
     /// Applies the end of a request's wait.
     pub(super) fn admit_after_wait(
         &self,
-        take: Take,
+        (take, decided_by): (Take, Option<Policy>),
         SlotWait { policy, key, cost, .. }: &SlotWait,
         exchange: &mut dyn Exchange,
         permit: &mut Option<Permit>,
     ) -> Step<SlotWait> {
+        let policy = decided_by.as_ref().unwrap_or(policy);
         self.apply(take, Hit { policy, key, cost: *cost, asked_store: true }, exchange, permit)
     }
 
@@ -205,7 +207,7 @@ impl SlotState {
             Take::Waits(place) => {
                 let max_wait = self.options.config.wait.map_or(Duration::ZERO, |bounds| bounds.max_wait);
                 let keeps_service_ready = !place.is_seated;
-                let take = Box::pin(place.take(max_wait));
+                let take = Box::pin(place.take(max_wait, self.options.time_to_live));
                 Step::Wait(SlotWait { policy: policy.clone(), key: key.clone(), cost, take, keeps_service_ready })
             }
         }
@@ -247,6 +249,8 @@ impl SlotState {
 
     fn refuse(&self, remaining: u32, hit: Hit<'_>, exchange: &mut dyn Exchange) -> Step<SlotWait> {
         let (config, Hit { policy, key, cost, .. }) = (&self.options.config, hit);
+        // More can be free: requests that wait have them, or the store has not answered.
+        let remaining = remaining.min(cost.saturating_sub(1));
         let decision = self.decision(policy, remaining, cost, false);
         self.report(&decision, hit);
         if config.shadow {

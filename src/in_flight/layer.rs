@@ -204,7 +204,8 @@ impl<R> InFlightLayer<R> {
     ///   that has ended without [`close`](Self::close).
     /// - A process that was paused for longer claims its slots again, because its requests still
     ///   run. If others have taken these slots meanwhile, no request is admitted until enough
-    ///   requests have ended.
+    ///   requests have ended. A process that holds free slots from an earlier claim can use them
+    ///   until it claims again.
     /// - A request can be refused although a slot is free, because the process that has just given
     ///   it back has not informed the storage yet. On storages other than Redis, this also happens
     ///   if other processes changed the key before every attempt.
@@ -247,7 +248,11 @@ impl<R> InFlightLayer<R> {
     /// time, the oldest first. A key takes two round trips, or one on Redis. So the renewal of all
     /// keys takes the number of keys × 2 × the latency / 64, and half of it on Redis. For example,
     /// 10,000 keys take 0.3 seconds at a latency of 1 ms. The renewal must take less than two
-    /// thirds of the time to live. Otherwise, other processes get slots that are in use.
+    /// thirds of the time to live. Otherwise, other processes get slots that are in use. For a key
+    /// whose server does not answer, the timeout of the storage counts instead of the latency.
+    ///
+    /// A request that waits for a claim fails after this time. The timeout of the storage ends a claim
+    /// earlier, unless nothing polls the runtime in which it was made.
     ///
     /// The clocks of the processes must differ by less than two thirds of the time to live. This
     /// does not apply to Redis, memcached and PostgreSQL, which use the clock of the server.

@@ -28,7 +28,9 @@ use super::table::Slot;
 /// ```
 ///
 /// - With several layers, the permit of the innermost one holds the slots of all of them.
-/// - A request that is [skipped](crate::InFlightLayer::skip) has no permit.
+/// - A request that the layer does not limit has no permit: it is [skipped](crate::InFlightLayer::skip),
+///   it has no key, or [`slots_by`](crate::slots_by) has chosen no slots for it. Nor has a request
+///   without a required key or cost that a shadow layer forwards.
 /// - A request that passes without a slot has a permit that holds nothing: its cost is 0, the layer is a
 ///   [shadow](crate::InFlightLayer::shadow) layer that would have refused it, or the storage failed.
 #[derive(Clone)]

@@ -120,6 +120,9 @@ async fn claim_all(claims: &Arc<Claims>, table: &Arc<SlotTable>) -> Option<Vec<S
     if rows.is_empty() {
         return None;
     }
+    if Handle::try_current().is_err() {
+        return Some(vec![StorageError::no_runtime()]);
+    }
     for renewal in rows {
         if in_flight.len() >= CLAIMS {
             errors.extend(in_flight.join_next().await.and_then(Result::ok).flatten());

@@ -179,12 +179,13 @@ impl<T> Row<T> {
     /// are since their number was lowered.
     pub(super) fn grant(&mut self) -> Vec<Left<T>> {
         let mut left = Vec::new();
-        while let Some((ticket, cost, slots)) = self.first_waiting() {
+        while let Some((ticket, cost, policy)) = self.first_waiting() {
+            let slots = number_of_slots(&policy);
             if self.fits(cost, slots) {
                 self.in_use += cost;
-                left.extend(self.remove(ticket, Reason::Granted(self.free(slots))));
+                left.extend(self.remove(ticket, Reason::Granted(self.free(slots), policy)));
             } else if cost > slots {
-                left.extend(self.remove(ticket, Reason::Full(self.free(slots))));
+                left.extend(self.remove(ticket, Reason::Full(self.free(slots), policy)));
             } else {
                 break;
             }
@@ -195,10 +196,10 @@ impl<T> Row<T> {
         left
     }
 
-    /// Returns the ticket, the cost and the slots of the first request of the queue.
-    fn first_waiting(&self) -> Option<(u64, u32, u32)> {
+    /// Returns the ticket, the cost and the current policy of the first request of the queue.
+    fn first_waiting(&self) -> Option<(u64, u32, Policy)> {
         let (ticket, first) = self.more.as_ref()?.queue.first_key_value()?;
-        Some((*ticket, first.cost, first.policy.with(number_of_slots)))
+        Some((*ticket, first.cost, first.policy.read().into_owned()))
     }
 
     fn remove(&mut self, ticket: u64, reason: Reason) -> Option<Left<T>> {
@@ -333,12 +334,14 @@ impl<T> Row<T> {
         // Other processes were faster each time, and nothing was stored. The store has not failed.
         let failure = claimed.as_ref().err().filter(|error| error.kind() != StorageErrorKind::Contended);
         let mut asks_again = false;
-        while let Some((ticket, cost, slots)) = self.first_waiting().filter(|(ticket, ..)| ask.is_for(*ticket)) {
+        while let Some((ticket, cost, policy)) = self.first_waiting().filter(|(ticket, ..)| ask.is_for(*ticket)) {
+            let slots = number_of_slots(&policy);
             asks_again = claimed.is_ok() && self.may_fit(ticket, cost, slots, ask);
             if asks_again || failure.is_none() && self.seat(ticket) {
                 break;
             }
-            let reason = failure.map_or_else(|| Reason::Full(self.free(slots)), |error| Reason::Failed(error.clone()));
+            let full = || Reason::Full(self.free(slots), policy);
+            let reason = failure.map_or_else(full, |error| Reason::Failed(error.clone()));
             left.extend(self.remove(ticket, reason));
             left.extend(self.grant());
         }
@@ -379,8 +382,7 @@ impl<T> Row<T> {
     fn seat(&mut self, ticket: u64) -> bool {
         let Some(More { queue, held: Some(held) }) = self.more.as_deref_mut() else { return false };
         let Some(standing) = queue.get(&ticket).filter(|waiting| waiting.seat.is_none()) else { return true };
-        let seated = || queue.values().take_while(|waiting| waiting.seat.is_some()).count();
-        let Some(seat) = standing.seats.as_ref().and_then(|seats| seats.take(&held.key, seated)) else { return false };
+        let Some(seat) = standing.seats.as_ref().and_then(|seats| seats.take(&held.key)) else { return false };
         if let Some(waiting) = queue.get_mut(&ticket) {
             let (sender, next) = oneshot::channel();
             waiting.seat = Some(seat);
@@ -393,11 +395,11 @@ impl<T> Row<T> {
     fn seat_others(&mut self, ask: &Ask) -> Vec<Left<T>> {
         let Some(More { queue, .. }) = self.more.as_deref() else { return Vec::new() };
         let standing = queue.iter().filter(|(ticket, waiting)| ask.is_for(**ticket) && waiting.seat.is_none());
-        let standing: Vec<(u64, u32)> =
-            standing.map(|(ticket, waiting)| (*ticket, waiting.policy.with(number_of_slots))).collect();
-        let refused = standing.into_iter().filter_map(|(ticket, slots)| {
-            let free = self.free(slots);
-            if self.seat(ticket) { None } else { self.remove(ticket, Reason::Full(free)) }
+        let standing: Vec<(u64, Policy)> =
+            standing.map(|(ticket, waiting)| (*ticket, waiting.policy.read().into_owned())).collect();
+        let refused = standing.into_iter().filter_map(|(ticket, policy)| {
+            let free = self.free(number_of_slots(&policy));
+            if self.seat(ticket) { None } else { self.remove(ticket, Reason::Full(free, policy)) }
         });
         refused.collect()
     }

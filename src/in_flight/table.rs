@@ -66,8 +66,8 @@ pub(super) struct QueuePlace {
     table: Arc<SlotTable>,
     row: TableKey,
     number: u64,
-    /// The slots of the key.
-    slots: u32,
+    /// The policy that the request follows.
+    policy: SharedPolicy,
     answer: oneshot::Receiver<Answer<Taken>>,
     /// `true` if all slots are in use. Otherwise the request waits for a claim.
     pub(super) is_seated: bool,
@@ -154,16 +154,16 @@ impl SlotTable {
         shared: impl FnOnce() -> SharedPolicy,
     ) -> Take {
         let seat = seats.filter(|_| self.claims.is_none() && cost <= slots);
-        let seat = seat.and_then(|seats| seats.take(key, || row.waiting()));
+        let seat = seat.and_then(|seats| seats.take(key));
         let is_seated = seat.is_some();
         if cost > slots || self.claims.is_none() && !is_seated {
             return Take::Full(row.free(slots));
         }
         let (sender, receiver) = oneshot::channel();
-        let number = self.tickets.fetch_add(1, Ordering::Relaxed);
-        row.enter(number, Waiting { policy: shared(), cost, seats: seats.cloned(), seat, answer: sender });
+        let (number, policy) = (self.tickets.fetch_add(1, Ordering::Relaxed), shared());
+        row.enter(number, Waiting { policy: policy.clone(), cost, seats: seats.cloned(), seat, answer: sender });
         metrics::add_waiting(1.0);
-        Take::Waits(QueuePlace { table: Arc::clone(self), row: at, number, slots, answer: receiver, is_seated })
+        Take::Waits(QueuePlace { table: Arc::clone(self), row: at, number, policy, answer: receiver, is_seated })
     }
 
     /// Returns the free slots of a key.
@@ -230,8 +230,10 @@ impl SlotTable {
     fn send(self: &Arc<Self>, left: Vec<Left<Taken>>, at: TableKey) {
         for Left { waiting, reason } in left {
             let answer = match reason {
-                Reason::Granted(remaining) => Answer::Taken(Taken { slot: self.slot(at, waiting.cost), remaining }),
-                Reason::Full(free) => Answer::Full(free),
+                Reason::Granted(remaining, policy) => {
+                    Answer::Taken(Taken { slot: self.slot(at, waiting.cost), remaining }, policy)
+                }
+                Reason::Full(free, policy) => Answer::Full(free, policy),
                 Reason::Failed(error) => Answer::Failed(error),
             };
             drop(waiting.answer.send(answer));
@@ -321,29 +323,40 @@ impl Drop for Slot {
 }
 
 impl QueuePlace {
-    /// Waits for the slots. A request that has a seat waits for at most `max_wait`. Returns a request that
-    /// waited for a claim without success and has a seat now.
-    pub(super) async fn take(mut self, max_wait: Duration) -> Take {
-        let answer = if self.is_seated {
-            let Ok(answer) = timeout_at(later(Instant::now(), max_wait), &mut self.answer).await else {
-                return Take::Full(self.table.free_of(self.row, self.slots));
-            };
-            answer
-        } else {
-            // The timeout of the store ends the wait.
-            (&mut self.answer).await
-        };
-        match answer {
-            Ok(Answer::Taken(taken)) => Take::Taken(taken),
-            Ok(Answer::Full(free)) => Take::Full(free),
-            Ok(Answer::Failed(error)) => Take::Failed(error),
-            Ok(Answer::Seated(next)) => {
-                (self.answer, self.is_seated) = (next, true);
-                Take::Waits(self)
+    /// Waits for the slots: with a seat for at most `max_wait`, and otherwise for a claim, for at most
+    /// `time_to_live`. Returns the policy by which the request was decided, unless it has failed. Returns a
+    /// request that waited for a claim without success and has a seat now.
+    pub(super) fn take(
+        mut self,
+        max_wait: Duration,
+        time_to_live: Duration,
+    ) -> impl Future<Output = (Take, Option<Policy>)> {
+        let deadline = later(Instant::now(), if self.is_seated { max_wait } else { time_to_live });
+        async move {
+            match timeout_at(deadline, &mut self.answer).await {
+                Ok(Ok(Answer::Taken(taken, policy))) => (Take::Taken(taken), Some(policy)),
+                Ok(Ok(Answer::Full(free, policy))) => (Take::Full(free), Some(policy)),
+                Ok(Ok(Answer::Failed(error))) => (Take::Failed(error), None),
+                Ok(Ok(Answer::Seated(next))) => {
+                    (self.answer, self.is_seated) = (next, true);
+                    (Take::Waits(self), None)
+                }
+                Ok(Err(_)) => (Take::Failed(closed()), None),
+                Err(_) if self.is_seated => {
+                    let policy = self.policy.read().into_owned();
+                    (Take::Full(self.table.free_of(self.row, number_of_slots(&policy))), Some(policy))
+                }
+                // The timeout of the store ends a claim, but only while its runtime runs.
+                Err(_) => (Take::Failed(unclaimed()), None),
             }
-            Err(_) => Take::Failed(closed()),
         }
     }
+}
+
+/// Creates the error of a request that waits for a claim for too long.
+fn unclaimed() -> StorageError {
+    let message = "no claim of slots has ended within their time to live: its runtime does not run";
+    StorageError::new(StorageErrorKind::Timeout, message)
 }
 
 fn closed() -> StorageError {

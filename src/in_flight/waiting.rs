@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use tokio::sync::oneshot;
 
-use crate::policy::SharedPolicy;
+use crate::policy::{Policy, SharedPolicy};
 use crate::storage::StorageError;
 use crate::waiting::{Seat, Seats};
 
@@ -24,9 +24,10 @@ pub(super) struct Waiting<T> {
 /// The answer to a waiting request.
 #[derive(Debug)]
 pub(super) enum Answer<T> {
-    Taken(T),
-    /// Contains the free slots of the key.
-    Full(u32),
+    /// Contains the policy by which the request was decided, because live slots may have changed.
+    Taken(T, Policy),
+    /// Contains the free slots of the key, and the policy.
+    Full(u32, Policy),
     Failed(StorageError),
     /// The store has no slots for the request, which waits with a seat. Contains the next answer.
     Seated(oneshot::Receiver<Self>),
@@ -40,9 +41,9 @@ pub(super) struct Left<T> {
 
 /// The reason why a request has left the queue.
 pub(super) enum Reason {
-    /// It has its slots. Contains the free slots of the key afterwards.
-    Granted(u32),
-    /// Contains the free slots of the key.
-    Full(u32),
+    /// It has its slots. Contains the free slots of the key afterwards, and the policy.
+    Granted(u32, Policy),
+    /// Contains the free slots of the key, and the policy.
+    Full(u32, Policy),
     Failed(StorageError),
 }

@@ -39,7 +39,7 @@ impl LayerState {
         let extracted = self.config.first.key.extract(&exchange.head());
         let Ok(Some(key)) = &extracted else { return self.config.forward_or_reject(extracted, policy, exchange) };
         if self.lints.is_inspecting() {
-            self.lints.inspect(&self.config, Some(&self.storage), exchange, policy);
+            self.lints.inspect(&self.config, Some(&self.storage), exchange, [(&self.config.first, policy)]);
         }
         self.try_hit(StorageRequest::new(policy, key, Op::Hit, 1), exchange)
     }
@@ -71,7 +71,7 @@ impl LayerState {
         }
         let Some(policy) = policies.of(&head) else { return Step::Forward(ResponsePlan::NOTHING) };
         if policies.shared().is_some_and(SharedPolicy::take_changed) {
-            self.lints.report_policy(&self.config, Some(&self.storage), &policy);
+            self.lints.report_policy(&self.config, Some(&self.storage), &self.config.first, &policy);
         }
         self.admit_by_policy(&policy, None, exchange)
     }
@@ -93,7 +93,7 @@ impl LayerState {
             Err(missing) => return self.config.reject_without_key(&missing, policy, exchange),
         };
         if self.lints.is_inspecting() {
-            self.lints.inspect(&self.config, Some(&self.storage), exchange, policy);
+            self.lints.inspect(&self.config, Some(&self.storage), exchange, [(&self.config.first, policy)]);
         }
         if config.meters {
             let member = (config.first.policy_of_later_hits(policy), key.clone());
@@ -155,9 +155,9 @@ impl LayerState {
     /// Decides a request of a layer with several keys.
     #[inline(never)]
     fn admit_members(&self, exchange: &mut dyn Exchange) -> Step {
-        for policy in self.config.members().filter_map(|member| member.policies.shared()) {
-            if policy.take_changed() {
-                self.lints.report_policy(&self.config, Some(&self.storage), &policy.read());
+        for member in self.config.members() {
+            if let Some(policy) = member.policies.shared().filter(|policy| policy.take_changed()) {
+                self.lints.report_policy(&self.config, Some(&self.storage), member, &policy.read());
             }
         }
         #[cfg(feature = "lookup")]
@@ -178,9 +178,12 @@ impl LayerState {
             #[cfg(feature = "lookup")]
             Err(Undecided::Lookup(error)) => return self.on_lookup_error(&error, exchange),
         };
-        let Some(first) = applying.first() else { return Step::Forward(ResponsePlan::NOTHING) };
+        if applying.is_empty() {
+            return Step::Forward(ResponsePlan::NOTHING);
+        }
         if self.lints.is_inspecting() {
-            self.lints.inspect(&self.config, Some(&self.storage), exchange, &first.policy);
+            let members = applying.iter().map(|applying| (applying.member, &applying.policy));
+            self.lints.inspect(&self.config, Some(&self.storage), exchange, members);
         }
         let mut requests = Vec::with_capacity(applying.len());
         for member in &applying {

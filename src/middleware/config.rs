@@ -195,10 +195,10 @@ impl LayerConfig {
         once(&self.first).chain(&self.others)
     }
 
-    /// Returns `true` if a request is limited by a key that the client chooses.
-    pub(super) fn has_chosen_key(&self) -> bool {
+    /// Returns `true` if `member` limits by a key that the client chooses.
+    pub(super) fn has_chosen_key(&self, member: &LayerMember) -> bool {
         let is_chosen = |key: &Arc<dyn KeyExtractor>| key.lints(None).contains(&Lint::LockoutByHeader);
-        self.outer_key.as_ref().is_none_or(is_chosen) && self.members().any(|member| is_chosen(&member.key))
+        self.outer_key.as_ref().is_none_or(is_chosen) && is_chosen(&member.key)
     }
 
     /// Returns `true` if a `skip` or an allow list selects the request.

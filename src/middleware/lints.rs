@@ -6,7 +6,7 @@
 use std::any::Any;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
-use super::config::LayerConfig;
+use super::config::{LayerConfig, LayerMember};
 use super::exchange::Exchange;
 use crate::lint::Lint;
 use crate::policy::{Limit, Policy};
@@ -50,24 +50,29 @@ impl Lints {
             return;
         }
         self.warn(config, config.lints(None));
-        for policy in config.members().filter_map(|member| member.policies.shared()) {
-            self.report_policy(config, storage, &policy.read());
+        for member in config.members() {
+            if let Some(policy) = member.policies.shared() {
+                self.report_policy(config, storage, member, &policy.read());
+            }
         }
     }
 
-    /// Reports the lints that need a request.
+    /// Reports the lints that need a request. `applying` are the members of the layer that apply to it, with
+    /// their policies.
     #[cold]
-    pub(crate) fn inspect(
+    pub(crate) fn inspect<'a>(
         &self,
         config: &LayerConfig,
         storage: Option<&AnyStorage>,
         exchange: &mut dyn Exchange,
-        policy: &Policy,
+        applying: impl IntoIterator<Item = (&'a LayerMember, &'a Policy)>,
     ) {
         let left = self.count_inspected();
         self.warn(config, config.lints(Some(&exchange.head())));
-        if config.first.policies.shared().is_none() {
-            self.report_policy(config, storage, policy);
+        for (member, policy) in applying {
+            if member.policies.shared().is_none() {
+                self.report_policy(config, storage, member, policy);
+            }
         }
         let (this_layer, extensions) = (std::ptr::from_ref(self).addr(), exchange.extensions_mut());
         if extensions.get().is_some_and(|PassedLayers(passed)| passed.contains(&this_layer)) {
@@ -77,14 +82,20 @@ impl Lints {
         }
     }
 
-    /// Reports the lints of a policy.
-    pub(super) fn report_policy(&self, config: &LayerConfig, storage: Option<&AnyStorage>, policy: &Policy) {
+    /// Reports the lints of a policy of `member`.
+    pub(super) fn report_policy(
+        &self,
+        config: &LayerConfig,
+        storage: Option<&AnyStorage>,
+        member: &LayerMember,
+        policy: &Policy,
+    ) {
         let is_elastic = |limit: &Limit| limit.strategy().name() == ElasticWindow::new().name();
         let is_refunded = config.settling.is_some() && policy.limits().iter().any(is_elastic);
         let clients =
             storage.and_then(|storage| clients_to_fill(storage, policy)).filter(|clients| *clients < FEW_CLIENTS);
         let is_aligned = policy.limits().iter().any(is_aligned_to_weeks_or_more);
-        let is_chosen = policy.limits().iter().any(Limit::locks) && config.has_chosen_key();
+        let is_chosen = policy.limits().iter().any(Limit::locks) && config.has_chosen_key(member);
         let lints = [
             is_refunded.then_some(Lint::ElasticWindowRefunded),
             clients.map(|clients| Lint::SmallStorage { clients }),

@@ -15,7 +15,7 @@ use crate::sync::join_all;
 pub(crate) struct Applying<'a> {
     pub(crate) policy: Policy,
     key: Key,
-    member: &'a LayerMember,
+    pub(super) member: &'a LayerMember,
 }
 
 impl Applying<'_> {

@@ -19,6 +19,9 @@ use crate::sync::unpoisoned;
 /// The number of distinct policies that requests can read without a lock.
 const SLOTS: usize = 64;
 
+/// The minimum number of users at which those that were dropped are removed.
+const MIN_PRUNED: usize = 16;
+
 /// A policy that can be replaced, and the layers and limiters that use it.
 pub(super) struct PolicyCell {
     /// The position of the current policy in `slots`, or `SLOTS` if it is in `overflow`.
@@ -27,8 +30,16 @@ pub(super) struct PolicyCell {
     /// borrow its policy.
     slots: [OnceLock<Policy>; SLOTS],
     overflow: RwLock<Option<Policy>>,
-    /// The layers and limiters that use this policy, and some that were dropped.
-    users: Mutex<Vec<Weak<PolicyUser>>>,
+    users: Mutex<PolicyUsers>,
+}
+
+/// The layers and limiters that use a policy, and some that were dropped.
+#[derive(Default)]
+struct PolicyUsers {
+    all: Vec<Weak<PolicyUser>>,
+    /// The number of users at which those that were dropped are removed. Twice as many as were left the
+    /// last time, so that a user costs a constant time on average.
+    prune_at: usize,
 }
 
 /// A layer or a limiter that uses a live policy, which has to support all later policies.
@@ -69,6 +80,16 @@ impl PolicyUser {
     }
 }
 
+impl PolicyUsers {
+    fn add(&mut self, user: &Arc<PolicyUser>) {
+        if self.all.len() >= self.prune_at {
+            self.all.retain(|user| user.strong_count() > 0);
+            self.prune_at = (2 * self.all.len()).max(MIN_PRUNED);
+        }
+        self.all.push(Arc::downgrade(user));
+    }
+}
+
 impl PolicyCell {
     pub(super) fn new(policy: &Policy) -> Self {
         let slots = [const { OnceLock::new() }; SLOTS];
@@ -91,7 +112,7 @@ impl PolicyCell {
         for (cell, policy) in changes {
             let users = cell.users();
             let first = present.len();
-            present.extend(users.iter().filter_map(Weak::upgrade));
+            present.extend(users.all.iter().filter_map(Weak::upgrade));
             locked.push(users);
             let pending = PolicyChanges(changes);
             let validated = present[first..].iter().try_for_each(|user| (user.validate)(policy, &pending));
@@ -132,8 +153,7 @@ impl PolicyCell {
         let mut users = self.users();
         validate(&self.read(), &PolicyChanges::default())?;
         let user = Arc::new(PolicyUser { validate, has_changed: AtomicBool::new(false) });
-        users.retain(|user| user.strong_count() > 0);
-        users.push(Arc::downgrade(&user));
+        users.add(&user);
         Ok(user)
     }
 
@@ -149,7 +169,7 @@ impl PolicyCell {
         current.store(slot.unwrap_or(SLOTS), Ordering::Release);
     }
 
-    fn users(&self) -> MutexGuard<'_, Vec<Weak<PolicyUser>>> {
+    fn users(&self) -> MutexGuard<'_, PolicyUsers> {
         unpoisoned(self.users.lock())
     }
 }

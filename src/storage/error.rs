@@ -166,7 +166,7 @@ impl StorageError {
     }
 
     /// Creates the error of a call outside of a tokio runtime.
-    pub(super) fn no_runtime() -> Self {
+    pub(crate) fn no_runtime() -> Self {
         Self::new(StorageErrorKind::Cancelled, "no tokio runtime: await the call inside a tokio runtime").uncounted()
     }
 

@@ -39,20 +39,20 @@ impl QueueEntry {
     ///
     /// Returns `None` if no hit waits in the queue, if the hit costs nothing, if it cannot be
     /// admitted before the deadline according to the last refusal of the queue, or if `accept`
-    /// returns `None` for the number of hits that wait there. The caller then makes the first attempt without an entry.
+    /// returns `None`. The caller then makes the first attempt without an entry.
     #[cold]
     pub(super) fn behind<T>(
         queues: &Arc<WaitQueues>,
         id: QueueId,
         cost: u32,
         deadline: Instant,
-        accept: impl FnOnce(usize) -> Option<T>,
+        accept: impl FnOnce() -> Option<T>,
     ) -> Option<(Self, T)> {
         if cost == 0 || deadline <= Instant::now() {
             return None;
         }
         let in_time = |queue: &WaitQueue| queue.refused_until(cost).is_none_or(|end| end <= deadline);
-        let accept = |queue: &WaitQueue, hits| in_time(queue).then(|| accept(hits)).flatten();
+        let accept = |queue: &WaitQueue| in_time(queue).then(accept).flatten();
         let (queue, accepted) = queues.enter_behind(&id, accept)?;
         Some((Self::new(queues, id, queue, cost), accepted))
     }
@@ -205,21 +205,16 @@ impl WaitQueues {
         self.count.load(Ordering::Relaxed) == 0
     }
 
-    /// Returns the number of hits in a queue.
-    pub(super) fn len_of(&self, id: &QueueId) -> usize {
-        if self.is_empty() { 0 } else { self.lock().get(id).map_or(0, |counted| counted.count) }
-    }
-
     /// Like [`enter`](Self::enter), but only if there is a queue for which `accept` returns a
-    /// value, with the number of its hits. Returns this value too.
+    /// value. Returns this value too.
     pub(super) fn enter_behind<T>(
         &self,
         id: &QueueId,
-        accept: impl FnOnce(&WaitQueue, usize) -> Option<T>,
+        accept: impl FnOnce(&WaitQueue) -> Option<T>,
     ) -> Option<(Arc<WaitQueue>, T)> {
         let mut queues = self.lock();
         let counted = queues.get_mut(id)?;
-        let accepted = accept(&counted.queue, counted.count)?;
+        let accepted = accept(&counted.queue)?;
         Some((counted.enter(), accepted))
     }
 

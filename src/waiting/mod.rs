@@ -80,7 +80,7 @@ impl Waiter {
     pub(crate) async fn hit(&self, queues: &Arc<WaitQueues>, deadline: Instant) -> HitResult {
         if !queues.is_empty() {
             let id = (self.policy.with(Policy::queue_digest), self.key.clone());
-            if let Some((entry, ())) = QueueEntry::behind(queues, id, self.cost, deadline, |_| Some(())) {
+            if let Some((entry, ())) = QueueEntry::behind(queues, id, self.cost, deadline, || Some(())) {
                 return self.wait(entry, None, deadline).await;
             }
         }

@@ -1,8 +1,8 @@
 //! The waiting requests of a layer, and their seats.
 
+use std::collections::HashMap;
 use std::pin::Pin;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use tokio::time::Instant;
@@ -12,6 +12,7 @@ use super::{HitResult, QueueEntry, WaitQueues, Waiter};
 use crate::decision::Decision;
 use crate::key::Key;
 use crate::storage::StorageRequest;
+use crate::sync::unpoisoned;
 
 /// The bounds of [`RateLimitLayer::wait`](crate::RateLimitLayer::wait).
 #[derive(Clone, Copy)]
@@ -46,8 +47,7 @@ impl WaitingRoom {
     ) -> Option<QueueFuture> {
         let deadline = later(Instant::now(), self.max_wait);
         let refusal = Refusal::new(refusal.clone(), request.policy.clone());
-        let own = || self.queues.len_of(&(request.policy.queue_digest(), request.key.clone()));
-        let seat = refusal.ends_by(deadline).then(|| self.seats.take(request.key, own)).flatten()?;
+        let seat = refusal.ends_by(deadline).then(|| self.seats.take(request.key)).flatten()?;
         let entry = QueueEntry::after(&refusal, request.key, &self.queues);
         Some(wait(waiter(), entry, Some(refusal), deadline, seat))
     }
@@ -66,7 +66,7 @@ impl WaitingRoom {
         let deadline = later(Instant::now(), self.max_wait);
         let id = (request.policy.queue_digest(), request.key.clone());
         let (entry, seat) =
-            QueueEntry::behind(&self.queues, id, request.cost, deadline, |own| self.seats.take(request.key, || own))?;
+            QueueEntry::behind(&self.queues, id, request.cost, deadline, || self.seats.take(request.key))?;
         Some(wait(waiter(), entry, None, deadline, seat))
     }
 }
@@ -81,37 +81,55 @@ fn wait(waiter: Waiter, entry: QueueEntry, refusal: Option<Refusal>, deadline: I
 /// The seats for the waiting requests of a layer, which its keys share.
 ///
 /// A key gets another seat as long as it has fewer than are free. So a single key can take half of them,
-/// two keys a third each, and so on: the next key always finds a free seat, until each has only one.
+/// two keys a third each, and so on: the next key always finds a free seat, until each has only one. The
+/// seats of a key count together, also if its requests have different policies.
 #[derive(Debug)]
 pub(crate) struct Seats {
     max: usize,
-    taken: AtomicUsize,
+    taken: Mutex<TakenSeats>,
+}
+
+#[derive(Debug, Default)]
+struct TakenSeats {
+    sum: usize,
+    by_key: HashMap<Key, usize>,
 }
 
 /// A seat, taken by a waiting request. Dropping it frees the seat.
 #[derive(Debug)]
-pub(crate) struct Seat(Arc<Seats>);
+pub(crate) struct Seat {
+    seats: Arc<Seats>,
+    key: Key,
+}
 
 impl Seats {
     pub(crate) fn new(max: usize) -> Arc<Self> {
-        Arc::new(Self { max, taken: AtomicUsize::new(0) })
+        Arc::new(Self { max, taken: Mutex::default() })
     }
 
-    /// Takes a seat for a key that has `own` seats already. Returns `None` if at most as many are free.
+    /// Takes a seat for a key. Returns `None` if the key has at least as many seats as are free.
     /// [`Key::global`] can take all of them, because all requests have it.
-    pub(crate) fn take(self: &Arc<Self>, key: &Key, own: impl FnOnce() -> usize) -> Option<Seat> {
-        if self.taken.load(Ordering::Relaxed) >= self.max {
+    pub(crate) fn take(self: &Arc<Self>, key: &Key) -> Option<Seat> {
+        let mut taken = unpoisoned(self.taken.lock());
+        let free = self.max - taken.sum;
+        let own = taken.by_key.get(key).copied().unwrap_or(0);
+        if free == 0 || own >= free && !key.is_global() {
             return None;
         }
-        let own = if key.is_global() { 0 } else { own() };
-        let more = |taken: usize| (own < self.max.saturating_sub(taken)).then(|| taken + 1);
-        self.taken.fetch_update(Ordering::Relaxed, Ordering::Relaxed, more).ok()?;
-        Some(Seat(Arc::clone(self)))
+        taken.sum += 1;
+        taken.by_key.insert(key.clone(), own + 1);
+        Some(Seat { seats: Arc::clone(self), key: key.clone() })
     }
 }
 
 impl Drop for Seat {
     fn drop(&mut self) {
-        self.0.taken.fetch_sub(1, Ordering::Relaxed);
+        let mut taken = unpoisoned(self.seats.taken.lock());
+        taken.sum -= 1;
+        let Some(own) = taken.by_key.get_mut(&self.key) else { return };
+        *own -= 1;
+        if *own == 0 {
+            taken.by_key.remove(&self.key);
+        }
     }
 }

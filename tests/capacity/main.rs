@@ -9,7 +9,7 @@ use std::fmt::Write;
 use std::time::{Duration, Instant};
 
 use common::policy;
-use common::servers::{Cluster, Etcd, Memcached, Reply, Server};
+use common::servers::{Cluster, Etcd, Memcached, Reply, Server, wait_until};
 use serde_json::json;
 use tower_ratelimit::storage::{AnyStorage, ManualClock, Storage, StorageRequest};
 use tower_ratelimit::{Key, MemoryStorage, Op, Policy};
@@ -95,13 +95,17 @@ async fn on_redis(policy: &Policy) -> OnRedis {
         let value = info.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'));
         value.unwrap().parse::<u64>().unwrap()
     };
-    let storage = any(&server.url());
-    // Connects and loads the script before the measurement starts.
-    fill(&storage, policy, 1).await;
+    // The buffers of a connection are part of the server's memory. Their size depends on the load.
+    let fill_and_disconnect = async |clients| {
+        fill(&any(&server.url()), policy, clients).await;
+        wait_until("the storage has disconnected", || info("connected_clients") == 1);
+    };
+    // Loads the script before the measurement starts.
+    fill_and_disconnect(1).await;
     server.ask(&["FLUSHALL"]);
     let names = ["used_memory", "total_net_input_bytes", "total_net_output_bytes"];
     let before = names.map(info);
-    fill(&storage, policy, CLIENTS).await;
+    fill_and_disconnect(CLIENTS).await;
     let [growth, received, sent] = [0, 1, 2].map(|index| info(names[index]).saturating_sub(before[index]));
     let Reply::List(keys) = server.ask(&["KEYS", "*|n:4321}*"]) else { panic!("no list") };
     let usage = |key: &Reply| server.ask(&["MEMORY", "USAGE", &key.to_string()]).to_string().parse::<u64>().unwrap();

@@ -283,6 +283,23 @@ async fn lockout_by_header_lint_is_reported_once() {
     }
 }
 
+/// The policies of all keys are inspected, each with its own key.
+#[tokio::test]
+async fn lints_of_each_key_are_reported() {
+    let linted = LintObserver::default();
+    let fixed = || RateLimitLayer::new(policy("10/s").with_name("all"), Global::new());
+    let request = || with("x-account", "alice");
+    let lockout = |_: &tower_ratelimit::extract::Head<'_>| policy("lockout 5/10m for 15m").with_name("account");
+    let chosen = fixed().and(policy_by(lockout), Header::new("x-account")).on_lint(linted.keep());
+    assert_eq!(status(&chosen.layer(Inner::default()), request()).await, 200);
+    assert_eq!(linted.take(), [Lint::LockoutByHeader]);
+    let by_address = RateLimitLayer::new(policy("lockout 5/10m for 15m").with_name("address"), PeerIp::new())
+        .and(policy("10/s").with_name("account"), Header::new("x-account"))
+        .on_lint(linted.keep());
+    let _ = by_address.layer(Inner::default());
+    assert_eq!(linted.take(), []);
+}
+
 /// The outer key is a part of each key.
 #[tokio::test]
 async fn lints_of_the_outer_key_are_reported_once() {

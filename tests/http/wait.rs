@@ -500,3 +500,22 @@ async fn one_key_cannot_take_all_places() {
     let taken = [places("a").await, places("b").await, places("c").await, places("d").await];
     assert_eq!(taken, [4, 2, 1, 1]);
 }
+
+#[tokio::test(start_paused = true)]
+async fn one_key_cannot_take_all_places_by_several_policies() {
+    let policies = |head: &Head<'_>| policy("fixed-window 1 per 50 seconds").with_name(&head.uri().path()[1..]);
+    let layer = RateLimitLayer::new(policy_by(policies), Header::new("x-user"))
+        .storage(memory(), OnError::Refuse)
+        .wait(MINUTE, 8);
+    let service = layer.layer(Inner::default());
+    let mut waiting = Vec::new();
+    for route in ["one", "two", "three", "four", "five", "six"] {
+        for _ in 0..2 {
+            let mut request = common::with("x-user", "a");
+            *request.uri_mut() = format!("/{route}").parse().unwrap();
+            waiting.push(tokio::spawn(service.clone().oneshot(request)));
+            settle().await;
+        }
+    }
+    assert_eq!(waiting.iter().filter(|task| !task.is_finished()).count(), 4);
+}

@@ -60,8 +60,12 @@ async fn hit_by_turns(limiters: Vec<RateLimiter>) -> (u32, Duration) {
 async fn assert_promise<S: Storage>(skew: u64, residual: u64, storage: impl Fn(u64) -> S) {
     let mut all = JoinSet::new();
     for (number, (text, in_a_second)) in POLICIES.into_iter().enumerate() {
-        let limiter = |ahead| RateLimiter::with_storage(policy(text).with_name(format!("{number}")), storage(ahead));
-        let limiters = [skew, 0, skew / 2].map(limiter).into();
+        let mut limiters = Vec::new();
+        for ahead in [skew, 0, skew / 2] {
+            let storage = storage(ahead);
+            storage.ready(LONG).await.unwrap();
+            limiters.push(RateLimiter::with_storage(policy(text).with_name(format!("{number}")), storage));
+        }
         all.spawn(async move {
             let (admitted, took) = hit_by_turns(limiters).await;
             let seconds = (took + Duration::from_micros(residual)).as_millis().div_ceil(1_000);

@@ -78,6 +78,7 @@ fn are_decided_like_by_the_model<S: Storage>(rounds: u64, storage: impl Fn(Manua
     for round in 0..rounds {
         let (clock, mut model) = (ManualClock::default(), Model::default());
         let storage = storage(clock.clone());
+        RUNTIME.block_on(storage.ready(LONG)).unwrap();
         let count = 2 + numbers.below(7);
         let texts: Vec<String> = (0..count)
             .map(|_| (0..=numbers.below(3)).map(|_| numbers.one_of(&EVERY_STRATEGY)).collect::<Vec<_>>().join("; "))
@@ -191,8 +192,7 @@ fn sixty_four_tasks_in_mixed_orders_are_exact_on_postgres() {
     for _ in 0..2 {
         mixed_orders_are_exact(&server.url());
         assert_eq!(server.ask("SELECT deadlocks FROM pg_stat_database WHERE datname = current_database()"), "0");
-        let storage = storage(&server.url());
-        assert!(RUNTIME.block_on(storage.clear_all()).unwrap() > 0);
+        assert!(RUNTIME.block_on(ready(&server.url()).clear_all()).unwrap() > 0);
     }
 }
 
@@ -367,4 +367,33 @@ fn memcached_decides_on_one_key_at_a_time() {
     assert!(error.contains(expected), "{error}");
     let error = RUNTIME.block_on(storage.decide_all(&hit(&policies, &keys))).unwrap_err();
     assert!(error.kind() == StorageErrorKind::Unsupported && format!("{error:#}").contains(expected), "{error:#}");
+}
+
+/// A peek changes nothing, so it does not wait for hits.
+#[test]
+fn peeks_at_several_keys_do_not_wait_for_a_locked_row() {
+    let server = Postgres::start(&[]);
+    let (storage, (policies, keys)) = (ready(&server.url()), three([9; 3]));
+    let all = |op| {
+        let mut members = hit(&policies, &keys);
+        for member in &mut members {
+            member.op = op;
+        }
+        storage.decide_all(&members)
+    };
+    assert!(RUNTIME.block_on(all(Op::Hit)).unwrap().iter().all(Decision::is_admitted));
+    // A statement that waits delays those behind it on its connection.
+    wait_until("all connections are open", || {
+        RUNTIME.block_on(all(Op::Peek)).unwrap();
+        server.backends().len() == 4
+    });
+    let mut session = server.session();
+    session.execute("BEGIN; SELECT * FROM tower_ratelimit FOR UPDATE");
+    let waiting = RUNTIME.spawn(all(Op::Hit));
+    wait_until("the hit waits", || server.ask("SELECT count(*) FROM pg_locks WHERE NOT granted") != "0");
+    let peeks = RUNTIME.block_on(all(Op::Peek)).unwrap();
+    assert_eq!(peeks.iter().map(Decision::remaining).collect::<Vec<_>>(), [8; 3]);
+    assert!(!waiting.is_finished());
+    drop(session);
+    assert!(RUNTIME.block_on(waiting).unwrap().unwrap().iter().all(Decision::is_admitted));
 }

@@ -21,6 +21,7 @@ use crate::storage::bounds::{MAX_SKEW, TIMEOUT, checked_skew, checked_timeout};
 use crate::storage::contract::decides_one_key;
 use crate::storage::metrics::measured;
 use crate::storage::{Clock, SlotStore, Storage, StorageError, StorageFuture, StorageRequest, names};
+use crate::sync::join_all;
 
 /// A storage over any store with compare-and-swap. The page of [`CasStorage`] has an example.
 ///
@@ -197,12 +198,17 @@ impl<S: CasStorage> Cas<S> {
     }
 }
 
+/// Returns `true` if the request changes no state. So it need not wait for others.
+fn is_peek(request: StorageRequest<'_>) -> bool {
+    request.op == Op::Peek || request.cost == 0
+}
+
 impl<S: CasStorage> Storage for Cas<S> {
     fn decide(&self, request: StorageRequest<'_>) -> StorageFuture<Decision> {
         if let Err(error) = self.validate(request.policy) {
             return StorageFuture::ready(Err(StorageError::unsupported_policy(error)));
         }
-        if request.op == Op::Peek || request.cost == 0 {
+        if is_peek(request) {
             return StorageFuture::new(measured(self.label, self.peek(request)));
         }
         let command = if request.op == Op::Charge { Command::Charge(request.cost) } else { Command::Hit(request.cost) };
@@ -224,6 +230,10 @@ impl<S: CasStorage> Storage for Cas<S> {
         let policies: Vec<_> = members.iter().map(|member| member.policy.clone()).collect();
         if let Err(error) = self.validate_members(&policies) {
             return StorageFuture::ready(Err(StorageError::unsupported_policy(error)));
+        }
+        if members.iter().all(|member| is_peek(*member)) {
+            let peeks: Vec<_> = members.iter().map(|member| Box::pin(self.peek(*member))).collect();
+            return StorageFuture::new(measured(self.label, async { join_all(peeks).await.into_iter().collect() }));
         }
         let member = |member: &StorageRequest<'_>| (self.store_key(member.policy, member.key), member.owned());
         let work = JobWork::All(members.iter().map(member).collect());

@@ -206,7 +206,7 @@ impl Leases {
     /// |---|---|
     /// | limits | the leased policy has the [bounds](Self#bounds) of leases, and a token bucket can admit more if late refunds overlap; the others are exact |
     /// | units of a refused request | taken from the lease for about one round trip. Meanwhile they can be the reason that another request is refused |
-    /// | a request that is dropped | the units of the leased policy return; those of the others may stay spent |
+    /// | a request that is dropped | units that were taken from a lease return; those of the other policies may stay spent, and those of the leased policy if there was no lease |
     /// | round trips | one for the other policies; one more if the lease is used up, also if the leased policy refuses |
     /// | a refusal by the leased policy | the others spend nothing, and an elastic window or a lockout by refusals does not count it. Around a [`RefusalCache`](super::RefusalCache) they are not asked, so lists of header fields leave them out |
     /// | a decision of the storage that fails | the units return, and the request gets the error; a refusal stays a refusal |

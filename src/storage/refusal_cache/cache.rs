@@ -224,9 +224,13 @@ impl PendingMiss {
     /// Updates the cache with the decision of the storage.
     pub(super) fn decided(mut self, decision: &Decision) {
         self.is_undecided = false;
-        if decision.is_admitted() {
-            // The hit has spent units, and the key's state is not the one that was refused.
+        if decision.has_spent() {
+            // The key's state is not the one that was refused.
             return self.cache.invalidate_at(self.place);
+        }
+        if decision.is_admitted() {
+            // Another key of the same decision has refused the hit.
+            return;
         }
         let cache = &self.cache;
         let refusal = CachedRefusal::of(&self.policy, decision, self.sent, cache.clock.now(), cache.ttl);

@@ -227,6 +227,9 @@ impl Storage for RefusalCache {
     /// All members go to the storage if a member without a cached refusal has a limit that counts
     /// refusals.
     fn decide_all(&self, members: &[StorageRequest<'_>]) -> StorageFuture<Vec<Decision>> {
+        if let Err(error) = StorageRequest::check_members(members) {
+            return StorageFuture::ready(Err(error));
+        }
         let spends = |member: &&StorageRequest<'_>| member.op == Op::Hit && member.cost > 0;
         let cached: Vec<_> =
             members.iter().map(|member| Some(member).filter(spends).and_then(|hit| self.cache.answer(hit))).collect();

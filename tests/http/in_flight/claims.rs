@@ -346,7 +346,9 @@ async fn claim_that_loses_every_race_refuses_and_takes_no_slot() {
     let store = FakeCasStore::default();
     let layer = process(&store, 1);
     store.lose(1_000);
-    assert_eq!(status(&streams(&layer), of("a")).await, 429);
+    let refused = ask(&streams(&layer), of("a")).await;
+    assert_eq!(refused.status(), 429);
+    assert_eq!(refused.headers()["x-ratelimit-remaining"], "0", "it is not known whether the slot is free");
     store.lose(0);
     assert_eq!(status(&streams(&layer), of("a")).await, 200);
 }

@@ -87,3 +87,16 @@ async fn close_does_nothing_without_a_storage() {
     assert_eq!((layer.in_use(), status(&streams(&layer), of("a")).await), (1, 429));
     assert_eq!(status(&streams(&layer), of("b")).await, 200);
 }
+
+#[test]
+fn close_outside_of_a_runtime_is_an_error_if_slots_are_held() {
+    let store = FakeCasStore::default();
+    let one = process(&store, 1);
+    futures_util::future::FutureExt::now_or_never(one.close()).unwrap().unwrap();
+    let one = process(&store, 1);
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().start_paused(true).build().unwrap();
+    let _held = runtime.block_on(ask(&streams(&one), of("a")));
+    drop(runtime);
+    let error = futures_util::future::FutureExt::now_or_never(one.close()).unwrap().unwrap_err();
+    assert!(error.to_string().contains("await the call inside a tokio runtime"), "{error}");
+}

@@ -3,7 +3,8 @@
 use common::fake_cas_store::FakeCasStore;
 use common::{ask, status};
 use tokio::runtime::{Builder, Runtime};
-use tokio::time::sleep;
+use tokio::time::{Instant, sleep, timeout};
+use tower::ServiceExt;
 use tower_ratelimit::InFlightLayer;
 
 use super::shared::{Answer, TIME_TO_LIVE, process};
@@ -81,4 +82,21 @@ fn renewals_begin_again_with_a_request_that_asks_no_store() {
         assert_eq!(store.trips(), (31, 31));
         assert_eq!(status(&streams(&process(&store, 1)), of("a")).await, 429);
     });
+}
+
+/// A claim is made in the runtime of the request that has begun it.
+#[test]
+fn request_waits_for_a_runtime_that_nothing_polls_until_the_time_to_live() {
+    let store = FakeCasStore::default();
+    let layer = process(&store, 4);
+    let first = Builder::new_current_thread().enable_all().start_paused(true).build().unwrap();
+    let mut begun = Box::pin(streams(&layer).oneshot(of("a")));
+    first.block_on(async { assert!(common::poll(&mut begun).is_pending()) });
+    let second = Builder::new_current_thread().enable_all().start_paused(true).build().unwrap();
+    second.block_on(async {
+        let begin = Instant::now();
+        let failed = timeout(TIME_TO_LIVE * 2, status(&streams(&layer), of("a"))).await;
+        assert_eq!((failed, begin.elapsed().as_secs()), (Ok(503), TIME_TO_LIVE.as_secs()));
+    });
+    first.block_on(async { assert_eq!(begun.await.unwrap().status(), 200) });
 }

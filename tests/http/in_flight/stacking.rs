@@ -1,6 +1,8 @@
 //! A limit on requests in flight, around and inside of a rate limit.
 
-use common::{Inner, ask, get, policy, status};
+use std::time::Duration;
+
+use common::{Inner, ask, get, policy, retry_after, status};
 use http::Response;
 use tower::Layer;
 use tower_ratelimit::{Global, Headers, InFlightLayer, RateLimitLayer};
@@ -34,6 +36,18 @@ async fn around_a_rate_its_refusals_spend_no_units_and_hold_no_slot() {
     drop(ask(&service, get("/")).await);
     let refused = ask(&service, get("/")).await;
     assert_eq!((refused.status().as_u16(), in_flight.in_use()), (429, 0), "a refusal by the rate has ended at once");
+}
+
+/// A slot is free at once, so its `Retry-After` does not apply to a refusal by the rate.
+#[tokio::test]
+async fn around_a_rate_it_does_not_change_the_retry_after_of_its_refusals() {
+    for headers in [Headers::x_rate_limit(), Headers::draft11(), Headers::draft6()] {
+        let in_flight = InFlightLayer::new(1, Global::new()).retry_after(Duration::from_secs(600)).headers(headers);
+        let service = in_flight.layer(rate("fixed-window 1 per 5 seconds").layer(Inner::default()));
+        assert_eq!(status(&service, get("/")).await, 200);
+        let wait = retry_after(&ask(&service, get("/")).await);
+        assert!(wait.is_some_and(|seconds| seconds <= 5), "{wait:?}");
+    }
 }
 
 #[tokio::test]

@@ -13,7 +13,8 @@ use tokio::task::{JoinHandle, yield_now};
 use tokio::time::{Instant, sleep};
 use tower::limit::ConcurrencyLimit;
 use tower::{Layer, Service, ServiceExt, service_fn};
-use tower_ratelimit::{Global, InFlightBody, InFlightLayer, LiveSlots};
+use tower_ratelimit::extract::Head;
+use tower_ratelimit::{Global, InFlightBody, InFlightLayer, LiveSlots, Slots, slots_by};
 
 use super::{Script, Step, layer, of, streams};
 
@@ -69,6 +70,10 @@ async fn request_that_finds_no_slot_in_time_is_refused() {
     let refused = ask(&service, of("a")).await;
     assert_eq!((refused.status().as_u16(), retry_after(&refused), layer.in_use()), (429, Some(1), 1));
     assert!(begin.elapsed() >= MINUTE && begin.elapsed() < MINUTE + Duration::from_millis(10));
+    // The wait begins with the call, and not with the first poll.
+    let called = service.clone().call(of("a"));
+    sleep(MINUTE / 2).await;
+    assert_eq!((called.await.unwrap().status().as_u16(), begin.elapsed().as_secs()), (429, 120));
     drop(held);
     assert_eq!(ask(&service, of("a")).await.status(), 200);
 }
@@ -143,6 +148,24 @@ async fn one_key_cannot_take_all_places() {
     };
     let taken = [places("a").await, places("b").await, places("c").await, places("d").await];
     assert_eq!(taken, [4, 2, 1, 1]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn one_key_cannot_take_all_places_by_several_names() {
+    let slots = |head: &Head<'_>| Slots::new(1).with_name(&head.uri().path()[1..]);
+    let layer = InFlightLayer::new(slots_by(slots), super::user()).wait(MINUTE, 8);
+    let service = streams(&layer);
+    let request = |route: &str| {
+        let mut request = of("a");
+        *request.uri_mut() = format!("/{route}").parse().unwrap();
+        request
+    };
+    let (mut held, mut waiting) = (Vec::new(), Vec::new());
+    for route in ["one", "two", "three", "four", "five", "six"] {
+        held.push(ask(&service, request(route)).await);
+        waiting.push(start(&service, request(route)).await);
+    }
+    assert_eq!(waiting.iter().filter(|task| !task.is_finished()).count(), 4);
 }
 
 #[tokio::test(start_paused = true)]
@@ -240,7 +263,9 @@ async fn raised_live_slots_reach_the_queue_before_a_new_request() {
     }
     let statuses: Vec<u16> = held.iter().map(|response| response.status().as_u16()).collect();
     assert_eq!((statuses, layer.in_use()), (vec![200; 4], 4));
-    assert_eq!(held[1].headers()["x-ratelimit-remaining"], "0", "the waiting requests have their slots");
+    let fields = |name: &str| held[1..].iter().map(|held| held.headers()[name].clone()).collect::<Vec<_>>();
+    assert_eq!(fields("x-ratelimit-remaining"), ["0", "2", "1"], "the waiting requests have their slots");
+    assert_eq!(fields("x-ratelimit-limit"), ["4", "4", "4"]);
 }
 
 #[tokio::test(start_paused = true)]
@@ -257,6 +282,7 @@ async fn waiting_request_that_needs_more_than_the_lowered_slots_is_refused() {
     let (large, small) = (large.await.unwrap(), small.await.unwrap());
     assert_eq!((large.status().as_u16(), small.status().as_u16(), layer.in_use()), (503, 200, 1));
     assert_eq!(begin.elapsed(), Duration::ZERO, "the small request does not wait for the end of the large one");
+    assert_eq!((large.headers()["x-ratelimit-limit"].clone(), retry_after(&large)), ("6".parse().unwrap(), None));
 }
 
 #[tokio::test(start_paused = true)]

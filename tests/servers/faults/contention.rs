@@ -5,7 +5,7 @@ use common::servers::{FaultyServer, Mode, Proxy};
 use common::time::Stopwatch;
 use common::{ask, get};
 use tokio::task::JoinSet;
-use tower_ratelimit::{Global, Key, OnError, RateLimiter};
+use tower_ratelimit::{Global, Key, OnError, RateLimiter, Storage};
 
 use super::backend::Backend;
 use super::{LONG, ready};
@@ -44,6 +44,7 @@ async fn contention_between_processes_is_not_a_storage_failure<B: Backend>() {
         // A storage for each caller, as in separate processes, because one storage decides waiting
         // hits of a key together. No timeout passes before the attempts are exhausted.
         let storage = B::storage(proxy.port(), LONG);
+        storage.ready(LONG).await.unwrap();
         let (service, inner) = limited(&B::policy(LIMIT), Global::new(), &storage, OnError::Admit);
         tasks.spawn(async move {
             let mut answers = Vec::new();

@@ -162,6 +162,7 @@ fn clear_all_removes_the_keys_of_one_prefix() {
     let [ours, longer, theirs] = ["shop", "shop2", "shop:staging"].map(|prefix| with_prefix(&server, prefix));
     RUNTIME.block_on(async {
         for storage in [&ours, &longer, &theirs] {
+            storage.ready(LONG).await.unwrap();
             let limiter = RateLimiter::with_storage(policy("3/minute"), storage.clone());
             for client in 0..10_u64 {
                 let _ = limiter.hit(&Key::from(client)).await.unwrap();

@@ -144,7 +144,7 @@ async fn combining_can_be_turned_off() {
 #[tokio::test]
 async fn combined_hits_count_towards_the_limit_of_calls_in_flight() {
     let server = Server::start(&[]);
-    let (storage, policy) = (storage_within(&server.url(), Duration::from_secs(3)), policy("10/day"));
+    let (storage, policy) = (storage_within(&server.url(), Duration::from_secs(30)), policy("10/day"));
     ready(&storage).await;
     assert!(hit(&storage, &policy, 0).await.unwrap().is_admitted());
     server.stop();
