@@ -16,10 +16,10 @@ use std::time::Duration;
 use axum::body::Body;
 use http::{Request, Response};
 use tower::{Layer, Service, service_fn};
-use tower_ratelimit::storage::ManualClock;
+use tower_ratelimit::storage::{ManualClock, StorageRequest};
 use tower_ratelimit::{
-    FixedWindow, Headers, InFlightLayer, IntoPolicy, Key, LivePolicy, LocalLimiter, Lockout, MemoryStorage, Meter,
-    PeerIp, Policy, Quota, RateLimitLayer, RateLimiter, SlidingWindowCounter, TokenBucket,
+    Decision, FixedWindow, Headers, InFlightLayer, IntoPolicy, Key, LivePolicy, LocalLimiter, Lockout, MemoryStorage,
+    Meter, Op, PeerIp, Policy, Quota, RateLimitLayer, RateLimiter, SlidingWindowCounter, Storage, TokenBucket,
 };
 
 use support::hits::address;
@@ -33,7 +33,7 @@ const MINUTE: Duration = Duration::from_secs(60);
 
 type Path = fn(usize);
 
-const PATHS: [(&str, Path); 24] = [
+const PATHS: [(&str, Path); 25] = [
     ("admit token bucket", |times| admit(TokenBucket::generous(), times)),
     ("admit live token bucket", |times| admit(LivePolicy::new(TokenBucket::generous()), times)),
     ("admit three limits", |times| admit(several(3, u32::MAX), times)),
@@ -46,6 +46,7 @@ const PATHS: [(&str, Path); 24] = [
     ("hit moving window", hit_moving_window),
     ("hit live token bucket", |times| hit(LivePolicy::new(TokenBucket::generous()), times)),
     ("hit three limits", |times| hit(several(3, u32::MAX), times)),
+    ("hit three keys", hit_three_keys),
     ("refusal", refusal),
     ("new key", new_key),
     ("new key at the cap", new_key_at_the_cap),
@@ -85,6 +86,21 @@ fn local_hit(times: usize) {
 fn hit(policy: impl IntoPolicy, times: usize) {
     let (limiter, _) = with_manual_clock(policy);
     repeat(limiter, times, true);
+}
+
+/// The limits of `several`, each with its own key.
+fn hit_three_keys(times: usize) {
+    let storage = MemoryStorage::builder().clock(ManualClock::default()).build().expect("the configuration is valid");
+    let policies = ["user", "tenant", "all"].map(|name| TokenBucket::generous().with_name(name));
+    let keys = [1, 2, 3].map(address);
+    let members = [0, 1, 2].map(|at| StorageRequest::new(&policies[at], &keys[at], Op::Hit, 1));
+    for _ in 0..times {
+        let mut deciding = storage.decide_all(&members);
+        match Pin::new(&mut deciding).poll(&mut Context::from_waker(Waker::noop())) {
+            Poll::Ready(Ok(decisions)) => assert!(decisions.iter().all(Decision::is_admitted)),
+            _ => panic!("a memory storage never waits and never fails"),
+        }
+    }
 }
 
 fn admit(policy: impl IntoPolicy, times: usize) {

@@ -252,7 +252,7 @@ impl<R> InFlightLayer<R> {
     /// whose server does not answer, the timeout of the storage counts instead of the latency.
     ///
     /// A request that waits for a claim fails after this time. The timeout of the storage ends a claim
-    /// earlier, unless nothing polls the runtime in which it was made.
+    /// earlier, unless it is longer or nothing polls the runtime in which the claim was made.
     ///
     /// The clocks of the processes must differ by less than two thirds of the time to live. This
     /// does not apply to Redis, memcached and PostgreSQL, which use the clock of the server.

@@ -15,7 +15,7 @@ use super::slots::number_of_slots;
 use super::waiting::{Answer, Left, Reason, Waiting};
 use crate::key::Key;
 use crate::policy::{Policy, SharedPolicy};
-use crate::storage::{Bucket, Granted, KeyTable, StorageError, StorageErrorKind, TableKey};
+use crate::storage::{Bucket, Granted, KeyTable, StorageError, StorageErrorKind, TableKey, runtime_with_time};
 use crate::waiting::{Seats, later};
 
 /// The number of keys in flight up to which a lookup compares about 16 rows. More keys are slower, but
@@ -333,7 +333,13 @@ impl QueuePlace {
     ) -> impl Future<Output = (Take, Option<Policy>)> {
         let deadline = later(Instant::now(), if self.is_seated { max_wait } else { time_to_live });
         async move {
-            match timeout_at(deadline, &mut self.answer).await {
+            // Without a timer, only the claim ends the wait.
+            let answer = if self.is_seated || runtime_with_time().is_some() {
+                timeout_at(deadline, &mut self.answer).await
+            } else {
+                Ok((&mut self.answer).await)
+            };
+            match answer {
                 Ok(Ok(Answer::Taken(taken, policy))) => (Take::Taken(taken), Some(policy)),
                 Ok(Ok(Answer::Full(free, policy))) => (Take::Full(free), Some(policy)),
                 Ok(Ok(Answer::Failed(error))) => (Take::Failed(error), None),
@@ -346,7 +352,6 @@ impl QueuePlace {
                     let policy = self.policy.read().into_owned();
                     (Take::Full(self.table.free_of(self.row, number_of_slots(&policy))), Some(policy))
                 }
-                // The timeout of the store ends a claim, but only while its runtime runs.
                 Err(_) => (Take::Failed(unclaimed()), None),
             }
         }
@@ -355,7 +360,8 @@ impl QueuePlace {
 
 /// Creates the error of a request that waits for a claim for too long.
 fn unclaimed() -> StorageError {
-    let message = "no claim of slots has ended within their time to live: its runtime does not run";
+    let message = "no claim of slots has ended within their time to live: nothing polls its runtime, or the timeout of \
+                   the storage is longer";
     StorageError::new(StorageErrorKind::Timeout, message)
 }
 

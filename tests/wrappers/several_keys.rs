@@ -1,7 +1,7 @@
 //! Several keys through wrappers.
 
 use common::{Behavior, FakeStorage, memory_with_manual_clock, policy};
-use tower_ratelimit::storage::{Breaker, InOrder, Phase, RefusalCache, StorageErrorKind, StorageRequest};
+use tower_ratelimit::storage::{Breaker, InOrder, RefusalCache, StorageErrorKind, StorageRequest};
 use tower_ratelimit::{Decision, DecisionSource, Key, Op, Storage};
 
 /// The primary or the fallback decides on all keys, the fallback by divided quotas.
@@ -48,21 +48,6 @@ fn breaker_around_a_storage_that_decides_one_key_is_rejected() {
     assert!(error.contains("InOrder::new(storage)"), "{error}");
     let error = Breaker::new(fallback).fallback(primary, 1).validate_members(&[]).unwrap_err().to_string();
     assert!(error.contains("InOrder::new(storage)"), "{error}");
-}
-
-/// A fallback would decide for ever, and nobody would know.
-#[tokio::test]
-async fn breaker_does_not_fall_back_because_the_primary_does_not_support_the_keys() {
-    let ((primary, _), (fallback, _)) = (FakeStorage::in_memory(Behavior::Works), memory_with_manual_clock());
-    let breaker = Breaker::new(primary).fallback(fallback, 1);
-    let policies = ["user", "all"].map(|name| policy("9/day").with_name(name));
-    let keys = [Key::from("user"), Key::global()];
-    let members = [0, 1].map(|at| StorageRequest::new(&policies[at], &keys[at], Op::Hit, 1));
-    for _ in 0..10 {
-        let error = breaker.decide_all(&members).await.unwrap_err();
-        assert_eq!(error.kind(), StorageErrorKind::Unsupported, "{error}");
-    }
-    assert_eq!(breaker.circuit().state().phase, Phase::Closed);
 }
 
 #[tokio::test]

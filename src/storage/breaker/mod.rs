@@ -56,7 +56,6 @@ use crate::sync::join_all;
 /// | call of the primary | with a fallback | without a fallback |
 /// |---|---|---|
 /// | failed | the fallback decides | the decision fails with the primary's error |
-/// | failed, because the primary does not decide these keys together | the decision fails with the primary's error, because the fallback would hide it for ever | the same |
 /// | not made, because the breaker is open or probing | the fallback decides | the decision fails immediately with the kind [`CircuitOpen`](StorageErrorKind::CircuitOpen) |
 ///
 /// The fallback applies each policy [divided](Policy::divide) by the number of replicas. After an
@@ -222,19 +221,17 @@ impl BreakerInner {
         }
     }
 
-    /// Fails without a decision.
-    fn fail<T>(&self, error: StorageError) -> StorageFuture<T> {
-        self.circuit.counts().none();
-        StorageFuture::ready(Err(error))
-    }
-
     /// Sends the request to the fallback. If there is none, fails with `error`.
     fn fall_back(&self, request: StorageRequest<'_>, error: impl FnOnce() -> StorageError) -> StorageFuture<Decision> {
         let circuit = self.circuit.clone();
-        let Some(fallback) = &self.fallback else { return self.fail(error()) };
+        let failed = |error| {
+            circuit.counts().none();
+            StorageFuture::ready(Err(error))
+        };
+        let Some(fallback) = &self.fallback else { return failed(error()) };
         let divided = match fallback.divide(request.policy) {
             Ok(divided) => divided,
-            Err(error) => return self.fail(cannot_divide(error)),
+            Err(error) => return failed(cannot_divide(error)),
         };
         let original = request.policy.clone();
         fallback.storage.decide(StorageRequest { policy: &divided, ..request }).map(move |decided| match decided {
@@ -357,11 +354,7 @@ impl Storage for Breaker {
             }
             Err(error) => {
                 permit.failed(&error);
-                if error.kind() == StorageErrorKind::Unsupported {
-                    parts.fail(error)
-                } else {
-                    parts.fall_back_all(owned, error)
-                }
+                parts.fall_back_all(owned, error)
             }
         })
     }

@@ -18,10 +18,9 @@ use crate::error::{ConfigError, or_panic};
 use crate::key::Key;
 use crate::policy::{Op, Policy};
 use crate::storage::bounds::{MAX_SKEW, TIMEOUT, checked_skew, checked_timeout};
-use crate::storage::contract::decides_one_key;
+use crate::storage::contract::{OwnedRequest, decides_one_key};
 use crate::storage::metrics::measured;
 use crate::storage::{Clock, SlotStore, Storage, StorageError, StorageFuture, StorageRequest, names};
-use crate::sync::join_all;
 
 /// A storage over any store with compare-and-swap. The page of [`CasStorage`] has an example.
 ///
@@ -180,20 +179,23 @@ impl<S: CasStorage> Cas<S> {
         }
     }
 
-    /// Decides without storing. Loads the state without waiting for queued jobs.
+    /// Decides without storing. Loads the states without waiting for queued jobs.
     fn peek(
         &self,
-        request: StorageRequest<'_>,
-    ) -> impl Future<Output = Result<Decision, StorageError>> + Send + use<S> {
+        members: &[StorageRequest<'_>],
+    ) -> impl Future<Output = Result<Vec<Decision>, StorageError>> + Send + use<S> {
         let (shared, within) = (Arc::clone(&self.shared), self.timeout);
-        let StorageRequest { policy, key, op, cost } = request;
-        let (policy, store_key) = (policy.clone(), self.store_key(policy, key));
+        let keys: Vec<Arc<str>> = members.iter().map(|member| self.store_key(member.policy, member.key)).collect();
+        let members: Vec<_> = members.iter().map(StorageRequest::owned).collect();
         async move {
             Handle::try_current().map_err(|_| StorageError::no_runtime())?;
-            let loaded = timeout(within, shared.store.load(&store_key, store_deadline(within))).await;
+            let loaded = timeout(within, shared.load_all(&keys, store_deadline(within))).await;
             let loaded = loaded.map_err(|_| job::late(&shared.store_name, false))?;
-            let loaded = loaded.map_err(|error| StorageError::from_boxed(error).uncounted())?;
-            shared.view(&store_key, &loaded).peek(&policy, op, cost)
+            let loaded = loaded.map_err(StorageError::uncounted)?;
+            let peek = |((member, key), loaded): ((&OwnedRequest, &Arc<str>), _)| {
+                shared.view(key, loaded).peek(&member.policy, member.op, member.cost)
+            };
+            members.iter().zip(&keys).zip(&loaded).map(peek).collect()
         }
     }
 }
@@ -209,7 +211,8 @@ impl<S: CasStorage> Storage for Cas<S> {
             return StorageFuture::ready(Err(StorageError::unsupported_policy(error)));
         }
         if is_peek(request) {
-            return StorageFuture::new(measured(self.label, self.peek(request)));
+            let answer = self.peek(&[request]);
+            return StorageFuture::new(measured(self.label, async { answer.await?.pop().ok_or_else(job::cancelled) }));
         }
         let command = if request.op == Op::Charge { Command::Charge(request.cost) } else { Command::Hit(request.cost) };
         let answer = self.execute_one(request.policy, request.key, command);
@@ -232,8 +235,7 @@ impl<S: CasStorage> Storage for Cas<S> {
             return StorageFuture::ready(Err(StorageError::unsupported_policy(error)));
         }
         if members.iter().all(|member| is_peek(*member)) {
-            let peeks: Vec<_> = members.iter().map(|member| Box::pin(self.peek(*member))).collect();
-            return StorageFuture::new(measured(self.label, async { join_all(peeks).await.into_iter().collect() }));
+            return StorageFuture::new(measured(self.label, self.peek(members)));
         }
         let member = |member: &StorageRequest<'_>| (self.store_key(member.policy, member.key), member.owned());
         let work = JobWork::All(members.iter().map(member).collect());

@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use common::fake_cas_store::FakeCasStore;
 use common::{ask, status};
+use futures_util::FutureExt;
 use tokio::time::{Instant, sleep};
 use tower::ServiceExt;
 use tower_ratelimit::OnError;
@@ -92,11 +93,11 @@ async fn close_does_nothing_without_a_storage() {
 fn close_outside_of_a_runtime_is_an_error_if_slots_are_held() {
     let store = FakeCasStore::default();
     let one = process(&store, 1);
-    futures_util::future::FutureExt::now_or_never(one.close()).unwrap().unwrap();
+    one.close().now_or_never().unwrap().unwrap();
     let one = process(&store, 1);
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().start_paused(true).build().unwrap();
     let _held = runtime.block_on(ask(&streams(&one), of("a")));
     drop(runtime);
-    let error = futures_util::future::FutureExt::now_or_never(one.close()).unwrap().unwrap_err();
+    let error = one.close().now_or_never().unwrap().unwrap_err();
     assert!(error.to_string().contains("await the call inside a tokio runtime"), "{error}");
 }

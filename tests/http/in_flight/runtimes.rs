@@ -2,6 +2,7 @@
 
 use common::fake_cas_store::FakeCasStore;
 use common::{ask, status};
+use futures_util::FutureExt;
 use tokio::runtime::{Builder, Runtime};
 use tokio::time::{Instant, sleep, timeout};
 use tower::ServiceExt;
@@ -99,4 +100,11 @@ fn request_waits_for_a_runtime_that_nothing_polls_until_the_time_to_live() {
         assert_eq!((failed, begin.elapsed().as_secs()), (Ok(503), TIME_TO_LIVE.as_secs()));
     });
     first.block_on(async { assert_eq!(begun.await.unwrap().status(), 200) });
+}
+
+#[test]
+fn request_outside_of_a_runtime_is_treated_as_if_the_storage_had_failed() {
+    let layer = process(&FakeCasStore::default(), 4);
+    let response = streams(&layer).oneshot(of("a")).now_or_never().unwrap().unwrap();
+    assert_eq!(response.status(), 503);
 }
