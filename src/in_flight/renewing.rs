@@ -1,4 +1,7 @@
 //! The claims for all keys of a layer: every third of their time to live, and when the process ends.
+//!
+//! Each key has a call of its own, because keys of a cluster are on different nodes, and a lost race of one
+//! key must not delay the others. Calls to one server share its connections, and on Redis the writes.
 
 use std::pin::pin;
 use std::sync::atomic::{AtomicBool, Ordering};

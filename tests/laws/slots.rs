@@ -18,7 +18,7 @@ use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep, timeout};
 use tower::{Layer, service_fn};
 use tower_ratelimit::extract::Head;
-use tower_ratelimit::storage::{Cas, CasStorage, Clock, Loaded, Swapped, TokioClock};
+use tower_ratelimit::storage::{Cas, CasStorage, Clock, Loaded, ManualClock, Swapped, TokioClock};
 use tower_ratelimit::{BoxError, Global, InFlightBody, InFlightLayer, OnError, Permit, Timestamp};
 
 type Answer = Response<InFlightBody<String>>;
@@ -164,7 +164,8 @@ impl Schedule {
             skew: numbers.one_of(&[0, 8_000_000]),
             losses: numbers.one_of(&[0, 0, 2, 10]),
             numbers,
-            store: FakeCasStore::default(),
+            // Its texts do not expire when the machine stops for a while.
+            store: FakeCasStore::expiring_by(ManualClock::default()),
             clock: Arc::default(),
             processes: Vec::new(),
             was_late: false,

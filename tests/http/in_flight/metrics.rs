@@ -7,6 +7,7 @@ use common::fake_cas_store::FakeCasStore;
 use tokio::runtime::Builder;
 use tokio::time::sleep;
 use tower::ServiceExt;
+use tower_ratelimit::metrics_observer;
 
 use super::shared::{TIME_TO_LIVE, process, settle};
 use super::{layer, of, streams};
@@ -51,4 +52,23 @@ fn slots_in_use_waiting_requests_and_failed_renewals_are_metrics() {
         "one event for each round"
     );
     assert_eq!(counters.counts_of("renewals_failed"), ["ratelimit_slot_renewals_failed_total{} 3"]);
+}
+
+#[test]
+fn requests_and_refusals_are_counted() {
+    let counters = Counters::default();
+    let work = async {
+        let layer = layer(1).observer(metrics_observer());
+        let held = ask(&streams(&layer), of("a")).await;
+        for expected in [429, 429] {
+            assert_eq!(ask(&streams(&layer), of("a")).await.status(), expected);
+        }
+        drop(held);
+    };
+    let runtime = Builder::new_current_thread().enable_time().start_paused(true).build().unwrap();
+    metrics::with_local_recorder(&counters, || runtime.block_on(work));
+    let counts = counters.counts_of("decisions_total");
+    assert_eq!(counts.len(), 2, "{counts:?}");
+    assert!(counts[0].contains("admitted") && counts[0].ends_with(" 1"), "{counts:?}");
+    assert!(counts[1].contains("refused") && counts[1].ends_with(" 2"), "{counts:?}");
 }

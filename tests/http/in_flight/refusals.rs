@@ -55,11 +55,12 @@ async fn overload_of_all_clients_is_503() {
     let refused = ask(&service, get("/")).await;
     assert_eq!((refused.status().as_u16(), retry_after(&refused)), (503, Some(1)));
 
-    let layer = global.clone().rejection(ProblemRejection::new());
-    let problem = ask(&streams(&layer), get("/")).await;
-    let json: serde_json::Value =
-        serde_json::from_slice(&problem.into_body().collect().await.unwrap().to_bytes()).unwrap();
-    assert_eq!((&json["status"], &json["violated-policies"][0]), (&503.into(), &"in-flight".into()));
+    for (layer, request, expected) in [(global.clone(), get("/"), 503), (layer_with_one_stream().await, of("a"), 429)] {
+        let problem = ask(&streams(&layer.rejection(ProblemRejection::new())), request).await;
+        let json: serde_json::Value =
+            serde_json::from_slice(&problem.into_body().collect().await.unwrap().to_bytes()).unwrap();
+        assert_eq!((&json["status"], &json["violated-policies"][0]), (&expected.into(), &"in-flight".into()));
+    }
 
     for (layer, request, expected) in [
         (global.rejection(GrpcRejection::new()), get("/"), "14"),
