@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use common::policy;
 use common::servers::storage::RUNTIME;
-use common::servers::{Etcd, Postgres, with_timeout};
+use common::servers::{Etcd, Postgres, wait_until, with_timeout};
 use tokio::task::JoinSet;
 use tower_ratelimit::storage::AnyStorage;
 use tower_ratelimit::{Key, RateLimiter, Storage};
@@ -115,6 +115,12 @@ fn a_row_that_another_transaction_changes_delays_no_hit_of_a_new_process() {
     };
     assert!(hit_all(ready(&server.url(), CANCELS)).iter().all(|hit| matches!(hit, Ok(999))));
     let storage = ready(&server.url(), CANCELS);
+    // A statement that waits for a row delays those behind it on its connection.
+    let other = RateLimiter::with_storage(policy("fixed-window 1000/day"), storage.clone());
+    wait_until("all connections are open", || {
+        let _ = RUNTIME.block_on(other.peek(&Key::from("other")));
+        server.backends().len() == 4
+    });
     let mut session = server.session();
     session.execute(
         "BEGIN; UPDATE tower_ratelimit SET expires_at = expires_at WHERE key = (SELECT max(key) FROM tower_ratelimit)",

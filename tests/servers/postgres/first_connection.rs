@@ -42,8 +42,9 @@ async fn first_hits_wait_for_the_first_connection() {
         let is_delayed = watch.wall() >= 4 * QUICK;
         match (hit, peek) {
             (Ok(hit), Ok(_)) if is_delayed => return assert!(hit.is_admitted()),
-            // On a busy machine, the reply may come after the delay ends, or a hit may time out later.
-            (hit, peek) => assert!(watch.excuses(QUICK) && begun.wall() < EVENTUALLY, "{hit:?}, {peek:?}"),
+            // On a busy machine, the reply may come after the delay ends, or a hit may time out later. With the
+            // defect, no hit ever succeeds.
+            (hit, peek) => assert!(begun.wall() < EVENTUALLY, "{hit:?}, {peek:?}"),
         }
     }
 }
