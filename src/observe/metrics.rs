@@ -26,7 +26,7 @@ const SETTLED_UNITS: &str = "ratelimit_settled_units_total";
 /// | `ratelimit_settlements_total` | `policy`, `outcome`, `mode` | settlements of hits: `refunded` or `charged`, too late to refund anything (`expired`), failed (`settle_failed`), missing because the reservation was dropped (`unsettled`), or unnecessary because the key was `cleared` |
 /// | `ratelimit_locks_total` | `policy`, `outcome`, `mode` | locks of a [`Lockout`](crate::Lockout) that have started (`locked`) |
 /// | `ratelimit_near_limit_total` | `policy`, `outcome`, `mode` | hits that have brought a key [near a limit](crate::RateLimitLayer::near_limit) (`near_limit`) |
-/// | `ratelimit_settled_units_total` | `policy`, `outcome`, `mode` | the difference between the costs and the actual costs of hits that were `refunded` or `charged`, or whose settlement failed (`settle_failed`). Those of a refund that were partly free again count in full |
+/// | `ratelimit_settled_units_total` | `policy`, `outcome`, `mode` | differences between cost and actual cost that were `refunded` or `charged`, or whose settlement failed (`settle_failed`). A refund counts in full, even if some of its units were free again |
 /// | `ratelimit_refusal_cache_total` | `policy`, `by` | hits that a [`RefusalCache`](crate::storage::RefusalCache) refused (`here`), and hits that it passed to the inner storage (`storage`) |
 /// | `ratelimit_leases_total` | `policy`, `by` | hits that [`Leases`](crate::storage::Leases) admitted from a lease (`here`), and requests for units to the inner storage (`storage`) |
 /// | `ratelimit_path_total` | `path` | decisions through a [`Breaker`](crate::storage::Breaker), by their source: `primary`, `fallback` or `none` |
