@@ -33,7 +33,7 @@ const MINUTE: Duration = Duration::from_secs(60);
 
 type Path = fn(usize);
 
-const PATHS: [(&str, Path); 25] = [
+const PATHS: [(&str, Path); 26] = [
     ("admit token bucket", |times| admit(TokenBucket::generous(), times)),
     ("admit live token bucket", |times| admit(LivePolicy::new(TokenBucket::generous()), times)),
     ("admit three limits", |times| admit(several(3, u32::MAX), times)),
@@ -47,6 +47,7 @@ const PATHS: [(&str, Path); 25] = [
     ("hit live token bucket", |times| hit(LivePolicy::new(TokenBucket::generous()), times)),
     ("hit three limits", |times| hit(several(3, u32::MAX), times)),
     ("hit three keys", hit_three_keys),
+    ("refuse three keys", refuse_three_keys),
     ("refusal", refusal),
     ("new key", new_key),
     ("new key at the cap", new_key_at_the_cap),
@@ -90,14 +91,26 @@ fn hit(policy: impl IntoPolicy, times: usize) {
 
 /// The limits of `several`, each with its own key.
 fn hit_three_keys(times: usize) {
+    three_keys(TokenBucket::generous(), true, times);
+}
+
+fn refuse_three_keys(times: usize) {
+    three_keys(stingy::<TokenBucket>(), false, times);
+}
+
+/// Hits two keys with limits that admit every hit, and one under `last`, which admits only the first hit
+/// or all.
+fn three_keys(last: Policy, admits: bool, times: usize) {
     let storage = MemoryStorage::builder().clock(ManualClock::default()).build().expect("the configuration is valid");
-    let policies = ["user", "tenant", "all"].map(|name| TokenBucket::generous().with_name(name));
+    let policies = [TokenBucket::generous().with_name("user"), TokenBucket::generous().with_name("tenant"), last];
     let keys = [1, 2, 3].map(address);
     let members = [0, 1, 2].map(|at| StorageRequest::new(&policies[at], &keys[at], Op::Hit, 1));
-    for _ in 0..times {
+    for at in 0..times {
         let mut deciding = storage.decide_all(&members);
         match Pin::new(&mut deciding).poll(&mut Context::from_waker(Waker::noop())) {
-            Poll::Ready(Ok(decisions)) => assert!(decisions.iter().all(Decision::is_admitted)),
+            Poll::Ready(Ok(decisions)) => {
+                assert!(decisions.iter().all(Decision::is_admitted) == (admits || at == 0));
+            }
             _ => panic!("a memory storage never waits and never fails"),
         }
     }

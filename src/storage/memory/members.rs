@@ -6,36 +6,80 @@ use super::decide::LogGuard;
 use super::evict::{NoRoom, Search};
 use super::inner::{Located, MemoryInner};
 use super::shard::{KeyHash, Shard};
-use super::shard_cell::ShardCell;
 use super::size::{Need, Size};
-use super::time::StorageClock;
+use super::slot::TableSlot;
 use crate::decision::Decision;
 use crate::policy::{Member, Op};
-use crate::storage::StorageRequest;
-use crate::strategy::State;
+use crate::storage::{MAX_MEMBERS, StorageRequest};
+use crate::strategy::{Outcome, State};
 use crate::sync::MutexGuard;
 use crate::time::Timestamp;
 
-/// Decides on several keys, which must be distinct.
+/// Decides on several keys, which must be distinct. There are at most [`MAX_MEMBERS`].
 pub(super) fn decide(inner: &MemoryInner, requests: &[StorageRequest<'_>]) -> Vec<Decision> {
-    let limits = requests.iter().map(|request| request.policy.limits().len()).sum();
-    let mut states = vec![State::Fresh; limits];
-    let mut rest = &mut states[..];
-    let mut members = Vec::with_capacity(requests.len());
-    for request in requests {
-        let states = rest.split_off_mut(..request.policy.limits().len()).expect("a state for each limit");
-        let (key, number) = inner.locate(request.policy, request.key);
-        members.push(Loaded { request, key, number, states, before: Size::default(), no_room: None });
+    match requests.len() {
+        2 => decide_up_to::<2>(inner, requests),
+        3 => decide_up_to::<3>(inner, requests),
+        _ => decide_up_to::<MAX_MEMBERS>(inner, requests),
+    }
+}
+
+/// Decides on up to `N` keys. Large arrays would take a tenth of the time of a decision on two or three
+/// keys.
+fn decide_up_to<const N: usize>(inner: &MemoryInner, requests: &[StorageRequest<'_>]) -> Vec<Decision> {
+    let mut places = [Place::default(); N];
+    let places = &mut places[..requests.len()];
+    for (place, request) in places.iter_mut().zip(requests) {
+        (place.key, place.number) = inner.locate(request.policy, request.key);
     }
     let read = inner.clock.now();
-    let mut locked = Locked::new(inner, &members);
-    let now = locked.time(read, &inner.clock);
-    let decisions = locked.decide(&mut members, now);
-    if locked.unlock() {
+    let mut shards = [const { None }; N];
+    lock_all::<N>(inner, places, &mut shards);
+    let mut locked = Locked { inner, places, shards: &mut shards[..requests.len()], now: read };
+    locked.set_time();
+    if locked.now != read {
+        // The last shard may have got a later time than the first ones.
+        locked.set_time();
+    }
+    let decisions = locked.decide_stored(requests).unwrap_or_else(|| locked.decide_any(requests));
+    let (is_sweep_due, now) = (locked.count_hit(), locked.now);
+    drop(shards);
+    if is_sweep_due {
         inner.sweep(now);
     }
     decisions
 }
+
+/// Locks each shard once, in the order of their numbers, so two threads never wait for each other.
+#[inline(always)]
+fn lock_all<'a, const N: usize>(
+    inner: &'a MemoryInner,
+    places: &mut [Place],
+    shards: &mut [Option<MutexGuard<'a, Shard>>; N],
+) {
+    // A number and the index of its member in one integer, because that sorts fastest.
+    let mut order = [0; N];
+    let order = &mut order[..places.len()];
+    for (at, place) in places.iter().enumerate() {
+        order[at] = place.number * MAX_MEMBERS + at;
+    }
+    order.sort_unstable();
+    let mut last = None;
+    for at in order.iter().map(|place| place % MAX_MEMBERS) {
+        let number = places[at].number;
+        places[at].owner = match last {
+            Some((owner, of_last)) if of_last == number => owner,
+            _ => {
+                shards[at] = Some(inner.shards[number].lock());
+                at
+            }
+        };
+        last = Some((places[at].owner, number));
+    }
+}
+
+/// The largest number of limits for which [`Locked::decide_stored`] decides.
+const MAX_LIMITS: usize = 8;
 
 fn do_all_admit(members: &mut [Loaded<'_>], now: Timestamp) -> bool {
     members.iter_mut().all(|member| member.member(now).admits())
@@ -44,9 +88,9 @@ fn do_all_admit(members: &mut [Loaded<'_>], now: Timestamp) -> bool {
 /// A member, and the states of its key while they are taken out of their shard.
 struct Loaded<'a> {
     request: &'a StorageRequest<'a>,
-    key: KeyHash,
-    /// The number of the shard.
-    number: usize,
+    /// The index of the member.
+    at: usize,
+    place: Place,
     states: &'a mut [State],
     /// The size of the states when they were taken out.
     before: Size,
@@ -75,41 +119,168 @@ impl Loaded<'_> {
     }
 }
 
-/// The shards of several keys, each locked once. They are locked in the order of their numbers, so
-/// two threads never wait for each other.
-struct Locked<'a> {
-    inner: &'a MemoryInner,
-    /// The shards with their numbers, in ascending order.
-    shards: Vec<(usize, MutexGuard<'a, Shard>)>,
+/// Where the states of a member are.
+#[derive(Clone, Copy, Default)]
+struct Place {
+    key: KeyHash,
+    /// The number of the shard.
+    number: usize,
+    /// The index of the member that has the lock of the shard.
+    owner: usize,
 }
 
-impl<'a> Locked<'a> {
-    fn new(inner: &'a MemoryInner, members: &[Loaded<'_>]) -> Self {
-        let mut numbers: Vec<_> = members.iter().map(|member| member.number).collect();
-        numbers.sort_unstable();
-        numbers.dedup();
-        let lock = |number: usize| (number, ShardCell::lock(&inner.shards[number]));
-        Self { inner, shards: numbers.into_iter().map(lock).collect() }
+/// The slot of a limit, as it is after a decision.
+#[derive(Clone, Copy, Default)]
+struct Change {
+    index: usize,
+    slot: TableSlot,
+    /// The effect of a hit, or `None` if nothing is spent.
+    outcome: Option<Outcome>,
+}
+
+/// The shards of several keys, each locked once.
+struct Locked<'a, 's> {
+    inner: &'a MemoryInner,
+    places: &'s [Place],
+    /// The lock of each member, unless another member with the same shard has it.
+    shards: &'s mut [Option<MutexGuard<'a, Shard>>],
+    now: Timestamp,
+}
+
+impl<'a> Locked<'a, '_> {
+    /// Sets the time of the decision and of all shards. See [`Shard::time`].
+    #[inline]
+    fn set_time(&mut self) {
+        for shard in self.shards.iter_mut().flatten() {
+            self.now = shard.time(self.now, &self.inner.clock);
+        }
     }
 
-    /// Returns the time of the decision. See [`Shard::time`].
-    fn time(&mut self, read: Timestamp, clock: &StorageClock) -> Timestamp {
-        let now = self.shards.iter_mut().fold(read, |now, (_, shard)| shard.time(now, clock));
-        // The last shard may have got a later time than the first ones.
-        self.shards.iter_mut().fold(now, |now, (_, shard)| shard.time(now, clock))
+    /// Counts a decision in each shard. Returns `true` if a sweep is due.
+    #[inline]
+    fn count_hit(&mut self) -> bool {
+        let shards = self.shards.iter_mut().flatten();
+        shards.fold(false, |is_due, shard| self.inner.is_sweep_due(shard.count_hit()) | is_due)
     }
 
-    /// Unlocks the shards. Returns `true` if a sweep is due.
-    fn unlock(mut self) -> bool {
-        self.shards.iter_mut().fold(false, |is_due, (_, shard)| self.inner.is_sweep_due(shard.count_hit()) | is_due)
+    /// Returns the shard of a member.
+    #[inline]
+    fn shard(&mut self, at: usize) -> &mut Shard {
+        self.shards[self.places[at].owner].as_mut().expect("the shard is locked")
     }
 
-    fn shard(&mut self, number: usize) -> &mut Shard {
-        let at = self.shards.binary_search_by_key(&number, |(number, _)| *number).expect("the shard is locked");
-        &mut self.shards[at].1
+    /// Decides if all states are stored and small, and stay so. Returns `None` in all other cases.
+    /// Nothing has changed then.
+    #[inline]
+    fn decide_stored(&mut self, requests: &[StorageRequest<'_>]) -> Option<Vec<Decision>> {
+        let mut changes = [Change::default(); MAX_LIMITS];
+        if !self.hit_copies(requests, &mut changes)? {
+            self.refuse_copies(requests, &mut changes)?;
+        }
+        let (now, mut changes) = (self.now, changes.iter());
+        let mut decisions = Vec::with_capacity(requests.len());
+        for (at, request) in requests.iter().enumerate() {
+            // Decisions are filled in place, because they are large.
+            decisions.push(Decision::blank());
+            let decision = &mut decisions[at];
+            let StorageRequest { policy, cost, .. } = *request;
+            let Place { key, number, .. } = self.places[at];
+            self.inner.shards[number].clear_hint(key.hash);
+            let (shard, limits) = (self.shard(at), policy.limits());
+            let statuses = if let [_] = limits { decision.open(1, cost) } else { decision.open(limits.len(), cost) };
+            for ((limit, status), change) in limits.iter().zip(statuses).zip(&mut changes) {
+                *shard.table.get_mut(change.index) = change.slot;
+                limit.write_status(&change.slot.state(), now, cost, change.outcome, status);
+            }
+            decision.conclude(now);
+            self.inner.complete(decision);
+        }
+        Some(decisions)
     }
 
-    fn decide(&mut self, members: &mut [Loaded<'_>], now: Timestamp) -> Vec<Decision> {
+    /// Makes the hits on copies of the slots. Returns `false` if one of them is refused, or `None` if
+    /// the copies cannot be stored. The copies of a key are useless after its refusal.
+    #[inline]
+    fn hit_copies(&mut self, requests: &[StorageRequest<'_>], changes: &mut [Change]) -> Option<bool> {
+        let (now, mut all_admit, mut changes) = (self.now, true, changes.iter_mut());
+        for (at, request) in requests.iter().enumerate() {
+            let StorageRequest { policy, op, cost, .. } = *request;
+            let key = self.places[at].key;
+            for (limit, &digest) in policy.limits().iter().zip(policy.limit_digests()) {
+                let (index, &slot) = self.shard(at).table.find(key.hash, key.limit_hash(digest))?;
+                let (mut slot, mut state, mut outcome) = (slot, slot.state(), None);
+                match op {
+                    Op::Hit if cost > 0 => {
+                        let effect = limit.hit(&mut state, now, cost);
+                        all_admit &= effect != Outcome::Refused;
+                        if !TableSlot::can_hold(&state, now) {
+                            return None;
+                        }
+                        slot.update(&state, now, limit, effect);
+                        outcome = Some(effect);
+                    }
+                    Op::Hit | Op::Peek => {}
+                    Op::Charge => return None,
+                }
+                *changes.next()? = Change { index, slot, outcome };
+            }
+        }
+        Some(all_admit)
+    }
+
+    /// Replaces the changes by those of a decision that at least one key refuses: the limits of that key
+    /// refuse the hit, and the slots of the other keys stay as they are. Returns `None` if the copies
+    /// cannot be stored.
+    fn refuse_copies(&mut self, requests: &[StorageRequest<'_>], mut changes: &mut [Change]) -> Option<()> {
+        let now = self.now;
+        for (at, request) in requests.iter().enumerate() {
+            let (limits, table) = (request.policy.limits(), &self.shard(at).table);
+            let of_key = changes.split_off_mut(..limits.len())?;
+            let refuses = of_key.iter().any(|change| change.outcome == Some(Outcome::Refused));
+            for (limit, change) in limits.iter().zip(of_key) {
+                let Change { index, slot, outcome } = change;
+                *slot = *table.slot(*index);
+                *outcome = None;
+                if refuses {
+                    let mut state = slot.state();
+                    let refused = match limits {
+                        [limit] => limit.hit(&mut state, now, request.cost),
+                        _ => limit.refuse(&mut state, now),
+                    };
+                    if !TableSlot::can_hold(&state, now) {
+                        return None;
+                    }
+                    slot.update(&state, now, limit, refused);
+                    *outcome = Some(refused);
+                }
+            }
+        }
+        Some(())
+    }
+
+    /// Decides any requests: with new keys and logs, and when the storage is full.
+    #[inline(never)]
+    fn decide_any(&mut self, requests: &[StorageRequest<'_>]) -> Vec<Decision> {
+        let limits = requests.iter().map(|request| request.policy.limits().len()).sum();
+        let mut states = vec![State::Fresh; limits];
+        let mut rest = &mut states[..];
+        let mut members = Vec::with_capacity(requests.len());
+        for (at, request) in requests.iter().enumerate() {
+            let states = rest.split_off_mut(..request.policy.limits().len()).expect("a state for each limit");
+            members.push(Loaded {
+                request,
+                at,
+                place: self.places[at],
+                states,
+                before: Size::default(),
+                no_room: None,
+            });
+        }
+        self.decide_loaded(&mut members)
+    }
+
+    fn decide_loaded(&mut self, members: &mut [Loaded<'_>]) -> Vec<Decision> {
+        let now = self.now;
         let mut log_guard = self.load_all(members);
         let mut all_admit = do_all_admit(members, now);
         while members.iter_mut().any(|member| self.lacks_room(member, now, all_admit)) {
@@ -148,8 +319,8 @@ impl<'a> Locked<'a> {
             }
             let is_changed = member.no_room.is_none() && (decision.has_spent() || decision.is_refused());
             self.save(member, now, is_changed.then_some(&*decision));
-            let (inner, Loaded { request, key, number, .. }) = (self.inner, &*member);
-            inner.keep_key(self.shard(*number), *number, *key, request);
+            let (inner, Place { key, number, .. }) = (self.inner, member.place);
+            inner.keep_key(self.shard(member.at), number, key, member.request);
             self.inner.complete(decision);
         }
         decisions
@@ -173,10 +344,10 @@ impl<'a> Locked<'a> {
         if self.lacks_room(member, now, all_admit) {
             let (inner, need) = (self.inner, member.need(now, true));
             let log_guard = LogGuard { shared: inner, logs: member.before.logs };
-            let Loaded { request, key, number, .. } = *member;
+            let Loaded { request, at, place: Place { key, number, .. }, .. } = *member;
             let located = Located { key, cell: &inner.shards[number], number, now };
             member.no_room = loop {
-                let made = inner.make_room(self.shard(number), located, request, member.states, &need);
+                let made = inner.make_room(self.shard(at), located, request, member.states, &need);
                 let is_full = matches!(made, Err(NoRoom::Full(_))) && !request.policy.is_shadow();
                 if !(is_full && self.evict_from_locked(located, &need)) {
                     break made.err();
@@ -192,9 +363,10 @@ impl<'a> Locked<'a> {
     fn evict_from_locked(&mut self, located: Located<'_>, need: &Need) -> bool {
         let Located { number: own, key, now, .. } = located;
         let Some(lack) = self.inner.usage.lack(self.inner.bounds, need) else { return true };
-        for (number, shard) in self.shards.iter_mut().filter(|(number, _)| *number != own) {
+        for (place, shard) in self.places.iter().zip(&mut *self.shards).filter(|(place, _)| place.number != own) {
+            let Some(shard) = shard else { continue };
             if let Search::Found(start, end) = shard.find_victim(key.hash, now, lack) {
-                self.inner.evict(shard, *number, now, start, end);
+                self.inner.evict(shard, place.number, now, start, end);
                 return true;
             }
         }
@@ -209,17 +381,17 @@ impl<'a> Locked<'a> {
     }
 
     fn load(&mut self, member: &mut Loaded<'_>) {
-        let shard = self.shard(member.number);
+        let (shard, key) = (self.shard(member.at), member.place.key);
         member.states.fill(State::Fresh);
-        let run = shard.run(member.key);
-        member.before = shard.load(run, member.key, member.request.policy.limit_digests(), member.states);
+        let run = shard.run(key);
+        member.before = shard.load(run, key, member.request.policy.limit_digests(), member.states);
     }
 
     /// Puts the states back. `decision` is the decision that has changed them.
     fn save(&mut self, member: &mut Loaded<'_>, now: Timestamp, decision: Option<&Decision>) {
-        let Loaded { request, key, number, before, ref mut states, .. } = *member;
+        let Loaded { request, at, place: Place { key, number, .. }, before, ref mut states, .. } = *member;
         self.inner.shards[number].clear_hint(key.hash);
-        let shard = self.shard(number);
+        let shard = self.shard(at);
         let (run, digests) = (shard.run(key), request.policy.limit_digests());
         let after = shard.save(run, key, digests, states, now, decision.map(Decision::statuses));
         self.inner.usage.resize(before, after);

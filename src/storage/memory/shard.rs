@@ -30,7 +30,7 @@ pub(super) struct Shard {
 }
 
 /// The keyed hash of a key under a policy. An attacker cannot provoke collisions.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Default)]
 pub(super) struct KeyHash {
     pub(super) hash: u64,
     pub(super) rest: u32,

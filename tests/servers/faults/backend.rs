@@ -11,9 +11,6 @@ use tower_ratelimit::storage::{AnyStorage, EtcdStorage, MemcachedStorage, Postgr
 pub(crate) trait Backend: 'static {
     type Server: FaultyServer;
 
-    /// A timeout that is long enough for a hit without faults.
-    const TIMEOUT: Duration;
-
     /// The tolerance for results after their timeout on a busy machine.
     const MARGIN: Duration = Duration::from_millis(60);
 
@@ -64,7 +61,6 @@ pub(crate) struct Redis;
 impl Backend for Redis {
     type Server = Server;
 
-    const TIMEOUT: Duration = Duration::from_millis(100);
     const READS_FIRST: bool = false;
     const KEEPS_COUNTS: bool = false;
 
@@ -91,7 +87,6 @@ pub(crate) struct RedisSwap;
 impl Backend for RedisSwap {
     type Server = Server;
 
-    const TIMEOUT: Duration = Duration::from_millis(200);
     const READS_FIRST: bool = true;
     const KEEPS_COUNTS: bool = false;
 
@@ -121,7 +116,6 @@ pub(crate) struct MemcachedServer;
 impl Backend for MemcachedServer {
     type Server = Memcached;
 
-    const TIMEOUT: Duration = Duration::from_millis(200);
     const READS_FIRST: bool = false;
     const REMEMBERS: bool = true;
     const KEEPS_COUNTS: bool = false;
@@ -146,7 +140,6 @@ pub(crate) struct EtcdMember;
 impl Backend for EtcdMember {
     type Server = Etcd;
 
-    const TIMEOUT: Duration = Duration::from_secs(1);
     const MARGIN: Duration = common::harness::MARGIN;
     const HAS_KEEP_ALIVE: bool = true;
     const READS_FIRST: bool = false;
@@ -165,7 +158,6 @@ pub(crate) struct PostgresServer;
 impl Backend for PostgresServer {
     type Server = Postgres;
 
-    const TIMEOUT: Duration = Duration::from_secs(1);
     const MARGIN: Duration = common::harness::MARGIN;
     /// Each login takes a backend, so there is one at a time.
     const LOGIN: Duration = Duration::from_secs(1);

@@ -190,6 +190,6 @@ async fn calls_share_a_connection_and_do_not_wait_for_each_other<B: Backend>() {
         tasks.spawn(async move { limiter.hit(&Key::from(client)).await.unwrap() });
     }
     assert!(tasks.join_all().await.iter().all(Decision::is_admitted));
-    watch.assert_below(B::TIMEOUT.max(SECOND / 2), "all hits");
+    watch.assert_below(2 * SECOND, "all hits");
     assert_eq!(proxy.connections(), before);
 }
