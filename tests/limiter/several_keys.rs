@@ -9,7 +9,8 @@ use common::{Behavior, FakeStorage, hit, memory_with_manual_clock, now, policy};
 use tower_ratelimit::storage::{
     AnyStorage, InOrder, OnFull, RefusalCache, StorageError, StorageErrorKind, StorageRequest,
 };
-use tower_ratelimit::{Decision, Key, MemoryStorage, Op, Policy, Storage};
+use tower_ratelimit::strategy::{Hit, State, Status, Strategy};
+use tower_ratelimit::{Decision, FixedWindow, Key, MemoryStorage, Op, Policy, Quota, Storage, Timestamp};
 
 fn named(text: &str, name: &str) -> Policy {
     policy(text).with_name(name)
@@ -53,6 +54,68 @@ fn lockout_by_refusals_locks_only_the_member_that_refuses() {
     let locked = now(storage.decide_all(&requests(&policies, &keys)));
     assert_eq!(locked[1].retry_after(), Some(Duration::from_secs(86_400)));
     assert_eq!(locked[0].remaining(), 8);
+}
+
+/// Makes its state fresh again at a refusal, and if `forgets_hits`, at a hit after the first one.
+#[derive(Clone, Copy, Debug)]
+struct Forgetful {
+    admits: u32,
+    forgets_hits: bool,
+}
+
+impl Strategy for Forgetful {
+    fn name(&self) -> &'static str {
+        "forgetful"
+    }
+
+    fn check(&self, _: &Quota, state: &State, _: Timestamp, cost: u32) -> Status {
+        let hits = if let State::Counts { amounts: [hits, _], .. } = state { *hits } else { 0 };
+        if hits + cost <= self.admits {
+            Status::admitted(9, 9 - hits, 1)
+        } else {
+            Status::refused(9, 9 - hits, 1, Some(1))
+        }
+    }
+
+    fn spend(&self, quota: &Quota, state: &mut State, now: Timestamp, _: u32) -> u64 {
+        let until = now.plus(quota.period_micros());
+        *state = match state {
+            State::Counts { .. } if self.forgets_hits => State::Fresh,
+            State::Counts { amounts: [hits, _], .. } => State::Counts { until, amounts: [*hits + 1, 0] },
+            _ => State::Counts { until, amounts: [1, 0] },
+        };
+        0
+    }
+
+    fn refuse(&self, _: &Quota, state: &mut State, _: Timestamp) {
+        *state = State::Fresh;
+    }
+
+    fn counts_refusals(&self) -> bool {
+        true
+    }
+
+    fn refund(&self, _: &Quota, _: &mut State, _: Timestamp, _: &Hit, _: u32) {}
+}
+
+#[test]
+fn state_that_a_decision_makes_fresh_is_removed() {
+    let forgetful = |admits, forgets_hits| Policy::new(Forgetful { admits, forgets_hits }, Quota::per_day(9));
+    let by_another_limit = forgetful(9, false).limit(FixedWindow::new(), Quota::per_day(1));
+    let keys = [Key::from("a"), Key::from("b")];
+    for (policy, expected) in [
+        (forgetful(9, true), [[8, 8], [9, 7], [8, 6]]),
+        (forgetful(1, false), [[8, 8], [9, 8], [8, 7]]),
+        (by_another_limit, [[8, 8], [9, 8], [9, 8]]),
+    ] {
+        let (storage, _clock) = memory_with_manual_clock();
+        let policies = [policy, named("fixed-window 9/day", "other")];
+        for remaining in expected {
+            let decisions = now(storage.decide_all(&requests(&policies, &keys)));
+            let of_first_limit = |decision: &Decision| decision.statuses()[0].remaining();
+            assert_eq!([0, 1].map(|at| of_first_limit(&decisions[at])), remaining, "{}", policies[0]);
+        }
+    }
 }
 
 /// A member without room refuses, so the others spend nothing and evict nothing.

@@ -243,10 +243,7 @@ impl<'a> Locked<'a, '_> {
                 *outcome = None;
                 if refuses {
                     let mut state = slot.state();
-                    let refused = match limits {
-                        [limit] => limit.hit(&mut state, now, request.cost),
-                        _ => limit.refuse(&mut state, now),
-                    };
+                    let refused = limit.refuse(&mut state, now);
                     if !TableSlot::can_hold(&state, now) {
                         return None;
                     }
