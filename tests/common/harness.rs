@@ -115,7 +115,11 @@ impl EntryPoints {
     pub async fn hit_as(&self, key: &Key, request: impl Fn() -> Request<()>) -> [Answer; 3] {
         let open = Answer::of_response(&timely(ask(&self.fails_open, request())).await, OnError::Admit);
         let closed = Answer::of_response(&timely(ask(&self.fails_closed, request())).await, OnError::Refuse);
-        [open, closed, Answer::of_result(&timely(self.limiter.hit(key)).await)]
+        let last = timely(self.limiter.hit(key)).await;
+        if let Err(error) = &last {
+            eprintln!("{error:?}");
+        }
+        [open, closed, Answer::of_result(&last)]
     }
 
     /// Makes one hit at each entry point, all for the shared key.

@@ -7,6 +7,7 @@ use std::thread;
 use std::time::Duration;
 
 use common::certificates::Certificates;
+use common::servers::storage::failed_check;
 use common::servers::{Etcd, Memcached, Mode, Postgres, Proxy, Server, with_timeout};
 use common::time::{EVENTUALLY, Stopwatch};
 use common::{message, outside_of_a_runtime, policy};
@@ -20,7 +21,7 @@ const LONG: Duration = Duration::from_secs(60);
 /// Returns the error of a check, with all causes.
 async fn check_error(url: &str) -> String {
     let storage: AnyStorage = with_timeout(url, LONG).parse().unwrap();
-    let error = storage.check().await.unwrap_err();
+    let error = failed_check(&storage).await;
     assert_eq!(error.kind(), StorageErrorKind::Unreachable, "{url}");
     message(error)
 }

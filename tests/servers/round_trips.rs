@@ -139,7 +139,9 @@ fn etcd_hit_takes_one_round_trip_or_two_if_the_key_is_not_known() {
 fn postgres_decision_after_the_first_hit_takes_one_round_trip() {
     let server = Postgres::start(&["shared_preload_libraries=pg_stat_statements"]);
     server.ask("CREATE EXTENSION pg_stat_statements");
-    let storage = PostgresStorage::new(&with_timeout(&server.url(), LONG)).unwrap();
+    // Another connection could look for the table at any time.
+    let storage = PostgresStorage::new(&with_timeout(&format!("{}?connections=1", server.url()), LONG)).unwrap();
+    RUNTIME.block_on(storage.ready(LONG)).unwrap();
     // The first hit loads the server's time.
     let _ = RUNTIME.block_on(storage.decide(StorageRequest::new(&foreign(3), &Key::from("first"), Op::Hit, 1)));
     // Sweeps run in the background, so they do not count.

@@ -88,10 +88,11 @@ impl Postgres {
 
     /// Replaces the rules of access, and reloads them in the running server.
     pub fn set_access(&self, rules: &str) {
+        let loaded_at = || self.ask("SELECT pg_conf_load_time()");
+        let before = loaded_at();
         fs::write(self.folder.join("data/pg_hba.conf"), rules).unwrap();
         self.ask("SELECT pg_reload_conf()");
-        // The server reloads the file in the background.
-        thread::sleep(Duration::from_millis(200));
+        wait_until("the rules are loaded", || loaded_at() != before);
     }
 
     /// Enables TLS with a certificate and its key, as PEM. TCP connections without TLS are then

@@ -1,12 +1,12 @@
 //! A hit that was sent is not sent again.
 
-use common::harness::{used, within};
+use common::harness::{SECOND, used, within};
 use common::servers::{FaultyServer, Mode, Proxy};
 use common::time::wait_until;
 use tower_ratelimit::Key;
 
 use super::backend::CountsReplies;
-use super::{LONG, QUICK, limiter, recovers};
+use super::{LONG, limiter, recovers};
 
 on_backends! { [tokio::test] [await] [hit_is_never_sent_twice]
     redis: Redis, redis_swap: RedisSwap, memcached: MemcachedServer
@@ -17,7 +17,7 @@ async fn hit_is_never_sent_twice<B: CountsReplies>() {
     let server = B::Server::launch();
     let proxy = Proxy::start(server.port());
     // The timeout suffices for the replies before the fault.
-    let timeout = 3 * QUICK;
+    let timeout = SECOND;
     let (direct, limiter) = (limiter::<B>(server.port(), LONG), limiter::<B>(proxy.port(), timeout));
     let key = Key::global();
     for (mode, executed) in

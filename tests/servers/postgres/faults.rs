@@ -185,6 +185,7 @@ fn full_disk_is_a_clear_error_that_counts_nothing_and_recovers() {
     let server = Postgres::start(&[]);
     // With one connection, the table is created before the disk is full.
     let one = PostgresStorage::new(&with_timeout(&format!("{}?connections=1", server.url()), LONG)).unwrap();
+    RUNTIME.block_on(one.ready(LONG)).unwrap();
     let limiter = limiter(one);
     let first_hit = |client: u64| RUNTIME.block_on(limiter.hit(&Key::from(client)));
     assert_eq!(first_hit(0).unwrap().remaining(), 999);

@@ -18,9 +18,9 @@ fn ten_thousand_hits_leave_nothing_on_the_connections_of_other_programs() {
     // The timeout of the statements that the server would keep.
     let quick = PostgresStorage::new(&pooler.url()).unwrap();
     let patient = PostgresStorage::new(&with_timeout(&pooler.url(), LONG)).unwrap();
+    RUNTIME.block_on(async { tokio::try_join!(quick.ready(LONG), patient.ready(LONG)) }).unwrap();
     let limiter = RateLimiter::with_storage(policy("fixed-window 1000000/day"), patient);
     RUNTIME.block_on(async {
-        quick.ready(LONG).await.unwrap();
         let mut tasks = JoinSet::new();
         for task in 0..16_u64 {
             let limiter = limiter.clone();

@@ -1,6 +1,6 @@
 //! The table: migrations, names, and expired rows.
 
-use common::servers::storage::RUNTIME;
+use common::servers::storage::{RUNTIME, failed_check};
 use common::servers::{Postgres, with_timeout};
 use common::{hit, message, policy};
 use tokio::task::JoinSet;
@@ -39,7 +39,7 @@ fn ten_storages_can_create_the_table_at_once() {
 fn table_created_from_the_definition_can_be_used() {
     let server = Postgres::start(&[]);
     let storage = with_options(&server, "migrate=false&unlogged=true");
-    let error = RUNTIME.block_on(storage.check()).unwrap_err();
+    let error = RUNTIME.block_on(failed_check(&storage));
     assert_eq!(error.kind(), StorageErrorKind::Refused);
     assert!(format!("{error:#}").contains("call migrate(), or create it"), "{error:?}");
     server.ask(&storage.definition());
@@ -57,7 +57,7 @@ fn user_without_the_right_to_create_tables_can_use_the_table() {
     let url = format!("postgres://app@127.0.0.1:{}/postgres?schema=limits", server.port());
     server.ask("CREATE USER app");
     let app = PostgresStorage::new(&with_timeout(&url, LONG)).unwrap();
-    let error = RUNTIME.block_on(app.check()).unwrap_err();
+    let error = RUNTIME.block_on(failed_check(&app));
     let begin = format!("cannot find or create the table for the states on 127.0.0.1:{}: ", server.port());
     let text = message(error);
     assert!(text.starts_with(&begin) && text.contains("permission denied for schema limits"), "{text}");
