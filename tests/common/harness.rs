@@ -20,6 +20,10 @@ pub const SECOND: Duration = Duration::from_secs(1);
 /// The timeout of storages whose servers fail.
 pub const DEADLINE: Duration = Duration::from_millis(200);
 
+/// The shortest time after which a call with this timeout can fail late. Compare-and-swap gives up
+/// before the timeout, and PostgreSQL cancels a statement before that.
+pub const EARLIEST: Duration = Duration::from_millis(140);
+
 /// The tolerance for late results.
 pub const MARGIN: Duration = Duration::from_secs(1);
 
@@ -158,7 +162,7 @@ impl EntryPoints {
             // An earlier hit that timed out on a busy machine may win its swap late. The limit is out of
             // reach, so a refusal is contended, and counts nothing.
             let is_late = if answers.contains(&Answer::Failed) {
-                round.excuses(DEADLINE)
+                round.excuses(EARLIEST)
             } else {
                 !self.watch.excess().is_zero()
             };
@@ -173,9 +177,16 @@ impl EntryPoints {
     }
 }
 
-/// Returns the spent units of the shared key.
+/// Returns the spent units of the shared key. Repeats a peek that fails on a busy machine.
 pub async fn used(limiter: &RateLimiter) -> u32 {
-    let peeked = limiter.peek(&Key::global()).await.unwrap();
+    let watch = Stopwatch::start();
+    let peeked = loop {
+        match limiter.peek(&Key::global()).await {
+            Ok(peeked) => break peeked,
+            Err(error) => assert!(watch.wall() < EVENTUALLY, "{error}"),
+        }
+        sleep(AGAIN).await;
+    };
     let capacity = limiter.policy().limits().iter().map(tower_ratelimit::Limit::capacity).min().unwrap();
     capacity - peeked.remaining()
 }

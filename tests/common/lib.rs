@@ -19,6 +19,8 @@ mod fake_storage;
 pub mod fleets;
 pub mod harness;
 mod laws;
+#[cfg(feature = "laws")]
+pub mod members;
 pub mod pages;
 mod poll;
 pub mod random;

@@ -4,7 +4,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
-use common::{memory, memory_with_manual_clock, now, policy};
+use common::members::random_members_decide_like_the_model;
+use common::{EVERY_STRATEGY, KEEPING, memory, memory_with_manual_clock, now, policy};
 use tower_ratelimit::storage::{InOrder, StorageError, StorageErrorKind, StorageFuture, StorageRequest};
 use tower_ratelimit::testing::{
     StorageLaws, StrategyLaws, concurrent_hits_are_exact, decides_like_the_model, members_decide_like_the_model,
@@ -27,6 +28,13 @@ fn memory_obeys_the_laws() {
 #[test]
 fn memory_decides_on_several_keys_like_the_model() {
     members_decide_like_the_model(memory);
+}
+
+/// Without logs, the states of up to eight limits are decided without being moved.
+#[tokio::test]
+async fn memory_decides_on_several_small_states_like_the_model() {
+    let limits: Vec<_> = EVERY_STRATEGY.into_iter().chain(KEEPING).filter(|text| !text.starts_with("moving")).collect();
+    random_members_decide_like_the_model(300, &limits, memory).await;
 }
 
 /// It also refunds, so it need not equal the model.

@@ -20,7 +20,7 @@ const AMOUNT: usize = 10;
 const SKEWS: [u64; 5] = [0, 3, 9, 12, 30];
 
 /// Each strategy, with the most units that it may admit in any period.
-const POLICIES: [(&str, usize); 9] = [
+const POLICIES: [(&str, usize); 10] = [
     ("fixed-window 10/second", 2 * AMOUNT - 1),
     ("fixed-window-aligned 10/second", 2 * AMOUNT),
     ("elastic-window 10/second", AMOUNT),
@@ -31,6 +31,7 @@ const POLICIES: [(&str, usize); 9] = [
     ("token-bucket 10/second burst 3", 3 + AMOUNT),
     // A hit of 3 units starts all of them when the first is due.
     ("leaky-bucket 10/second queue 2", AMOUNT + 2),
+    ("lockout 10/second for 1 second", 2 * AMOUNT - 2),
 ];
 
 fn key() -> Key {

@@ -5,11 +5,11 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::thread;
 use std::time::Duration;
 
-use common::{Behavior, FakeStorage, hit, memory_with_manual_clock, now, policy};
+use common::{Behavior, FakeStorage, hit, memory_with_manual_clock, now, panic_message, policy};
 use tower_ratelimit::storage::{
     AnyStorage, InOrder, OnFull, RefusalCache, StorageError, StorageErrorKind, StorageRequest,
 };
-use tower_ratelimit::strategy::{Hit, State, Status, Strategy};
+use tower_ratelimit::strategy::{Hit, Outcome, State, Status, Strategy};
 use tower_ratelimit::{Decision, FixedWindow, Key, MemoryStorage, Op, Policy, Quota, Storage, Timestamp};
 
 fn named(text: &str, name: &str) -> Policy {
@@ -115,6 +115,52 @@ fn state_that_a_decision_makes_fresh_is_removed() {
             let of_first_limit = |decision: &Decision| decision.statuses()[0].remaining();
             assert_eq!([0, 1].map(|at| of_first_limit(&decisions[at])), remaining, "{}", policies[0]);
         }
+    }
+}
+
+/// Panics when it checks a state with two hits.
+#[derive(Clone, Copy, Debug)]
+struct PanicsAfterTwo;
+
+impl Strategy for PanicsAfterTwo {
+    fn name(&self) -> &'static str {
+        "panics-after-two"
+    }
+
+    fn check(&self, _: &Quota, state: &State, _: Timestamp, _: u32) -> Status {
+        assert!(!matches!(state, State::Counts { amounts: [2, _], .. }), "panics on purpose");
+        Status::admitted(9, 8, 1)
+    }
+
+    fn spend(&self, quota: &Quota, state: &mut State, now: Timestamp, _: u32) -> u64 {
+        let hits = if let State::Counts { amounts: [hits, _], .. } = state { *hits } else { 0 };
+        *state = State::Counts { until: now.plus(quota.period_micros()), amounts: [hits + 1, 0] };
+        0
+    }
+
+    fn hit(&self, quota: &Quota, state: &mut State, now: Timestamp, cost: u32) -> Outcome {
+        Outcome::Spent { delay: self.spend(quota, state, now, cost) }
+    }
+
+    fn refund(&self, _: &Quota, _: &mut State, _: Timestamp, _: &Hit, _: u32) {}
+}
+
+/// The status of the second member panics after both hits were admitted.
+#[test]
+fn panic_of_a_strategy_spends_nothing_of_any_key() {
+    let (storage, _clock) = memory_with_manual_clock();
+    let policies = [
+        named("fixed-window 9/day", "first"),
+        Policy::new(PanicsAfterTwo, Quota::per_day(9)).with_name("panics"),
+        named("fixed-window 9/day", "last"),
+    ];
+    let keys = ["a", "b", "c"].map(Key::from);
+    assert_eq!(verdicts(&now(storage.decide_all(&requests(&policies, &keys)))), [true; 3]);
+    let message = panic_message(|| now(storage.decide_all(&requests(&policies, &keys))));
+    assert!(message.contains("panics on purpose"), "{message}");
+    for at in [0, 1, 2] {
+        let peek = now(storage.decide(StorageRequest::new(&policies[at], &keys[at], Op::Peek, 1)));
+        assert_eq!(peek.remaining(), 8, "member {at}");
     }
 }
 

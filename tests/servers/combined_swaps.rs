@@ -73,6 +73,15 @@ fn hits_on_many_keys_are_exact_on_etcd() {
     is_exact(&Etcd::calm().url());
 }
 
+/// Waits until the storage has all connections. A statement that waits for a row delays those behind it on
+/// its connection.
+fn wait_until_all_are_open(server: &Postgres, limiter: &RateLimiter) {
+    wait_until("all connections are open", || {
+        let _ = RUNTIME.block_on(limiter.peek(&Key::from("other")));
+        server.backends().len() == 4
+    });
+}
+
 #[test]
 fn a_locked_row_delays_no_hit_on_another_key() {
     let server = Postgres::start(&[]);
@@ -88,6 +97,7 @@ fn a_locked_row_delays_no_hit_on_another_key() {
         })
     };
     assert!(hit_all().iter().all(|(_, result)| result.is_ok()));
+    wait_until_all_are_open(&server, &limiter);
     let mut session = server.session();
     session.execute("BEGIN; SELECT * FROM tower_ratelimit ORDER BY key DESC LIMIT 1 FOR UPDATE");
     let failed: Vec<_> = hit_all().into_iter().filter(|(_, result)| result.is_err()).collect();
@@ -115,12 +125,8 @@ fn a_row_that_another_transaction_changes_delays_no_hit_of_a_new_process() {
     };
     assert!(hit_all(ready(&server.url(), CANCELS)).iter().all(|hit| matches!(hit, Ok(999))));
     let storage = ready(&server.url(), CANCELS);
-    // A statement that waits for a row delays those behind it on its connection.
     let other = RateLimiter::with_storage(policy("fixed-window 1000/day"), storage.clone());
-    wait_until("all connections are open", || {
-        let _ = RUNTIME.block_on(other.peek(&Key::from("other")));
-        server.backends().len() == 4
-    });
+    wait_until_all_are_open(&server, &other);
     let mut session = server.session();
     session.execute(
         "BEGIN; UPDATE tower_ratelimit SET expires_at = expires_at WHERE key = (SELECT max(key) FROM tower_ratelimit)",

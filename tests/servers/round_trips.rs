@@ -86,6 +86,7 @@ fn policies() -> impl Iterator<Item = Policy> {
 fn redis_hit_takes_one_round_trip_or_two_if_the_strategy_has_no_script() {
     let server = Server::start(&[]);
     let storage = RedisStorage::new(&with_timeout(&server.url(), LONG)).unwrap();
+    RUNTIME.block_on(storage.ready(LONG)).unwrap();
     let count = || server.calls("evalsha") + server.calls("eval");
     for policy in policies() {
         // The first hit loads the script.
@@ -99,6 +100,7 @@ fn redis_hit_takes_one_round_trip_or_two_if_the_strategy_has_no_script() {
 fn memcached_hit_takes_one_round_trip_or_two_if_the_key_is_not_known() {
     let server = Memcached::start(&[]);
     let storage = MemcachedStorage::new(&with_timeout(&server.url(), LONG)).unwrap();
+    RUNTIME.block_on(storage.ready(LONG)).unwrap();
     let count = || server.stat("cmd_get") + server.stat("cmd_set");
     for policy in policies().chain([foreign(3)]) {
         assert_trips(&storage, &policy, count, [2, 1, 1, 1]);
@@ -114,6 +116,7 @@ fn memcached_hit_takes_one_round_trip_or_two_if_the_key_is_not_known() {
 fn etcd_hit_takes_one_round_trip_or_two_if_the_key_is_not_known() {
     let etcd = Etcd::start(1);
     let storage = EtcdStorage::new(&with_timeout(&etcd.url(), LONG)).unwrap();
+    RUNTIME.block_on(storage.ready(LONG)).unwrap();
     let count = || {
         let mut stream = TcpStream::connect(etcd.hosts()).unwrap();
         write!(stream, "GET /metrics HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n").unwrap();

@@ -1,18 +1,21 @@
-//! Several keys that are decided in one transaction, on PostgreSQL and etcd.
+//! Several keys: in one transaction on PostgreSQL and etcd, and one after the other on memcached and on
+//! a cluster.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
+use common::members::random_members_decide_like_the_model;
 use common::random::Numbers;
 use common::servers::storage::RUNTIME;
-use common::servers::{Etcd, FaultyServer, Mode, PgBouncer, Postgres, Proxy, wait_until, with_option, with_timeout};
+use common::servers::{
+    Cluster, Etcd, FaultyServer, Memcached, Mode, PgBouncer, Postgres, Proxy, wait_until, with_option, with_timeout,
+};
 use common::{EVERY_STRATEGY, foreign, policy};
 use tokio::task::JoinSet;
 use tower_ratelimit::storage::{
-    AnyStorage, Clock, EtcdStorage, ManualClock, MemcachedStorage, PostgresStorage, StorageErrorKind, StorageRequest,
+    AnyStorage, EtcdStorage, InOrder, MemcachedStorage, PostgresStorage, StorageErrorKind, StorageRequest,
 };
-use tower_ratelimit::testing::Model;
 use tower_ratelimit::{Decision, Key, Op, Policy, Storage};
 
 /// A timeout that only a hanging test reaches.
@@ -72,50 +75,22 @@ fn prefix() -> String {
     format!("t{}", NUMBER.fetch_add(1, Ordering::SeqCst))
 }
 
-/// Compares up to eight members of random strategies with the model.
-fn are_decided_like_by_the_model<S: Storage>(rounds: u64, storage: impl Fn(ManualClock) -> S) {
-    let mut numbers = Numbers(0x0f1e_2d3c_4b5a_6978);
-    for round in 0..rounds {
-        let (clock, mut model) = (ManualClock::default(), Model::default());
-        let storage = storage(clock.clone());
-        RUNTIME.block_on(storage.ready(LONG)).unwrap();
-        let count = 2 + numbers.below(7);
-        let texts: Vec<String> = (0..count)
-            .map(|_| (0..=numbers.below(3)).map(|_| numbers.one_of(&EVERY_STRATEGY)).collect::<Vec<_>>().join("; "))
-            .collect();
-        let policies: Vec<Policy> =
-            texts.iter().enumerate().map(|(at, text)| policy(text).with_name(format!("m{at}"))).collect();
-        for step in 0..60 {
-            let keys: Vec<_> = policies.iter().map(|_| Key::from(numbers.below(2))).collect();
-            let mut members = hit(&policies, &keys);
-            for member in &mut members {
-                (member.op, member.cost) =
-                    (numbers.one_of(&[Op::Hit, Op::Hit, Op::Hit, Op::Peek]), numbers.one_of(&[0, 1, 1, 2]));
-            }
-            let decided = RUNTIME.block_on(storage.decide_all(&members));
-            let decisions = decided.unwrap_or_else(|error| panic!("{texts:?}: {error:#}"));
-            assert_eq!(decisions, model.decide_all(&members, clock.now()), "round {round}, step {step}, {texts:?}");
-            clock.advance(Duration::from_micros(numbers.below(2_000_000)));
-        }
-    }
-}
-
 #[test]
 fn postgres_decides_like_the_model() {
     let server = Postgres::start(&["synchronous_commit=off"]);
-    are_decided_like_by_the_model(12, |clock| {
+    RUNTIME.block_on(random_members_decide_like_the_model(12, &EVERY_STRATEGY, |clock| {
         let url = with_option(&with_timeout(&server.url(), LONG), "prefix", prefix());
         PostgresStorage::new(&url).unwrap().clock(clock)
-    });
+    }));
 }
 
 #[test]
 fn etcd_decides_like_the_model() {
     let etcd = Etcd::start(1);
-    are_decided_like_by_the_model(8, |clock| {
+    RUNTIME.block_on(random_members_decide_like_the_model(8, &EVERY_STRATEGY, |clock| {
         let url = with_option(&with_timeout(&etcd.url(), LONG), "prefix", prefix());
         EtcdStorage::new(&url).unwrap().clock(clock)
-    });
+    }));
 }
 
 /// Hits random keys in random orders, from storages that share nothing but the server. Each key has
@@ -367,6 +342,89 @@ fn memcached_decides_on_one_key_at_a_time() {
     assert!(error.contains(expected), "{error}");
     let error = RUNTIME.block_on(storage.decide_all(&hit(&policies, &keys))).unwrap_err();
     assert!(error.kind() == StorageErrorKind::Unsupported && format!("{error:#}").contains(expected), "{error:#}");
+}
+
+/// The keys of a user, its tenant and all clients.
+fn keys_of(user: u64) -> [Key; 3] {
+    [Key::from(user), Key::from(user % 2), Key::global()]
+}
+
+/// Sequential hits are decided like together: a refused hit is refunded exactly.
+fn hits_in_order_leave_exact_counts(storage: &AnyStorage) {
+    let limits = [4, 9, 15];
+    let (policies, _) = three(limits);
+    let (mut numbers, mut counts) = (Numbers(0x2545_f491_4f6c_dd1d), [[0; 6]; 3]);
+    RUNTIME.block_on(async {
+        for step in 0..60 {
+            let user = numbers.below(6);
+            let places = [user, user % 2, 0].map(|place| usize::try_from(place).unwrap());
+            let admits = (0..3).all(|at| counts[at][places[at]] < limits[at]);
+            let decisions = storage.decide_all(&hit(&policies, &keys_of(user))).await.unwrap();
+            assert_eq!(decisions.iter().all(Decision::is_admitted), admits, "step {step}: {decisions:?}");
+            for at in 0..3 {
+                counts[at][places[at]] += u32::from(admits);
+                let remaining = limits[at] - counts[at][places[at]];
+                assert_eq!(decisions[at].remaining(), remaining, "step {step}: {decisions:?}");
+            }
+        }
+        assert_eq!(counts[2][0], 15);
+    });
+}
+
+/// When all hits have ended, each key has spent the units of its admitted hits.
+fn concurrent_hits_in_order_leave_exact_counts(storage: &AnyStorage) {
+    let limits = [40, 90, 150];
+    let (policies, _) = three(limits);
+    RUNTIME.block_on(async {
+        let mut tasks = JoinSet::new();
+        for user in 0..6 {
+            let (storage, policies) = (storage.clone(), policies.clone());
+            tasks.spawn(async move {
+                let mut admitted = 0;
+                for _ in 0..60 {
+                    let decisions = storage.decide_all(&hit(&policies, &keys_of(user))).await.unwrap();
+                    admitted += u32::from(decisions.iter().all(Decision::is_admitted));
+                }
+                (user, admitted)
+            });
+        }
+        let mut admitted = [0; 6];
+        for (user, hits) in tasks.join_all().await {
+            admitted[usize::try_from(user).unwrap()] = hits;
+        }
+        let of_tenant = |tenant: usize| admitted.iter().skip(tenant).step_by(2).sum::<u32>();
+        for user in 0..6 {
+            let place = usize::try_from(user).unwrap();
+            let expected = [admitted[place], of_tenant(place % 2), admitted.iter().sum()];
+            assert_eq!(spent(storage, &policies, &keys_of(user)).await, expected, "user {user}, {admitted:?} admitted");
+            assert!(expected.iter().zip(limits).all(|(spent, limit)| *spent <= limit), "user {user}: {expected:?}");
+        }
+    });
+}
+
+#[test]
+fn members_are_hit_in_order_on_memcached_and_on_a_cluster() {
+    let (memcached, cluster) = (Memcached::start(&[]), Cluster::start());
+    for url in [memcached.url(), cluster.url()] {
+        for check in [hits_in_order_leave_exact_counts, concurrent_hits_in_order_leave_exact_counts] {
+            check(&AnyStorage::new(InOrder::new(ready(&with_option(&url, "prefix", prefix())))));
+        }
+    }
+}
+
+/// The error of a lost reply to a later member says that the hit may have counted.
+#[test]
+fn lost_reply_to_a_later_member_may_have_counted() {
+    let server = Memcached::start(&[]);
+    let proxy = Proxy::start(server.port());
+    let (direct, (policies, keys)) = (ready(&server.url()), three([9; 3]));
+    let storage = InOrder::new(ready(&format!("memcached://127.0.0.1:{}", proxy.port())));
+    // The first hit of a key loads it and stores it. The connection is cut at the second store, and at the
+    // refund of the first one.
+    proxy.set_after(3, Mode::CutAtReply);
+    let error = RUNTIME.block_on(storage.decide_all(&hit(&policies, &keys))).unwrap_err();
+    assert!(error.may_have_counted(), "{error:?}");
+    assert_eq!(RUNTIME.block_on(spent(&direct, &policies, &keys)), [1, 1, 0]);
 }
 
 /// A peek changes nothing, so it does not wait for hits.

@@ -57,7 +57,7 @@ fn lock_all<'a, const N: usize>(
     places: &mut [Place],
     shards: &mut [Option<MutexGuard<'a, Shard>>; N],
 ) {
-    // A number and the index of its member in one integer, because that sorts fastest.
+    // The number of a shard and the index of its member in one integer, because that sorts fastest.
     let mut order = [0; N];
     let order = &mut order[..places.len()];
     for (at, place) in places.iter().enumerate() {
@@ -78,7 +78,7 @@ fn lock_all<'a, const N: usize>(
     }
 }
 
-/// The largest number of limits for which [`Locked::decide_stored`] decides.
+/// The largest number of limits, of all keys together, for which [`Locked::decide_stored`] decides.
 const MAX_LIMITS: usize = 8;
 
 fn do_all_admit(members: &mut [Loaded<'_>], now: Timestamp) -> bool {
@@ -169,37 +169,43 @@ impl<'a> Locked<'a, '_> {
         self.shards[self.places[at].owner].as_mut().expect("the shard is locked")
     }
 
-    /// Decides if all states are stored and small, and stay so. Returns `None` in all other cases.
-    /// Nothing has changed then.
+    /// Decides hits and peeks if all states are stored and small, and stay so. Returns `None` in all
+    /// other cases. Nothing has changed then, nor if a custom strategy panics.
     #[inline]
     fn decide_stored(&mut self, requests: &[StorageRequest<'_>]) -> Option<Vec<Decision>> {
         let mut changes = [Change::default(); MAX_LIMITS];
         if !self.hit_copies(requests, &mut changes)? {
             self.refuse_copies(requests, &mut changes)?;
         }
-        let (now, mut changes) = (self.now, changes.iter());
+        let (now, mut decided) = (self.now, changes.iter());
         let mut decisions = Vec::with_capacity(requests.len());
         for (at, request) in requests.iter().enumerate() {
             // Decisions are filled in place, because they are large.
             decisions.push(Decision::blank());
             let decision = &mut decisions[at];
-            let StorageRequest { policy, cost, .. } = *request;
-            let Place { key, number, .. } = self.places[at];
-            self.inner.shards[number].clear_hint(key.hash);
-            let (shard, limits) = (self.shard(at), policy.limits());
+            let (limits, cost) = (request.policy.limits(), request.cost);
+            // With a constant number of limits, the statuses are not moved.
             let statuses = if let [_] = limits { decision.open(1, cost) } else { decision.open(limits.len(), cost) };
-            for ((limit, status), change) in limits.iter().zip(statuses).zip(&mut changes) {
-                *shard.table.get_mut(change.index) = change.slot;
+            for ((limit, status), change) in limits.iter().zip(statuses).zip(&mut decided) {
                 limit.write_status(&change.slot.state(), now, cost, change.outcome, status);
             }
             decision.conclude(now);
             self.inner.complete(decision);
         }
+        let mut stored = changes.iter();
+        for (at, request) in requests.iter().enumerate() {
+            let Place { key, number, .. } = self.places[at];
+            self.inner.shards[number].clear_hint(key.hash);
+            let table = &mut self.shard(at).table;
+            for (_, change) in request.policy.limits().iter().zip(&mut stored) {
+                *table.get_mut(change.index) = change.slot;
+            }
+        }
         Some(decisions)
     }
 
-    /// Makes the hits on copies of the slots. Returns `false` if one of them is refused, or `None` if
-    /// the copies cannot be stored. The copies of a key are useless after its refusal.
+    /// Makes the hits on copies of the slots. Returns `false` if one of them is refused. Then the copies
+    /// must be replaced. Returns `None` if a state is not stored, or not small, or does not stay so.
     #[inline]
     fn hit_copies(&mut self, requests: &[StorageRequest<'_>], changes: &mut [Change]) -> Option<bool> {
         let (now, mut all_admit, mut changes) = (self.now, true, changes.iter_mut());

@@ -49,7 +49,7 @@ impl Etcd {
 
     /// Three members with a long election timeout, for tests without outages on a busy machine.
     pub fn calm() -> Self {
-        Self::start_with(3, &["--heartbeat-interval", "50", "--election-timeout", "500"])
+        Self::start_with(3, &["--heartbeat-interval", "200", "--election-timeout", "2000"])
     }
 
     /// Starts members with additional options.

@@ -2,9 +2,9 @@
 
 use common::servers::{Etcd, wait_until};
 use serde_json::json;
-use tower_ratelimit::{Key, Policy, RateLimiter};
+use tower_ratelimit::{Key, Policy, RateLimiter, Storage};
 
-use super::{entry_points, storage};
+use super::{LONG, entry_points, storage};
 
 /// A lease can disappear: an operator revokes it, or restores etcd from a backup.
 #[tokio::test]
@@ -26,6 +26,7 @@ async fn revoked_lease_is_replaced() {
 async fn keys_and_leases_expire_with_their_state() {
     let etcd = Etcd::start(1);
     let storage = storage(&etcd.url());
+    storage.ready(LONG).await.unwrap();
     let mut most = 0;
     for text in ["fixed-window 3 per 200ms", "moving-window 3 per 200ms", "token-bucket 3 per 200ms"] {
         let limiter = RateLimiter::with_storage(text.parse::<Policy>().unwrap(), storage.clone());

@@ -4,6 +4,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use common::harness::{EntryPoints, SECOND};
+use common::servers::storage::failed_check;
 use common::servers::{Etcd, Mode, Proxy, free_port, with_timeout};
 use common::time::{EVENTUALLY, Stopwatch};
 use common::{message, policy};
@@ -59,12 +60,12 @@ async fn storage_recovers_when_a_wrong_password_is_corrected() {
     let error = user.limiter.hit(&Key::global()).await.unwrap_err();
     assert!(!error.may_have_counted() && !format!("{error:#}").contains("first"), "{error}");
     let wrong = storage(&format!("etcd://app:wrong@{}", etcd.hosts()));
-    let error = message(wrong.check().await.unwrap_err());
+    let error = message(failed_check(&wrong).await);
     assert!(error.starts_with(&format!("cannot log in to {}: ", etcd.hosts())), "{error}");
     change("first");
     user.recover().await;
     let second_handle = storage(&format!("etcd://app:first@{}?prefix=other", etcd.hosts()));
-    let error = message(second_handle.check().await.unwrap_err());
+    let error = message(failed_check(&second_handle).await);
     assert!(error.contains("permission denied"), "{error}");
 }
 
@@ -138,7 +139,7 @@ async fn first_hits_wait_for_the_login() {
                 (Ok(hit), Ok(_), Ok(())) if is_delayed => break assert!(hit.is_admitted()),
                 // On a busy machine, the reply may come after the delay ends, or a hit may time out
                 // later.
-                results => assert!(watch.excuses(QUICK) && begun.wall() < EVENTUALLY, "{hosts}: {results:?}"),
+                results => assert!(begun.wall() < EVENTUALLY, "{hosts}: {results:?}"),
             }
         }
     }

@@ -53,7 +53,7 @@ async fn silent_connection_is_replaced_after_three_timeouts<B: Backend>() {
         }
         silent += took;
         // A later result is a sign of a busy machine, so the storage does not count it.
-        timeouts += u32::from(took < timeout * 3 / 2);
+        timeouts += u32::from(took < timeout * 5 / 4);
     }
     if timeouts == 3 {
         replaced = Instant::now();

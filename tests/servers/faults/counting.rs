@@ -3,8 +3,9 @@
 use std::ops::Range;
 use std::time::Duration;
 
-use common::harness::{Answer, DEADLINE, used};
+use common::harness::{Answer, DEADLINE, SECOND, used};
 use common::servers::{FaultyServer, Mode, Proxy};
+use common::time::Stopwatch;
 use tokio::task::{JoinSet, spawn_blocking};
 use tokio::time::sleep;
 use tower_ratelimit::Key;
@@ -31,13 +32,19 @@ async fn loses_replies<B: Backend>(mode: Mode) {
     let proxy = Proxy::start(server.port());
     let (direct, entry_points) = (limiter::<B>(server.port(), LONG), entry_points::<B>(proxy.port()));
     entry_points.recover().await;
+    recovers(&direct).await;
     for flush in [false, true] {
+        // PostgreSQL prepares a statement again after a second. The fault would only hit that.
+        let prepared = Stopwatch::start();
+        let earlier = entry_points.admit().await;
         let before = used(&direct).await;
         if flush {
             B::flush_caches(&server);
         }
+        let is_stale = prepared.wall() >= SECOND / 2;
         proxy.set(mode);
-        let mut failed = 0;
+        // A hit that timed out on a busy machine may count late.
+        let mut failed = earlier.failed;
         for _ in 0..2 {
             assert_eq!(entry_points.hit().await, [Answer::Failed; 3], "{mode:?}");
             failed += 3;
@@ -49,12 +56,18 @@ async fn loses_replies<B: Backend>(mode: Mode) {
         if B::READS_FIRST {
             assert_eq!(counted, 0, "{mode:?}: the reply to the read was lost");
         } else {
-            assert!(counted <= failed && (counted > 0 || flush || B::REMEMBERS), "{mode:?}: {counted} of {failed}");
+            assert!(
+                counted <= failed && (counted > 0 || flush || is_stale || B::REMEMBERS),
+                "{mode:?}: {counted} of {failed}"
+            );
         }
         let more = entry_points.admit().await;
         let least = before + counted + more.admitted;
         let now = used(&direct).await;
-        assert!((least..=least + more.failed).contains(&now), "{mode:?}: {before}, {counted}, {more:?}: {now}");
+        assert!(
+            (least..=least + more.failed + earlier.failed).contains(&now),
+            "{mode:?}: {before}, {counted}, {more:?}: {now}"
+        );
     }
 }
 
@@ -70,6 +83,7 @@ struct Hits {
 async fn every_hit_is_counted_once_while_connections_are_reset<B: Backend>() {
     let server = B::Server::launch();
     let direct = limiter::<B>(server.port(), LONG);
+    recovers(&direct).await;
     let mut tasks = JoinSet::new();
     for first in [0, 100, 200] {
         tasks.spawn(hits_while_connections_are_reset::<B>(server.port(), first..first + 100));

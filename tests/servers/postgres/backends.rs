@@ -12,7 +12,7 @@ use tokio::task::JoinSet;
 use tower_ratelimit::storage::{PostgresStorage, StorageErrorKind};
 use tower_ratelimit::{Key, RateLimiter, Storage};
 
-use super::{LONG, storage};
+use super::{LONG, migrate, storage};
 
 /// The default number of connections, and one more.
 const MOST: usize = 5;
@@ -198,6 +198,7 @@ fn migration_that_is_given_up_ends_on_the_server() {
     session.execute("BEGIN; SELECT pg_advisory_xact_lock(hashtext('tower_ratelimit'))");
     let waiting = "SELECT count(*) FROM pg_locks WHERE NOT granted AND locktype = 'advisory'";
     for _ in 0..10 {
+        wait_until("a connection is free", || server.backends().len() < MOST);
         let migration = RUNTIME.spawn({
             let storage = storage.clone();
             async move { storage.migrate().await }
@@ -208,7 +209,7 @@ fn migration_that_is_given_up_ends_on_the_server() {
     }
     wait_until("all migrations have ended", || server.backends().is_empty());
     drop(session);
-    RUNTIME.block_on(storage.migrate()).unwrap();
+    RUNTIME.block_on(migrate(&storage));
 }
 
 /// The storage creates the table when it connects.

@@ -113,14 +113,18 @@ fn locked_row_is_an_error_at_the_deadline_and_counts_nothing() {
     assert!(error.is_timeout(), "{error:?}");
     watch.assert_below(QUICK + Duration::from_secs(1), "the hit fails");
     drop(session);
-    let started = Instant::now();
+    // On a busy machine, the cancel request may come too late. The errors say so.
+    let (started, mut in_doubt) = (Instant::now(), u32::from(error.may_have_counted()));
     let remaining = loop {
         match hit(&limiter) {
             Ok(remaining) => break remaining,
-            Err(error) => assert!(started.elapsed() < LONG, "{error:?}"),
+            Err(error) => {
+                in_doubt += u32::from(error.may_have_counted());
+                assert!(started.elapsed() < LONG, "{error:?}");
+            }
         }
     };
-    assert_eq!(remaining, 998, "the statement was cancelled");
+    assert!((998 - in_doubt..=998).contains(&remaining), "{remaining}, {in_doubt} in doubt");
 }
 
 #[test]
@@ -142,7 +146,7 @@ fn serialization_failure_is_retried() {
         }
         tasks.join_all().await.into_iter().sum()
     });
-    let direct = limiter(storage(&server));
+    let direct = limiter(connected(&server));
     let peeked = RUNTIME.block_on(direct.peek(&Key::from("k"))).unwrap();
     assert_eq!(1_000 - peeked.remaining() as usize, admitted);
 }

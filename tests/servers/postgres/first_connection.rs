@@ -12,7 +12,7 @@ use tokio::time::{sleep, timeout};
 use tower_ratelimit::storage::{PostgresStorage, StorageErrorKind};
 use tower_ratelimit::{Key, RateLimiter};
 
-use super::with_options;
+use super::{migrate, with_options};
 
 const QUICK: Duration = Duration::from_millis(100);
 const SECOND: Duration = Duration::from_secs(1);
@@ -113,7 +113,7 @@ fn notices_of_the_server_are_not_logged() {
     let runtime = tokio::runtime::Runtime::new().unwrap();
     for _ in 0..2 {
         // The second call gets the notice that the table exists.
-        runtime.block_on(storage.migrate()).unwrap();
+        runtime.block_on(migrate(&storage));
     }
     let foreign = async {
         let config = format!("host=127.0.0.1 port={} user=postgres", server.port());

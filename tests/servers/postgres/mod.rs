@@ -15,6 +15,7 @@ use std::time::Duration;
 
 use common::servers::storage::RUNTIME;
 use common::servers::{Postgres, with_timeout};
+use common::time::{EVENTUALLY, Stopwatch};
 use tower_ratelimit::Storage;
 use tower_ratelimit::storage::PostgresStorage;
 
@@ -27,6 +28,14 @@ fn connected(server: &Postgres) -> PostgresStorage {
     let storage = storage(server);
     RUNTIME.block_on(storage.ready(LONG)).unwrap();
     storage
+}
+
+/// Creates the table. On a busy machine, an attempt to connect may take longer than its second.
+async fn migrate(storage: &PostgresStorage) {
+    let watch = Stopwatch::start();
+    while let Err(error) = storage.migrate().await {
+        assert!(format!("{error:#}").contains("took longer") && watch.wall() < EVENTUALLY, "{error:#}");
+    }
 }
 
 fn storage(server: &Postgres) -> PostgresStorage {

@@ -7,7 +7,7 @@ use tokio::task::JoinSet;
 use tower_ratelimit::storage::{PostgresStorage, StorageErrorKind};
 use tower_ratelimit::{Key, RateLimiter, Storage};
 
-use super::{LONG, storage, with_options};
+use super::{LONG, connected, migrate, storage, with_options};
 
 #[test]
 fn ten_storages_can_create_the_table_at_once() {
@@ -16,11 +16,9 @@ fn ten_storages_can_create_the_table_at_once() {
         let mut tasks = JoinSet::new();
         for _ in 0..10 {
             let storage = with_options(&server, "schema=limits&table=states");
-            tasks.spawn(async move { storage.migrate().await });
+            tasks.spawn(async move { migrate(&storage).await });
         }
-        for migrated in tasks.join_all().await {
-            migrated.unwrap();
-        }
+        tasks.join_all().await;
         // Processes that create the table when they connect can do so at the same time, too.
         let mut tasks = JoinSet::new();
         for _ in 0..10 {
@@ -53,7 +51,7 @@ fn table_created_from_the_definition_can_be_used() {
 #[test]
 fn user_without_the_right_to_create_tables_can_use_the_table() {
     let server = Postgres::start(&[]);
-    RUNTIME.block_on(with_options(&server, "schema=limits").migrate()).unwrap();
+    RUNTIME.block_on(migrate(&with_options(&server, "schema=limits")));
     let url = format!("postgres://app@127.0.0.1:{}/postgres?schema=limits", server.port());
     server.ask("CREATE USER app");
     let app = PostgresStorage::new(&with_timeout(&url, LONG)).unwrap();
@@ -105,7 +103,7 @@ fn expired_rows_are_deleted_by_later_writes() {
 #[test]
 fn updates_change_no_index() {
     let server = Postgres::start(&["synchronous_commit=off"]);
-    let storage = storage(&server);
+    let storage = connected(&server);
     let policy = policy("fixed-window 100000/day");
     RUNTIME.block_on(async {
         for number in 0..300 {

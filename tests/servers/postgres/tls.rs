@@ -23,7 +23,7 @@ async fn only_certificates_that_the_url_names_are_trusted() {
     for (host, mode) in [("localhost", "require"), ("127.0.0.1", "verify-full")] {
         let storage = storage(host, &format!("sslmode={mode}&ca={ca}&timeout=60s"));
         storage.ready(LONG).await.unwrap();
-        storage.migrate().await.unwrap();
+        super::migrate(&storage).await;
         let limiter = RateLimiter::with_storage(Quota::per_minute(5), storage);
         assert!(limiter.hit(&Key::from(host)).await.unwrap().is_admitted());
     }

@@ -5,11 +5,12 @@ use std::sync::{Arc, Mutex};
 
 use common::harness::{DEADLINE, EntryPoints, SECOND};
 use common::servers::Server;
+use common::servers::storage::failed_check;
 use common::{message, policy};
 use tower_ratelimit::storage::Credentials;
 use tower_ratelimit::{BoxError, Global};
 
-use super::{PLENTY, check_error, entry_points, ready, storage, storage_within};
+use super::{PLENTY, entry_points, ready, storage, storage_within};
 
 /// Guards against a defect of another client: the connection manager of the `redis` crate does not
 /// reconnect after a rejected login.
@@ -18,8 +19,8 @@ async fn storage_becomes_ready_when_a_wrong_password_is_corrected() {
     let server = Server::start(&["--requirepass", "first"]);
     let url = format!("redis://:p%40ss%2Fword@127.0.0.1:{}", server.port());
     let (with, without) = (storage(&url), storage(&server.url()));
-    assert!(message(check_error(&with).await).contains("authentication failed"));
-    assert!(message(check_error(&without).await).contains("NOAUTH"));
+    assert!(message(failed_check(&with).await).contains("authentication failed"));
+    assert!(message(failed_check(&without).await).contains("NOAUTH"));
     server.ask(&["CONFIG", "SET", "requirepass", "p@ss/word"]);
     assert!(ready(&with).await < SECOND);
     assert!(!format!("{with:?}").contains("p@ss"));
@@ -79,7 +80,7 @@ async fn provider_is_called_for_each_connection() {
         let credentials = provider.credentials();
         async { credentials }
     });
-    let error = message(check_error(&storage).await);
+    let error = message(failed_check(&storage).await);
     assert!(error.contains("the credentials provider failed: the vault is sealed"), "{error}");
 
     vault.set(Some("first"));
@@ -107,7 +108,7 @@ async fn provider_is_called_for_each_connection() {
 async fn no_error_contains_a_password_of_a_provider() {
     let server = Server::start(&["--rename-command", "AUTH", ""]);
     let storage = storage(&server.url()).credentials(|| async { Ok(Credentials::new("me", "hunter2")) });
-    let error = check_error(&storage).await;
+    let error = failed_check(&storage).await;
     assert!(!format!("{error:#} {error:?}").contains("hunter2"), "{error:?}");
     assert!(!format!("{:?}", Credentials::new("me", "hunter2")).contains("hunter2"));
 }
@@ -118,9 +119,9 @@ async fn url_selects_the_user_and_the_database() {
     server.ask(&["ACL", "SETUSER", "a:b", "on", ">s e", "+@all", "~*"]);
     let at = format!("127.0.0.1:{}", server.port());
     ready(&storage(&format!("redis://a%3Ab:s%20e@{at}/3"))).await;
-    let error = check_error(&storage(&format!("redis://a%3Ab:se@{at}/3"))).await;
+    let error = failed_check(&storage(&format!("redis://a%3Ab:se@{at}/3"))).await;
     assert!(format!("{error:#}").contains("authentication failed"), "{error}");
-    let error = message(check_error(&storage(&format!("valkey://{at}/99"))).await);
+    let error = message(failed_check(&storage(&format!("valkey://{at}/99"))).await);
     assert!(error.contains("99") || error.contains("range"), "{error}");
     let clients = storage(&format!("redis://{at}/5"));
     ready(&clients).await;
@@ -131,7 +132,7 @@ async fn url_selects_the_user_and_the_database() {
 #[tokio::test]
 async fn no_error_contains_a_password() {
     let server = Server::start(&["--rename-command", "AUTH", ""]);
-    let error = check_error(&storage(&format!("redis://me:hunter2@127.0.0.1:{}", server.port()))).await;
+    let error = failed_check(&storage(&format!("redis://me:hunter2@127.0.0.1:{}", server.port()))).await;
     let causes = std::iter::successors(Some(&error as &dyn std::error::Error), |cause| cause.source());
     let texts: Vec<String> = causes.map(|cause| format!("{cause} {cause:?}")).collect();
     assert!(texts.len() > 1 && !texts.concat().contains("hunter2"), "{texts:?}");

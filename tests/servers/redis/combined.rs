@@ -140,7 +140,7 @@ async fn lost_reply_fails_every_hit_that_waits_for_it() {
     let proxy = Proxy::start(server.port());
     let url = format!("redis://127.0.0.1:{}", proxy.port());
     let (storage, policy) = (storage(&url), policy("10/day"));
-    let quick = storage_within(&url, Duration::from_millis(300));
+    let quick = storage_within(&url, Duration::from_secs(2));
     storage.ready(LONG).await.unwrap();
     quick.ready(LONG).await.unwrap();
     hits(&storage, &policy).await.into_iter().for_each(|result| assert!(result.unwrap().is_admitted()));

@@ -2,6 +2,8 @@
 //! servers on which hits must not be combined.
 
 use std::net::TcpListener;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use common::policy;
@@ -148,7 +150,17 @@ async fn combined_hits_count_towards_the_limit_of_calls_in_flight() {
     ready(&storage).await;
     assert!(hit(&storage, &policy, 0).await.unwrap().is_admitted());
     server.stop();
-    let hits: Vec<_> = (0..4_096).map(|client| tokio::spawn(hit(&storage, &policy, client))).collect();
+    let begun = Arc::new(AtomicU32::new(0));
+    let hits: Vec<_> = (0..4_096)
+        .map(|client| {
+            let (begun, hit) = (Arc::clone(&begun), hit(&storage, &policy, client));
+            tokio::spawn(async move {
+                begun.fetch_add(1, Ordering::SeqCst);
+                hit.await
+            })
+        })
+        .collect();
+    eventually("all hits have begun", async || begun.load(Ordering::SeqCst) == 4_096).await;
     sleep(Duration::from_millis(200)).await;
     server.resume();
     let (mut admitted, mut refused) = (0, 0);

@@ -57,11 +57,6 @@ async fn not_ready(storage: &RedisStorage) -> StorageError {
     within(SECOND / 10 + LITTLE, storage.ready(SECOND / 10)).await.unwrap_err()
 }
 
-/// Returns the error of one check.
-async fn check_error(storage: &RedisStorage) -> StorageError {
-    storage.check().await.unwrap_err()
-}
-
 /// Waits until the servers are ready. Returns the elapsed time.
 async fn ready(storage: &RedisStorage) -> Duration {
     let watch = Stopwatch::start();

@@ -3,14 +3,14 @@
 use std::iter;
 use std::time::Duration;
 
-use common::servers::storage::RUNTIME;
+use common::servers::storage::{RUNTIME, failed_check};
 use common::servers::{Cluster, Server};
 use common::{EVERY_STRATEGY, foreign, message, policy};
 use tower_ratelimit::storage::{Clock, ManualClock, RedisStorage, StorageError, StorageRequest};
 use tower_ratelimit::strategy::State;
 use tower_ratelimit::{Decision, Key, Op, Policy, RateLimiter, Storage};
 
-use super::{LONG, check_error, ready, storage};
+use super::{LONG, ready, storage};
 
 /// The page with the `ACL SETUSER` line.
 const DOCS: &str = include_str!("../../../src/storage/redis/server.md");
@@ -156,7 +156,7 @@ async fn renamed_command_is_an_error() {
         let storage = storage(&server.url());
         let outcome = hits(&storage, &policy("moving-window 6/day"), &Key::from("k")).await;
         assert!(outcome.admitted <= MOST && !outcome.errors.is_empty(), "{command}");
-        let error = message(check_error(&storage).await);
+        let error = message(failed_check(&storage).await);
         assert!(error.contains(command), "{error}");
     }
 }
@@ -256,7 +256,7 @@ async fn ready_detects_a_missing_right_on_one_node() {
     for node in &cluster.nodes {
         assert_eq!(node.ask(&["DBSIZE"]).to_string(), "0");
         node.ask(&["ACL", "SETUSER", "ratelimit", "-setrange"]);
-        let error = message(check_error(&storage).await);
+        let error = message(failed_check(&storage).await);
         assert!(error.contains("SETRANGE") && error.contains(&node.port().to_string()), "{error}");
         node.ask(&["ACL", "SETUSER", "ratelimit", "+setrange"]);
     }

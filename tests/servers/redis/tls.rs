@@ -109,7 +109,7 @@ async fn rustls_configuration_of_the_program_decides_on_versions_and_certificate
     let storage = |tls: &TlsConfig| RedisStorage::new(&url).unwrap().try_tls(tls);
     let mut roots = RootCertStore::empty();
     let untrusting = TlsConfig::from_rustls(config(roots.clone()));
-    let error = message(storage(&untrusting).unwrap().check().await.unwrap_err());
+    let error = message(failed_check(&storage(&untrusting).unwrap()).await);
     assert!(error.contains("certificate"), "{error}");
     assert_eq!(handshakes.0.load(Ordering::Relaxed), 0);
 
