@@ -20,10 +20,6 @@ pub const SECOND: Duration = Duration::from_secs(1);
 /// The timeout of storages whose servers fail.
 pub const DEADLINE: Duration = Duration::from_millis(200);
 
-/// The shortest time after which a call with this timeout can fail late. Compare-and-swap gives up
-/// before the timeout, and PostgreSQL cancels a statement before that.
-pub const EARLIEST: Duration = Duration::from_millis(140);
-
 /// The tolerance for late results.
 pub const MARGIN: Duration = Duration::from_secs(1);
 
@@ -162,7 +158,7 @@ impl EntryPoints {
             // An earlier hit that timed out on a busy machine may win its swap late. The limit is out of
             // reach, so a refusal is contended, and counts nothing.
             let is_late = if answers.contains(&Answer::Failed) {
-                round.excuses(EARLIEST)
+                round.excuses(DEADLINE)
             } else {
                 !self.watch.excess().is_zero()
             };

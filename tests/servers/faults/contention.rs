@@ -1,6 +1,6 @@
 //! Contention: many callers on one key of a storage that uses compare-and-swap.
 
-use common::harness::{Answer, DEADLINE, EARLIEST, Service, limited, timely};
+use common::harness::{Answer, DEADLINE, Service, limited, timely};
 use common::servers::{FaultyServer, Mode, Proxy};
 use common::time::Stopwatch;
 use common::{ask, get};
@@ -30,7 +30,7 @@ fn counts(answers: &[Answer]) -> [usize; 3] {
 async fn decided(service: &Service) -> Option<Answer> {
     let watch = Stopwatch::start();
     let answer = Answer::of_response(&timely(ask(service, get("/"))).await, OnError::Admit);
-    (answer != Answer::Failed || !watch.excuses(EARLIEST)).then_some(answer)
+    (answer != Answer::Failed || !watch.excuses(DEADLINE)).then_some(answer)
 }
 
 /// Guards against this defect: exhausted compare-and-swap attempts are a storage error, which
