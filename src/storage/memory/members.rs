@@ -1,13 +1,15 @@
 //! Decisions on several keys together.
 
+mod locked;
 mod stored;
 
 use std::mem;
 
+use self::locked::{Locked, Place};
 use super::decide::LogGuard;
 use super::evict::{NoRoom, Search};
 use super::inner::{Located, MemoryInner};
-use super::shard::{KeyHash, Shard};
+use super::shard::Shard;
 use super::size::{Need, Size};
 use crate::decision::Decision;
 use crate::policy::{Member, Op};
@@ -117,47 +119,7 @@ impl Loaded<'_> {
     }
 }
 
-/// The place of a member's states.
-#[derive(Clone, Copy, Default)]
-struct Place {
-    key: KeyHash,
-    /// The number of the shard.
-    number: usize,
-    /// The index of the member that has the lock of the shard.
-    owner: usize,
-}
-
-/// The shards of several keys, each locked once.
-struct Locked<'a, 's> {
-    inner: &'a MemoryInner,
-    places: &'s [Place],
-    /// The lock of each member, unless another member with the same shard has it.
-    shards: &'s mut [Option<MutexGuard<'a, Shard>>],
-    now: Timestamp,
-}
-
 impl<'a> Locked<'a, '_> {
-    /// Sets the time of the decision and of all shards. See [`Shard::time`].
-    #[inline]
-    fn set_time(&mut self) {
-        for shard in self.shards.iter_mut().flatten() {
-            self.now = shard.time(self.now, &self.inner.clock);
-        }
-    }
-
-    /// Counts a decision in each shard. Returns `true` if a sweep is due.
-    #[inline]
-    fn count_hit(&mut self) -> bool {
-        let shards = self.shards.iter_mut().flatten();
-        shards.fold(false, |is_due, shard| self.inner.is_sweep_due(shard.count_hit()) | is_due)
-    }
-
-    /// Returns the shard of a member.
-    #[inline]
-    fn shard(&mut self, at: usize) -> &mut Shard {
-        self.shards[self.places[at].owner].as_mut().expect("the shard is locked")
-    }
-
     /// Decides any requests: with new keys and logs, and when the storage is full.
     #[inline(never)]
     fn decide_any(&mut self, requests: &[StorageRequest<'_>]) -> Vec<Decision> {

@@ -2,7 +2,7 @@
 //! changed, and then stored or forgotten together.
 
 use super::super::slot::TableSlot;
-use super::{Locked, Place};
+use super::locked::{Locked, Place};
 use crate::decision::Decision;
 use crate::policy::Op;
 use crate::storage::StorageRequest;
