@@ -2,6 +2,7 @@
 
 use std::sync::LazyLock;
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::thread;
 
 use tokio::runtime::Runtime;
 use tower_ratelimit::Storage;
@@ -27,14 +28,19 @@ pub async fn failed_check(storage: &impl Storage) -> StorageError {
     last.unwrap()
 }
 
-/// A storage with a new prefix and a manual clock.
+/// A connected storage with a new prefix and a manual clock.
 pub fn on(server: &Server, clock: ManualClock) -> RedisStorage {
     static NUMBER: AtomicU32 = AtomicU32::new(0);
     on_prefix(server, &format!("t{}", NUMBER.fetch_add(1, Ordering::SeqCst)), clock)
 }
 
-/// A storage with a manual clock.
+/// A connected storage with a manual clock. On a busy machine, the first attempt to connect may take
+/// longer than a call waits for it.
 pub fn on_prefix(server: &Server, prefix: &str, clock: ManualClock) -> RedisStorage {
     let url = with_option(&with_timeout(&server.url(), EVENTUALLY), "prefix", prefix);
-    RedisStorage::new(&url).unwrap().clock(clock)
+    let storage = RedisStorage::new(&url).unwrap().clock(clock);
+    // The caller may be in a runtime, whose thread cannot enter another one.
+    let connect = || RUNTIME.block_on(storage.ready(EVENTUALLY)).unwrap();
+    thread::scope(|scope| scope.spawn(connect).join()).unwrap();
+    storage
 }

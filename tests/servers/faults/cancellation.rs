@@ -28,18 +28,19 @@ async fn dropped_hit_does_not_affect_other_callers<B: Backend>() {
         assert!(dropped.is_err() || begun.elapsed() >= delay);
     };
     let hit = async |key| super::hit(&limiter, &Key::from(key)).await;
-    let (begun, mut connections) = (Instant::now(), 0);
+    let (begun, mut most) = (Instant::now(), 1);
     // The first hit is dropped while the storage connects.
     for (round, patience) in (1..).zip([5, 0, 1, 5, 10, 15, 19]) {
         dropped_after(patience).await;
         let (b, c, ()) = tokio::join!(hit("b"), hit("c"), dropped_after(patience));
         assert_eq!([b, c].map(|decision| decision.remaining()), [1_000 - round; 2]);
         if round == 1 {
-            connections = proxy.connections();
-            assert!(connections <= most_connections(begun.elapsed()), "{connections}");
+            most = most_connections(begun.elapsed());
         }
     }
-    assert_eq!(proxy.connections(), connections);
+    // The proxy may count the last attempt to connect after the round.
+    let connections = proxy.connections();
+    assert!(connections <= most, "{connections} connections, but {most} attempts");
 }
 
 async fn many_dropped_hits_do_not_affect_other_callers<B: Backend>() {

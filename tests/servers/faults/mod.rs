@@ -99,7 +99,7 @@ async fn recovers(limiter: &RateLimiter) -> Duration {
 
 /// Makes a hit with a timeout of [`LONG`], and panics if it fails. Repeats it if the machine is so
 /// busy that an attempt to connect takes longer than a second, which counts nothing.
-async fn hit(limiter: &RateLimiter, key: &Key) -> Decision {
+pub(crate) async fn hit(limiter: &RateLimiter, key: &Key) -> Decision {
     let watch = Stopwatch::start();
     loop {
         match limiter.hit(key).await {

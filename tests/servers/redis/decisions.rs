@@ -13,7 +13,7 @@ use tower_ratelimit::strategy::State;
 use tower_ratelimit::testing::{StorageLaws, concurrent_hits_are_exact};
 use tower_ratelimit::{ElasticWindow, Key, Limit, MovingWindow, Op, Policy, Quota, RateLimiter, Storage, Timestamp};
 
-use super::records;
+use super::{compare_in_time, records};
 
 #[test]
 fn storage_obeys_the_laws() {
@@ -141,63 +141,76 @@ fn decoded_log(server: &Server, states: &str, tag: &str, numbers: &[u64]) -> Str
 fn decisions_and_stored_states_equal_those_of_the_strategies() {
     let server = Server::start(&[]);
     let mut numbers = Numbers(0x1234_5678_9abc_def1);
-    let (mut calls, mut texts, mut round) = (0, 0, 0);
+    let (mut calls, mut texts) = (0, 0);
     while calls < 8_000 {
-        round += 1;
-        let clock = ManualClock::default();
-        let prefix = format!("r{round}");
-        let storage = on_prefix(&server, &prefix, clock.clone());
-        let others = (0..numbers.below(3)).map(|_| random_limit(&mut numbers)).collect::<Vec<_>>();
-        let policy = others.into_iter().fold(Policy::named("p").with(random_limit(&mut numbers)), Policy::with);
-        let mut states = vec![State::Fresh; policy.limits().len()];
-        let key = Key::from("k");
-        let longest = policy.limits().iter().map(|limit| limit.quota().period_micros()).max().unwrap();
-        let capacity = u64::from(policy.limits().iter().map(Limit::capacity).min().unwrap());
-        let mut hits = Vec::new();
-        RUNTIME.block_on(async {
-            for step in 0..75 {
-                let wait = match numbers.below(6) {
-                    0 => numbers.below(1_000),
-                    1 => numbers.below(longest / capacity + 2),
-                    2 => numbers.below(longest / 8 + 1),
-                    3 => 1,
-                    4 if numbers.below(4) == 0 => numbers.below(2 * longest),
-                    _ => 0,
-                };
-                // Later instants are not exact in Lua, whose numbers are doubles.
-                let most = (1_u64 << 52).saturating_sub(clock.now().as_micros());
-                clock.advance(Duration::from_micros(wait.min(most)));
-                let now = clock.now();
-                if numbers.below(5) == 0 && !hits.is_empty() {
-                    let hit = hits.swap_remove(usize::try_from(numbers.below(hits.len() as u64)).unwrap());
-                    let actual = actual_cost(&mut numbers, &hit, capacity);
-                    storage.settle(&policy, &key, &hit, actual).await.unwrap();
-                    policy.settle(&mut states, now, &hit, actual);
-                    continue;
-                }
-                let most = match numbers.below(5) {
-                    0..3 => 1,
-                    3 => capacity / 3 + 1,
-                    _ => capacity + 1,
-                };
-                let cost = u32::try_from(1 + numbers.below(most)).unwrap_or(u32::MAX);
-                let op = numbers.one_of(&[Op::Peek, Op::Peek, Op::Hit, Op::Hit, Op::Hit, Op::Hit, Op::Hit, Op::Charge]);
-                let answer = storage.decide(StorageRequest::new(&policy, &key, op, cost)).await.unwrap();
-                assert_eq!(answer, policy.decide(&mut states, now, op, cost), "{policy}, round {round}, step {step}");
-                calls += 1;
-                if op == Op::Hit && answer.is_admitted() {
-                    hits.push(answer);
-                    if step % 8 == 0 {
-                        let expected = stored(&policy, &states, now);
-                        let found = found(&server, &policy, &format!("{prefix}:{{p|t:k}}v1"), now);
-                        assert_eq!(found, expected, "{policy}, {states:?}");
-                        texts += expected.len();
-                    }
-                }
-            }
-        });
+        let (more_calls, more_texts) = compare_in_time(&mut numbers, |numbers| compare_states(&server, numbers));
+        calls += more_calls;
+        texts += more_texts;
     }
     assert!(texts > 400, "{texts}");
+}
+
+/// Applies random operations to one key, and compares decisions and stored states with those of the
+/// strategies. Returns the number of decisions and of stored states, or the first difference.
+fn compare_states(server: &Server, numbers: &mut Numbers) -> Result<(u32, usize), String> {
+    server.ask(&["FLUSHALL"]);
+    let clock = ManualClock::default();
+    let storage = on_prefix(server, "states", clock.clone());
+    let others = (0..numbers.below(3)).map(|_| random_limit(numbers)).collect::<Vec<_>>();
+    let policy = others.into_iter().fold(Policy::named("p").with(random_limit(numbers)), Policy::with);
+    let mut states = vec![State::Fresh; policy.limits().len()];
+    let key = Key::from("k");
+    let longest = policy.limits().iter().map(|limit| limit.quota().period_micros()).max().unwrap();
+    let capacity = u64::from(policy.limits().iter().map(Limit::capacity).min().unwrap());
+    let (mut hits, mut calls, mut texts) = (Vec::new(), 0, 0);
+    RUNTIME.block_on(async {
+        for step in 0..75 {
+            let wait = match numbers.below(6) {
+                0 => numbers.below(1_000),
+                1 => numbers.below(longest / capacity + 2),
+                2 => numbers.below(longest / 8 + 1),
+                3 => 1,
+                4 if numbers.below(4) == 0 => numbers.below(2 * longest),
+                _ => 0,
+            };
+            // Later instants are not exact in Lua, whose numbers are doubles.
+            let most = (1_u64 << 52).saturating_sub(clock.now().as_micros());
+            clock.advance(Duration::from_micros(wait.min(most)));
+            let now = clock.now();
+            if numbers.below(5) == 0 && !hits.is_empty() {
+                let hit = hits.swap_remove(usize::try_from(numbers.below(hits.len() as u64)).unwrap());
+                let actual = actual_cost(numbers, &hit, capacity);
+                storage.settle(&policy, &key, &hit, actual).await.unwrap();
+                policy.settle(&mut states, now, &hit, actual);
+                continue;
+            }
+            let most = match numbers.below(5) {
+                0..3 => 1,
+                3 => capacity / 3 + 1,
+                _ => capacity + 1,
+            };
+            let cost = u32::try_from(1 + numbers.below(most)).unwrap_or(u32::MAX);
+            let op = numbers.one_of(&[Op::Peek, Op::Peek, Op::Hit, Op::Hit, Op::Hit, Op::Hit, Op::Hit, Op::Charge]);
+            let answer = storage.decide(StorageRequest::new(&policy, &key, op, cost)).await.unwrap();
+            let expected = policy.decide(&mut states, now, op, cost);
+            if answer != expected {
+                return Err(format!("{policy}, step {step}: {answer:?}, but expected {expected:?}"));
+            }
+            calls += 1;
+            if op == Op::Hit && answer.is_admitted() {
+                hits.push(answer);
+                if step % 8 == 0 {
+                    let expected = stored(&policy, &states, now);
+                    let found = found(server, &policy, "states:{p|t:k}v1", now);
+                    if found != expected {
+                        return Err(format!("{policy}, {states:?}: {found:?}, but expected {expected:?}"));
+                    }
+                    texts += expected.len();
+                }
+            }
+        }
+        Ok((calls, texts))
+    })
 }
 
 #[test]

@@ -22,11 +22,13 @@ mod tls;
 mod url;
 mod versions;
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use common::harness::{DEADLINE, EntryPoints, SECOND, within};
+use common::random::Numbers;
 use common::servers::with_timeout;
-use common::time::Stopwatch;
+use common::time::{EVENTUALLY, Stopwatch};
+use common::vectors::IN_TIME;
 use tower_ratelimit::storage::{RedisStorage, StorageError};
 use tower_ratelimit::{Global, Policy, Storage};
 
@@ -62,4 +64,22 @@ async fn ready(storage: &RedisStorage) -> Duration {
     let watch = Stopwatch::start();
     storage.ready(LONG).await.unwrap();
     watch.elapsed()
+}
+
+/// Compares decisions on a manual clock with those of a model. Panics with the difference that
+/// `compare` returns. The server removes a key by its own clock, so a difference after [`IN_TIME`] is
+/// no fault: then the comparison is repeated with the same numbers.
+fn compare_in_time<T>(numbers: &mut Numbers, compare: impl Fn(&mut Numbers) -> Result<T, String>) -> T {
+    let first = numbers.clone();
+    let watch = Stopwatch::start();
+    loop {
+        let begun = Instant::now();
+        match compare(numbers) {
+            Ok(compared) => return compared,
+            Err(difference) => {
+                assert!(begun.elapsed() >= IN_TIME && watch.wall() < EVENTUALLY, "{first:?}: {difference}");
+                *numbers = first.clone();
+            }
+        }
+    }
 }

@@ -1,13 +1,11 @@
 //! States that changed since the storage wrote them: lost logs, writes of other programs, clocks
 //! that go back, and different releases of a program.
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use common::random::{Numbers, actual_cost, random_amount};
 use common::servers::storage::{RUNTIME, on, on_prefix};
 use common::servers::{Reply, Server, with_option};
-use common::time::{EVENTUALLY, Stopwatch};
-use common::vectors::IN_TIME;
 use common::{EVERY_STRATEGY, message, policy};
 use tower_ratelimit::storage::{Clock, ManualClock, RedisStorage, StorageRequest};
 use tower_ratelimit::strategy::State;
@@ -17,7 +15,7 @@ use tower_ratelimit::{
 };
 
 use super::decisions::tags;
-use super::records;
+use super::{compare_in_time, records};
 
 const DAY: u64 = 86_400_000_000;
 const LOG: &str = "1.moving-window/86400000000";
@@ -151,19 +149,8 @@ fn damaged_log_of_several_chunks_is_valid_again_after_a_period() {
 fn releases_with_different_limits_decide_like_the_model() {
     let server = Server::start(&[]);
     let mut numbers = Numbers(0x1234_5678_9abc_def1);
-    for round in 0..150 {
-        // The server removes a key by its own clock, so a slow round is repeated.
-        let watch = Stopwatch::start();
-        loop {
-            let (started, mut same) = (Instant::now(), numbers.clone());
-            let compared = compare_releases(&server, &mut same);
-            if compared.is_ok() || started.elapsed() < IN_TIME {
-                compared.unwrap_or_else(|difference| panic!("round {round}, {difference}"));
-                numbers = same;
-                break;
-            }
-            assert!(watch.wall() < EVENTUALLY, "round {round} is too slow");
-        }
+    for _ in 0..150 {
+        compare_in_time(&mut numbers, |numbers| compare_releases(&server, numbers));
     }
 }
 
