@@ -3,7 +3,6 @@
 use std::time::Duration;
 
 use common::random::Numbers;
-use common::servers::storage::on;
 use common::servers::{Mode, Proxy, Server};
 use common::{EVERY_STRATEGY, policy};
 use futures_util::future::{join_all, poll_immediate};
@@ -11,7 +10,7 @@ use tower_ratelimit::storage::{Clock, ManualClock, RedisStorage, StorageError, S
 use tower_ratelimit::testing::Model;
 use tower_ratelimit::{Decision, Key, Op, Policy, Storage};
 
-use super::{LONG, ready, storage, storage_within};
+use super::{LONG, connected, ready, storage, storage_within};
 
 const CLIENTS: u64 = 64;
 
@@ -34,7 +33,7 @@ async fn combined_hits_decide_like_the_strategies() {
     let several = several.join("; ");
     for text in EVERY_STRATEGY.into_iter().chain([&*several]) {
         let (clock, mut model, policy) = (ManualClock::default(), Model::default(), policy(text).with_name("p"));
-        let storage = on(&server, clock.clone());
+        let storage = connected(&server, clock.clone()).await;
         let before = server.calls("evalsha");
         for step in 0..40 {
             let costs: Vec<u32> = (0..CLIENTS).map(|_| numbers.one_of(&[1, 1, 1, 2, 3])).collect();
@@ -57,7 +56,7 @@ async fn combined_hits_decide_like_the_strategies() {
 async fn combined_hits_on_one_key_admit_exactly_the_limit() {
     let server = Server::start(&[]);
     for text in ["fixed-window 40/day", "40/day", "token-bucket 40/day", "moving-window 40/day"] {
-        let (storage, policy) = (on(&server, ManualClock::default()), policy(text));
+        let (storage, policy) = (connected(&server, ManualClock::default()).await, policy(text));
         let all = (0..100).map(|_| hit(&storage, &policy, 7, 1));
         let decided = join_all(all).await;
         let admitted = decided.into_iter().map(Result::unwrap).filter(Decision::is_admitted);

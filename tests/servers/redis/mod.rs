@@ -26,10 +26,10 @@ use std::time::{Duration, Instant};
 
 use common::harness::{DEADLINE, EntryPoints, SECOND, within};
 use common::random::Numbers;
-use common::servers::with_timeout;
+use common::servers::{Server, with_timeout};
 use common::time::{EVENTUALLY, Stopwatch};
 use common::vectors::IN_TIME;
-use tower_ratelimit::storage::{RedisStorage, StorageError};
+use tower_ratelimit::storage::{ManualClock, RedisStorage, StorageError};
 use tower_ratelimit::{Global, Policy, Storage};
 
 /// A timeout that a test reaches only if it hangs.
@@ -64,6 +64,15 @@ async fn ready(storage: &RedisStorage) -> Duration {
     let watch = Stopwatch::start();
     storage.ready(LONG).await.unwrap();
     watch.elapsed()
+}
+
+/// A connected storage with a manual clock, on an empty server. Its connection is a task of the test's
+/// thread, so hits that are polled together wait together.
+async fn connected(server: &Server, clock: ManualClock) -> RedisStorage {
+    server.ask(&["FLUSHALL"]);
+    let storage = storage(&server.url()).clock(clock);
+    ready(&storage).await;
+    storage
 }
 
 /// Compares decisions on a manual clock with those of a model. Panics with the difference that

@@ -8,7 +8,7 @@ use tower_ratelimit::storage::{ManualClock, RedisStorage, StorageRequest};
 use tower_ratelimit::strategy::{Hit, Script, State, Status, Strategy};
 use tower_ratelimit::{FixedWindow, Key, Limit, MovingWindow, Op, Policy, Quota, Storage, Timestamp, TokenBucket};
 
-use super::ready;
+use super::{connected, ready};
 
 /// Another strategy under a new name, with another script.
 #[derive(Debug)]
@@ -168,7 +168,7 @@ fn error_of_a_script_is_reported_and_counts_nothing() {
 #[tokio::test]
 async fn hits_with_a_wrong_delay_fail_and_count_nothing() {
     let server = Server::start(&[]);
-    let storage = on(&server, ManualClock::default());
+    let storage = connected(&server, ManualClock::default()).await;
     let sources: &'static [&'static str] = &["function late_hit(now, cost, till, count, anchor, amount, period)
           return now + period, count + cost, 0, 'soon'
         end\n"];
@@ -183,7 +183,7 @@ async fn hits_with_a_wrong_delay_fail_and_count_nothing() {
 #[tokio::test]
 async fn hit_whose_script_fails_does_not_fail_those_in_the_same_call() {
     let server = Server::start(&[]);
-    let storage = on(&server, ManualClock::default());
+    let storage = connected(&server, ManualClock::default()).await;
     let sources: &'static [&'static str] = &["function moody_hit(now, cost, till, count, anchor, amount, period)
           if amount == 13 then
             error('OH no')
