@@ -31,13 +31,13 @@
 //! | Lock out clients that guess passwords | [Protecting a login](guide::protecting_a_login) |
 //! | Refuse requests, let them wait, choose header fields | [Headers and refusals](guide::headers_and_refusals) |
 //! | Keep to the limits of other servers, as their client | [Limits of other servers](guide::limits_of_other_servers) |
-//! | Limit how many requests are in flight at once: streams, uploads, web sockets | [Requests in flight](guide::requests_in_flight) |
+//! | Limit how many requests are in flight at once: streams, uploads, WebSockets | [Requests in flight](guide::requests_in_flight) |
 //! | Share limits between processes: choose and connect a storage, also over TLS | [Several processes](guide::several_processes) |
 //! | Handle failures of Redis and other storages | [Outages](guide::outages) |
 //! | Keep the counts in a store of your own | [Write a storage](guide::write_a_storage) |
 //! | Test an app that has limits | [Testing your app](guide::testing_your_app) |
 //! | Plan memory and servers for a number of clients | [Sizing](guide::sizing) |
-//! | Export metrics, set alerts, list the clients near their limit, read logs and lints | [Monitoring](guide::monitoring) |
+//! | Export metrics, set alerts, list the keys in use, read logs and lints | [Monitoring](guide::monitoring) |
 //! | Start, check health, rotate logins, change limits, upgrade | [Deploying](guide::deploying) |
 //! | Move from `tower_governor` | [Migrating](guide::migrating_from_tower_governor) |
 //! | Move from `axum-governor`, `actix-limitation` or a `DashMap` | [Migrating from others](guide::migrating_from_others) |
@@ -90,7 +90,7 @@
 //! | `partition-key` | `Headers::partition_key`, which adds a hash of the key to the IETF header fields |
 //! | `redis` | `RedisStorage`, for Redis and Valkey |
 //! | `redis-cluster`, `redis-sentinel`, `redis-rustls` | `redis+cluster://`, `redis+sentinel://` and `rediss://` URLs |
-//! | `redis-connection-manager`, `redis-cluster-async` | `RedisStorage` on a connection that a program has already, of the crate `redis` 1 |
+//! | `redis-connection-manager`, `redis-cluster-async` | `RedisStorage` on a connection of the crate `redis` 1 that a program already has |
 //! | `memcached`, `memcached-rustls` | `MemcachedStorage`, and `memcacheds://` URLs |
 //! | `etcd`, `etcd-rustls` | `EtcdStorage`, and `etcds://` URLs |
 //! | `serde` | [`Quota`], [`Policy`], [`Headers`], [`OnError`] and [`StorageUrl`](storage::StorageUrl) as strings |

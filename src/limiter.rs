@@ -104,7 +104,7 @@ impl RateLimiter {
     ///
     /// Panics if all limits of the policy are lockouts [by refusals](crate::Lockout::by_refusals),
     /// or if the storage does not support the policy or one of its shadow limits. For example,
-    /// storages on servers do not support [long logs](crate::guide::several_processes#long-logs).
+    /// memcached, etcd and PostgreSQL reject [long logs](crate::guide::several_processes#long-logs).
     /// To get an error instead, use [`try_with_storage`](Self::try_with_storage).
     #[track_caller]
     pub fn with_storage(policy: impl IntoPolicy, storage: impl Storage) -> Self {

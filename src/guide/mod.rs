@@ -11,13 +11,13 @@
 //! | Lock out clients that guess passwords | [Protecting a login](protecting_a_login) |
 //! | Refuse requests, let them wait, choose header fields | [Headers and refusals](headers_and_refusals) |
 //! | Keep to the limits of other servers, as their client | [Limits of other servers](limits_of_other_servers) |
-//! | Limit how many requests are in flight at once: streams, uploads, web sockets | [Requests in flight](requests_in_flight) |
+//! | Limit how many requests are in flight at once: streams, uploads, WebSockets | [Requests in flight](requests_in_flight) |
 //! | Share limits between processes: choose and connect a storage, also over TLS | [Several processes](several_processes) |
 //! | Handle failures of Redis and other storages | [Outages](outages) |
 //! | Keep the counts in a store of your own | [Write a storage](write_a_storage) |
 //! | Test an app that has limits | [Testing your app](testing_your_app) |
 //! | Plan memory and servers for a number of clients | [Sizing](sizing) |
-//! | Export metrics, set alerts, list the clients near their limit, read logs and lints | [Monitoring](monitoring) |
+//! | Export metrics, set alerts, list the keys in use, read logs and lints | [Monitoring](monitoring) |
 //! | Start, check health, rotate logins, change limits, upgrade | [Deploying](deploying) |
 //! | Move from `tower_governor` | [Migrating](migrating_from_tower_governor) |
 //! | Move from `axum-governor`, `actix-limitation` or a `DashMap` | [Migrating from others](migrating_from_others) |
@@ -65,8 +65,8 @@
 //! The outer layer decides first, and an inner layer decides only on requests that the outer one
 //! admits.
 //!
-//! - The response shows the numbers of the layer with fewer remaining units. A refusal keeps the
-//!   numbers of the layer that refuses.
+//! - The response shows the numbers of the layer with fewer remaining units, and those of a rate rather
+//!   than those of requests in flight. A refusal keeps the numbers of the layer that refuses.
 //! - The `Retry-After` of an inner layer's refusal is the longer wait of both layers, if the
 //!   request spent the outer layer's last units and the outer layer writes header fields.
 //! - If an inner layer refuses, the units of the outer layer stay spent. To spend units of all limits

@@ -116,7 +116,7 @@ impl<T> Row<T> {
         self.more.as_ref().map_or(0, |more| more.queue.len())
     }
 
-    /// Returns `true` if the row says nothing that an empty one does not.
+    /// Returns `true` if the row can be removed, because an empty one is equivalent.
     pub(super) fn is_unused(&self) -> bool {
         let is_held = |held: &Held| held.is_busy || held.counted > 0 && Instant::now() < held.forgotten_at;
         let has_more = |more: &More<T>| !more.queue.is_empty() || more.held.as_ref().is_some_and(is_held);

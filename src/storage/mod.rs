@@ -11,8 +11,8 @@
 //! | [`Cas`] | your own store, by two methods of [`CasStorage`] | |
 //! | [`AnyStorage`] | a storage that is chosen at run time, for example by a URL | |
 //!
-//! Every strategy runs on every storage. Storages on servers reject policies whose logs can become
-//! [too long](crate::guide::several_processes#long-logs). [`Leases`] reject strategies whose states
+//! Every storage supports every strategy, except that memcached, etcd and PostgreSQL reject [long
+//! logs](crate::guide::several_processes#long-logs), and [`Leases`] reject strategies whose states
 //! change with each hit or refusal.
 //!
 //! A wrapper is a storage around another storage. This table lists them from the inside out:

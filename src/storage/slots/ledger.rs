@@ -1,9 +1,9 @@
 //! The slots of a key that several processes share: a pure function, without a clock or I/O.
 //!
-//! Each process states the absolute number of slots that it holds. So a repeated message changes
-//! nothing, and the next message corrects one whose reply was lost. The sequence numbers a process's
-//! messages, and one that arrives late is dropped. A process that has let go of all slots stays in the
-//! ledger until its time to live has passed, because a late message would otherwise count again.
+//! Each message contains the number of all slots that a process holds. So a repeated message changes
+//! nothing, and the next message corrects one whose reply was lost. Messages have sequence numbers, so
+//! one that arrives late is dropped. A process that has given back all slots stays in the ledger until
+//! its time to live has passed, because a late message would otherwise count again.
 
 use std::fmt::Write;
 use std::time::Duration;

@@ -1,8 +1,8 @@
-//! The calendar: which days, weeks, months and years begin when.
+//! The calendar: the begin and the end of each day, week, month and year.
 //!
-//! A period begins at local midnight of its first day. Where the clock shows that midnight twice, it
-//! is the first of the two instants. Where it does not show it at all, it is the first instant after
-//! the gap.
+//! A period begins at local midnight of its first day. If the clock shows this midnight twice, the
+//! period begins at the first of the two instants. If the clock skips it, the period begins at the first
+//! instant after the gap.
 
 #[cfg(not(feature = "calendar"))]
 mod missing;
