@@ -41,6 +41,12 @@ impl<'a> StorageRequest<'a> {
         Self { policy, key, op, cost }
     }
 
+    /// Returns `true` if the request changes no state. It need not wait for others, and an error of it
+    /// has counted nothing.
+    pub(super) fn is_peek(&self) -> bool {
+        self.op == Op::Peek || self.cost == 0
+    }
+
     /// Returns a copy that owns its policy and its key, for a future.
     pub(crate) fn owned(&self) -> OwnedRequest {
         OwnedRequest { policy: self.policy.clone(), key: self.key.clone(), op: self.op, cost: self.cost }

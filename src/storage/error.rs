@@ -175,6 +175,12 @@ impl StorageError {
         self.with_may_have_counted(false)
     }
 
+    /// Marks the error of a call that cannot have counted a hit if `is_peek`.
+    #[cfg(any(feature = "redis", feature = "sqlite"))]
+    pub(super) fn uncounted_if(self, is_peek: bool) -> Self {
+        if is_peek { self.uncounted() } else { self }
+    }
+
     fn with_shared_source(mut self, source: Arc<dyn Error + Send + Sync>) -> Self {
         Arc::make_mut(&mut self.0).source = Some(source);
         self

@@ -200,17 +200,12 @@ impl<S: CasStorage> Cas<S> {
     }
 }
 
-/// Returns `true` if the request changes no state. So it need not wait for others.
-fn is_peek(request: StorageRequest<'_>) -> bool {
-    request.op == Op::Peek || request.cost == 0
-}
-
 impl<S: CasStorage> Storage for Cas<S> {
     fn decide(&self, request: StorageRequest<'_>) -> StorageFuture<Decision> {
         if let Err(error) = self.validate(request.policy) {
             return StorageFuture::ready(Err(StorageError::unsupported_policy(error)));
         }
-        if is_peek(request) {
+        if request.is_peek() {
             let answer = self.peek(&[request]);
             return StorageFuture::new(measured(self.label, async { answer.await?.pop().ok_or_else(job::cancelled) }));
         }
@@ -234,7 +229,7 @@ impl<S: CasStorage> Storage for Cas<S> {
         if let Err(error) = self.validate_members(&policies) {
             return StorageFuture::ready(Err(StorageError::unsupported_policy(error)));
         }
-        if members.iter().all(|member| is_peek(*member)) {
+        if members.iter().all(StorageRequest::is_peek) {
             return StorageFuture::new(measured(self.label, self.peek(members)));
         }
         let member = |member: &StorageRequest<'_>| (self.store_key(member.policy, member.key), member.owned());

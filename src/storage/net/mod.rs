@@ -15,6 +15,7 @@ use std::time::Duration;
 
 use socket2::{SockRef, TcpKeepalive};
 use tokio::net::{TcpStream, ToSocketAddrs};
+use tokio::runtime::Handle;
 use tokio::time::{Instant, sleep};
 
 #[cfg(feature = "redis")]
@@ -73,6 +74,8 @@ pub(in crate::storage) const MOST: usize = 1_024;
 /// Returns `error` after three quarters of `timeout`, the timeout of the call. Without the delay,
 /// callers that retry immediately would take all processor time from the connection.
 pub(in crate::storage) async fn fail_delayed<T>(error: StorageError, timeout: Duration) -> Result<T, StorageError> {
+    // Timers panic without a runtime.
+    Handle::try_current().map_err(|_| StorageError::no_runtime())?;
     sleep(timeout * 3 / 4).await;
     Err(error)
 }

@@ -137,8 +137,8 @@ impl Combiner {
         if others >= MIN_IN_FLIGHT
             && call.can_be_combined()
             && let Some(node) = link.only_node()
-            && self.is_possible_on(node)
             && Handle::try_current().is_ok()
+            && self.is_possible_on(node)
             && let Some(result) = self.join(node, call, deadline).await
         {
             return result;

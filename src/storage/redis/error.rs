@@ -31,16 +31,42 @@ pub(super) enum Redirect<'a> {
     TryAgain,
 }
 
+/// The begin of the texts after `ERR` with which twemproxy reports that its server did not answer.
+/// They are those of `strerror`.
+const NO_ANSWER: [&str; 7] = [
+    "Broken pipe",
+    "Connection ",
+    "Host is down",
+    "Network is ",
+    "No route to host",
+    "Operation timed out",
+    "Resource temporarily unavailable",
+];
+
 /// Converts an error of the `redis` crate. An error reply of `server` means that it refused the
-/// command. Any other error means that the connection was lost after the command was sent.
+/// command, unless a proxy wrote it, which may have forwarded the command. Any other error means that
+/// the connection was lost after the command was sent.
 pub(super) fn from_redis(server: &str, error: RedisError) -> StorageError {
     let cause = RedisCause(without_arguments(error));
     match cause.0.kind() {
         _ if cause.0.code() == Some(FOREIGN) => {
             StorageError::new(StorageErrorKind::Unsupported, format!("{server} refused the command")).with_source(cause)
         }
+        ErrorKind::Server(_) | ErrorKind::Extension if is_of_proxy(&cause.0) => {
+            StorageError::unexpected_reply(server, cause)
+        }
         ErrorKind::Server(_) | ErrorKind::Extension => StorageError::refused(server, cause),
         _ => StorageError::connection_lost(server, cause),
+    }
+}
+
+/// Returns `true` if the reply is not one of Redis, whose codes are upper case. Envoy writes, for
+/// example, `upstream failure`.
+fn is_of_proxy(reply: &RedisError) -> bool {
+    let is_code = |code: &str| !code.bytes().any(|byte| byte.is_ascii_lowercase());
+    match (reply.code(), reply.detail()) {
+        (Some("ERR"), Some(text)) => NO_ANSWER.iter().any(|known| text.starts_with(known)),
+        (code, _) => !code.is_some_and(is_code),
     }
 }
 
@@ -171,9 +197,25 @@ fn redact(text: &str) -> String {
 
 #[cfg(test)]
 mod tests {
-    use redis::ServerErrorKind;
+    use redis::{ServerErrorKind, Value, parse_redis_value};
 
     use super::*;
+
+    #[test]
+    fn error_reply_of_a_proxy_may_have_counted() {
+        let error = |reply: &str| {
+            let reply = parse_redis_value(format!("-{reply}\r\n").as_bytes()).and_then(Value::extract_error);
+            from_redis("it", reply.unwrap_err())
+        };
+        for reply in ["ERR Connection timed out", "ERR Broken pipe", "upstream failure", "no upstream host"] {
+            let error = error(reply);
+            assert!(error.kind() == StorageErrorKind::UnexpectedReply && error.may_have_counted(), "{error:#}");
+        }
+        for reply in ["ERR unknown command", "OOM command not allowed", "NOSCRIPT No script", "READONLY", "X1 no"] {
+            let error = error(reply);
+            assert!(error.kind() == StorageErrorKind::Refused && !error.may_have_counted(), "{error:#}");
+        }
+    }
 
     #[test]
     fn quoted_arguments_are_removed() {

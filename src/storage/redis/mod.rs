@@ -338,10 +338,10 @@ impl Storage for RedisStorage {
         let Some(call) = self.scripts.call_for(&self.prefix, request, self.time()) else {
             return self.cas.decide(request);
         };
-        let (storage, request) = (self.clone(), request.owned());
+        let (storage, request, is_peek) = (self.clone(), request.owned(), request.is_peek());
         StorageFuture::new(measured(LABEL, async move {
             let prepare = |time| storage.scripts.call_for(&storage.prefix, request.borrow(), time);
-            let (call, reply) = storage.run(call, prepare).await?;
+            let (call, reply) = storage.run(call, prepare).await.map_err(|error| error.uncounted_if(is_peek))?;
             call.decision(request.borrow(), &reply).ok_or_else(|| unexpected_reply(&reply))
         }))
     }
@@ -369,8 +369,9 @@ impl Storage for RedisStorage {
         let storage = self.clone();
         StorageFuture::new(measured(LABEL, async move {
             let requests: Vec<_> = members.iter().map(OwnedRequest::borrow).collect();
+            let is_peek = requests.iter().all(StorageRequest::is_peek);
             let prepare = |time| storage.scripts.call_for_all(&storage.prefix, &requests, time);
-            let (call, reply) = storage.run(call, prepare).await?;
+            let (call, reply) = storage.run(call, prepare).await.map_err(|error| error.uncounted_if(is_peek))?;
             call.decisions(&requests, &reply).ok_or_else(|| unexpected_reply(&reply))
         }))
     }

@@ -36,7 +36,17 @@ const SCAN_COUNT: usize = 500;
 impl RedisStorage {
     /// Deletes all keys with the prefix, and returns the number of deleted keys.
     pub(super) async fn delete_all(&self) -> Result<u64, StorageError> {
-        let (mut deleted, pattern) = (0, format!("{}:{{*", key_names::escaped(&self.prefix)));
+        let mut deleted = 0;
+        match self.delete_each(&mut deleted).await {
+            Ok(()) => Ok(deleted),
+            Err(error) if deleted > 0 => Err(error.with_may_have_counted(true)),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Deletes all keys with the prefix, and adds their number to `deleted`, also if it fails.
+    async fn delete_each(&self, deleted: &mut u64) -> Result<(), StorageError> {
+        let pattern = format!("{}:{{*", key_names::escaped(&self.prefix));
         for node in self.link.nodes(Instant::now() + self.timeout).await? {
             let mut cursor = "0".to_owned();
             loop {
@@ -44,7 +54,7 @@ impl RedisStorage {
                 for name in names {
                     // One key per command, because a command on several slots fails in a cluster.
                     let reply = node.run(cmd("UNLINK").arg(name), Instant::now() + self.timeout).await?;
-                    deleted += u64::from(reply == Value::Int(1));
+                    *deleted += u64::from(reply == Value::Int(1));
                 }
                 cursor = next;
                 if cursor == "0" {
@@ -52,7 +62,7 @@ impl RedisStorage {
                 }
             }
         }
-        Ok(deleted)
+        Ok(())
     }
 
     /// Runs one `SCAN`, which visits about `count` keys. Returns the next cursor and the names of the keys

@@ -270,7 +270,8 @@ impl Storage for SqliteStorage {
     fn decide(&self, request: StorageRequest<'_>) -> StorageFuture<Decision> {
         let StorageRequest { policy, key, op, cost } = request;
         let (policy, key) = (policy.clone(), self.name(policy, key));
-        let work = if op == Op::Peek || cost == 0 {
+        let is_peek = request.is_peek();
+        let work = if is_peek {
             Work::Peek { policy, key, op, cost }
         } else {
             let command = if op == Op::Charge { Command::Charge(cost) } else { Command::Hit(cost) };
@@ -279,7 +280,7 @@ impl Storage for SqliteStorage {
         let answer = self.call(work);
         let path = self.shared.path.clone();
         StorageFuture::new(measured(LABEL, async move {
-            match answer.await? {
+            match answer.await.map_err(|error| error.uncounted_if(is_peek))? {
                 WorkResult::Decided(decision) => Ok(decision),
                 _ => Err(ended(&path)),
             }
@@ -291,11 +292,12 @@ impl Storage for SqliteStorage {
         if let Err(error) = StorageRequest::check_members(members) {
             return StorageFuture::ready(Err(error));
         }
+        let is_peek = members.iter().all(StorageRequest::is_peek);
         let member = |member: &StorageRequest<'_>| (self.name(member.policy, member.key), member.owned());
         let answer = self.call(Work::DecideAll { members: members.iter().map(member).collect() });
         let path = self.shared.path.clone();
         StorageFuture::new(measured(LABEL, async move {
-            match answer.await? {
+            match answer.await.map_err(|error| error.uncounted_if(is_peek))? {
                 WorkResult::DecidedAll(decisions) => Ok(decisions),
                 _ => Err(ended(&path)),
             }

@@ -3,7 +3,7 @@
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::io::{self, BufRead, BufReader, Write};
 use std::net::{TcpListener, TcpStream};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::thread;
 
 /// Listens on its own port until the test process ends.
@@ -13,6 +13,7 @@ use std::thread;
 #[derive(Debug)]
 pub struct ShardingProxy {
     port: u16,
+    error: Arc<Mutex<Option<&'static str>>>,
 }
 
 impl ShardingProxy {
@@ -22,14 +23,21 @@ impl ShardingProxy {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let port = listener.local_addr().unwrap().port();
         let servers: Arc<[u16]> = servers.into();
+        let error = Arc::new(Mutex::new(None));
+        let instead = Arc::clone(&error);
         thread::spawn(move || {
             for client in listener.incoming().map_while(Result::ok) {
-                let servers = Arc::clone(&servers);
+                let (servers, instead) = (Arc::clone(&servers), Arc::clone(&instead));
                 // The client or a server has closed its connection when `serve` fails.
-                thread::spawn(move || drop(serve(&client, &servers)));
+                thread::spawn(move || drop(serve(&client, &servers, &instead)));
             }
         });
-        Self { port }
+        Self { port, error }
+    }
+
+    /// Replies with this error instead of the reply of the server, as if that had not arrived.
+    pub fn lose_replies(&self, error: Option<&'static str>) {
+        *self.error.lock().unwrap() = error;
     }
 
     pub fn url(&self) -> String {
@@ -38,7 +46,7 @@ impl ShardingProxy {
 }
 
 /// Passes one command after the other to its server, and the reply to the client.
-fn serve(client: &TcpStream, servers: &[u16]) -> io::Result<()> {
+fn serve(client: &TcpStream, servers: &[u16], error: &Mutex<Option<&'static str>>) -> io::Result<()> {
     let connect = |&port: &u16| TcpStream::connect(("127.0.0.1", port)).map(BufReader::new);
     let mut servers = servers.iter().map(connect).collect::<io::Result<Vec<_>>>()?;
     let (mut requests, mut replies) = (BufReader::new(client), client);
@@ -52,7 +60,11 @@ fn serve(client: &TcpStream, servers: &[u16]) -> io::Result<()> {
         server.get_mut().write_all(&command.bytes)?;
         let mut reply = Message::default();
         reply.read(server)?;
-        replies.write_all(&reply.bytes)?;
+        let error = *error.lock().unwrap();
+        match error {
+            Some(error) => write!(replies, "-{error}\r\n")?,
+            None => replies.write_all(&reply.bytes)?,
+        }
     }
 }
 

@@ -16,7 +16,23 @@ use super::{LONG, PLENTY, entry_points, limiter, recovers};
 on_every_backend! { [tokio::test] [await] [
     lost_reply_never_counts_a_hit_twice,
     every_hit_is_counted_once_while_connections_are_reset,
+    peek_whose_reply_is_lost_has_counted_nothing,
 ] }
+
+async fn peek_whose_reply_is_lost_has_counted_nothing<B: Backend>() {
+    let server = B::Server::launch();
+    let proxy = Proxy::start(server.port());
+    let limiter = limiter::<B>(proxy.port(), DEADLINE);
+    recovers(&limiter).await;
+    for mode in [Mode::SwallowReplies, Mode::CutAtReply] {
+        proxy.set(mode);
+        let error = limiter.peek(&Key::global()).await.unwrap_err();
+        assert!(!error.may_have_counted(), "{mode:?}: {error:#}");
+        proxy.set(Mode::Pass);
+        proxy.cut();
+        recovers(&limiter).await;
+    }
+}
 
 async fn lost_reply_never_counts_a_hit_twice<B: Backend>() {
     let mut tasks = JoinSet::new();

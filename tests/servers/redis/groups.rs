@@ -6,9 +6,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
-use common::policy;
 use common::servers::{Reply, Server, ShardingProxy};
 use common::time::eventually;
+use common::{outside_of_a_runtime, policy};
 use futures_util::future::{join_all, poll_immediate};
 use tokio::runtime::{Builder, Runtime};
 use tokio::task::yield_now;
@@ -229,6 +229,46 @@ async fn one_server_is_proved_once_per_connection() {
         let sent = server.calls("eval") - evals;
         assert!((proofs * 64..=proofs * 64 + 8).contains(&sent), "{url}: {sent}");
     }
+}
+
+/// Guards against this defect: hits that a proxy had given up were sent again.
+#[tokio::test]
+async fn hits_whose_reply_a_proxy_does_not_get_are_counted_once() {
+    let (server, policy) = (Server::start(&[]), policy("10/day"));
+    let proxy = ShardingProxy::start(&[server.port()]);
+    let storage = storage(&(proxy.url() + "?combine=always"));
+    ready(&storage).await;
+    let hits = || join_all((0..CLIENTS).map(|client| hit(&storage, &policy, client)));
+    assert!(hits().await.into_iter().all(|result| result.is_ok()), "the server caches the scripts");
+    for (round, error) in (2..).zip(["ERR Connection timed out", "upstream failure"]) {
+        proxy.lose_replies(Some(error));
+        for result in hits().await {
+            let error = result.unwrap_err();
+            assert!(error.may_have_counted(), "{error:#}");
+        }
+        proxy.lose_replies(None);
+        for client in 0..CLIENTS {
+            let peek = storage.decide(StorageRequest::new(&policy, &Key::from(client), Op::Peek, 1));
+            assert_eq!(peek.await.unwrap().remaining(), 10 - round, "{error}");
+        }
+    }
+}
+
+/// Guards against this defect: a hit outside of a runtime begins the proof of one server, and panics.
+#[test]
+fn hit_outside_of_a_runtime_beside_others_is_an_error() {
+    let server = Server::start(&[]);
+    let (storage, policy, runtime) = (storage(&server.url()), policy("10/day"), runtime());
+    let _others = runtime.block_on(async {
+        assert!(hit(&storage, &policy, 0).await.unwrap().is_admitted());
+        let mut hits: Vec<Hit> = (0..4).map(|client| hit(&storage, &policy, client)).collect();
+        for hit in &mut hits {
+            assert!(poll_immediate(hit).await.is_none());
+        }
+        hits
+    });
+    let error = outside_of_a_runtime(hit(&storage, &policy, 9)).unwrap_err();
+    assert_eq!(error.kind(), StorageErrorKind::Cancelled, "{error:#}");
 }
 
 #[tokio::test]

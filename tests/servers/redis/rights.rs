@@ -277,3 +277,18 @@ async fn no_error_contains_a_key() {
         assert!(texts[0].contains("EVALSHA"), "{texts:?}");
     }
 }
+
+/// Guards against this defect: the error says that nothing was cleared.
+#[test]
+fn clear_all_that_fails_in_between_may_have_cleared() {
+    let server = Server::start(&[]);
+    for number in 0..63 {
+        server.ask(&["SET", &format!("rl:{{yes|t:{number}}}v1"), "x"]);
+    }
+    server.ask(&["SET", "rl:{no|t:k}v1", "x"]);
+    server.ask(&["ACL", "SETUSER", "ratelimit", "on", ">password", "+@all", "~rl:{yes*"]);
+    let storage = storage_of_the_user(&server);
+    let error = RUNTIME.block_on(storage.clear_all()).unwrap_err();
+    let left = server.ask(&["DBSIZE"]).to_string();
+    assert_eq!(error.may_have_counted(), left != "64", "{left}: {error:#}");
+}
