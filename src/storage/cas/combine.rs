@@ -155,7 +155,7 @@ impl<V: Clone + Send> SwapCombiner<V> {
         let answer = if let Ok(answer) = timeout_at(now + patience, &mut answer).await {
             Ok(answer)
         } else {
-            let taken = self.lock().take_from(number);
+            let taken = self.lock().take_from(number, S::IS_CANCELLED);
             if let Some(first) = taken.first() {
                 first.runtime.clone().spawn(send(store.clone(), None, taken));
             }
@@ -217,26 +217,32 @@ impl<V> Queue<V> {
     }
 
     /// Takes the swap with this number, unless a call has taken it, and others for a call.
-    fn take_from(&mut self, number: u64) -> Vec<Waiting<V>> {
+    fn take_from(&mut self, number: u64, is_cancelled: bool) -> Vec<Waiting<V>> {
         let position = self.waiting.iter().position(|waiting| waiting.number == number);
         let first = position.and_then(|position| self.waiting.remove(position));
-        first.map(|first| self.take_with(first)).unwrap_or_default()
+        first.map(|first| self.take_with(first, is_cancelled)).unwrap_or_default()
     }
 
     /// Takes the swap that has waited for the longest time, and others for a call.
-    fn take(&mut self) -> Vec<Waiting<V>> {
+    fn take(&mut self, is_cancelled: bool) -> Vec<Waiting<V>> {
         let first = self.waiting.pop_front();
-        first.map(|first| self.take_with(first)).unwrap_or_default()
+        first.map(|first| self.take_with(first, is_cancelled)).unwrap_or_default()
     }
 
-    /// Takes swaps of different keys for the call of the first one, all on its runtime.
-    fn take_with(&mut self, first: Waiting<V>) -> Vec<Waiting<V>> {
+    /// Takes swaps of different keys for the call of the first one, all on its runtime. A call that is
+    /// cancelled ends at the first deadline of its swaps, so those with much more time are left.
+    fn take_with(&mut self, first: Waiting<V>, is_cancelled: bool) -> Vec<Waiting<V>> {
+        let now = tokio::time::Instant::now().into_std();
+        let time_left = |waiting: &Waiting<V>| waiting.deadline.saturating_duration_since(now);
+        let first_left = time_left(&first);
+        let fits = |left: Duration| !is_cancelled || left <= 4 * first_left && first_left <= 4 * left;
         let (mut keys, mut bytes) = (HashSet::from([Arc::clone(&first.swap.key)]), first.len());
         let mut taken = vec![first];
         let mut at = 0;
         while at < self.waiting.len() && taken.len() < MAX_SWAPS && bytes < MAX_BYTES {
             let waiting = &self.waiting[at];
-            if waiting.runtime.id() == taken[0].runtime.id() && keys.insert(Arc::clone(&waiting.swap.key)) {
+            let is_alike = waiting.runtime.id() == taken[0].runtime.id() && fits(time_left(waiting));
+            if is_alike && keys.insert(Arc::clone(&waiting.swap.key)) {
                 bytes += waiting.len();
                 taken.extend(self.waiting.remove(at));
             } else {
@@ -261,7 +267,7 @@ impl<S: SwapEach> Drop for Lane<S> {
                 return;
             }
             queue.waiting.retain(|waiting| !waiting.answer.is_closed());
-            let taken = queue.take();
+            let taken = queue.take(S::IS_CANCELLED);
             let Some(deadline) = deadline_of::<S>(&taken) else { return };
             (taken, queue.begin_call(deadline))
         };

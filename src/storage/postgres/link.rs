@@ -87,7 +87,7 @@ impl Link {
         match self {
             Self::Own(own) => own.connections.len(),
             #[cfg(feature = "deadpool-postgres")]
-            Self::Pool { pool, .. } => pool.0.status().max_size,
+            Self::Pool { pool, .. } => pool.status().max_size,
         }
     }
 
@@ -204,7 +204,7 @@ impl fmt::Debug for Link {
         match self {
             Self::Own(own) => f.debug_list().entries(own.connections.iter()).finish(),
             #[cfg(feature = "deadpool-postgres")]
-            Self::Pool { pool, .. } => f.debug_tuple("Pool").field(&pool.0.status()).finish(),
+            Self::Pool { pool, .. } => f.debug_tuple("Pool").field(&pool.status()).finish(),
         }
     }
 }

@@ -265,6 +265,8 @@ impl PostgresStorage {
     ///   three quarters of the timeout in milliseconds. The setting applies to all statements on
     ///   these connections.
     /// - The storage removes a connection from the pool if it does not reply within the timeout.
+    /// - A login that takes longer than the timeout of its call is continued for at most a second, so
+    ///   that later calls have the connection.
     /// - The pool keeps prepared statements. If the table was analyzed when it had a few rows and then
     ///   grows, their plans read the whole table until it is analyzed again, which autovacuum does about
     ///   once a minute. A storage on a URL plans its statements anew each second.
@@ -280,7 +282,7 @@ impl PostgresStorage {
             let common = options.cas()?;
             Ok((StatesTable::from_options(options, wrong)?, common))
         })?;
-        Ok(Self::over(Link::Pool { pool: pool::Lender(pool), table }, &options))
+        Ok(Self::over(Link::Pool { pool: pool::Lender::new(pool), table }, &options))
     }
 
     fn over(link: Link, options: &CasOptions) -> Self {

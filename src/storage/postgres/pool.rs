@@ -1,8 +1,8 @@
 //! The connections of the program's pool.
 
-use std::pin::pin;
+use std::pin::{Pin, pin};
 
-use deadpool_postgres::{Object, Pool, PoolError};
+use deadpool_postgres::{Object, Pool, PoolError, Status};
 use tokio::runtime::Handle;
 use tokio::time::{Instant, timeout, timeout_at};
 use tokio_postgres::NoTls;
@@ -11,11 +11,27 @@ use super::call::{Executed, cancel_at};
 use super::cancel::CLOSES_WITHIN;
 use super::error::{self, PRODUCT, PostgresCause};
 use super::table::{Query, StatesTable};
+use crate::storage::net::{CONNECT_WITHIN, Gauge};
 use crate::storage::{StorageError, StorageErrorKind};
 
 /// A pool that lends its connections to one statement at a time.
 #[derive(Clone)]
-pub(super) struct Lender(pub(super) Pool);
+pub(super) struct Lender {
+    pool: Pool,
+    /// The connections that the pool opens although their callers have left.
+    opening: Gauge,
+}
+
+/// The request of a caller to the pool. The pool opens a connection in the future that asks for one, so
+/// a caller that leaves gives the future to a background task: a login that takes longer than the
+/// timeout of a call is not in vain.
+struct Asking<'a> {
+    lender: &'a Lender,
+    /// `None` when the pool has replied.
+    reply: Option<Pin<Box<PoolReply>>>,
+}
+
+type PoolReply = dyn Future<Output = Result<Object, PoolError>> + Send;
 
 /// A connection of the pool with a statement in flight. If it is dropped without a reply, the
 /// statement is cancelled, and the connection is removed from the pool, which would lend it to other
@@ -23,6 +39,27 @@ pub(super) struct Lender(pub(super) Pool);
 struct Lent(Option<Object>);
 
 impl Lender {
+    pub(super) fn new(pool: Pool) -> Self {
+        Self { pool, opening: Gauge::default() }
+    }
+
+    pub(super) fn status(&self) -> Status {
+        self.pool.status()
+    }
+
+    async fn connection(&self, deadline: Instant) -> Result<Object, StorageError> {
+        let pool = self.pool.clone();
+        let mut asking = Asking { lender: self, reply: None };
+        let reply = asking.reply.insert(Box::pin(async move { pool.get().await }));
+        let Ok(replied) = timeout_at(deadline, reply).await else {
+            let message =
+                "no connection from the pool within the timeout: all are in use, or the server cannot be reached";
+            return Err(StorageError::new(StorageErrorKind::Timeout, message).uncounted());
+        };
+        asking.reply = None;
+        replied.map_err(of_pool)
+    }
+
     /// Executes a statement, and returns its row.
     pub(super) async fn execute(
         &self,
@@ -30,7 +67,7 @@ impl Lender {
         query: &Query,
         deadline: Instant,
     ) -> Result<Executed, StorageError> {
-        let object = from_pool(&self.0, deadline).await?;
+        let object = self.connection(deadline).await?;
         let mut lent = Lent(Some(object));
         let (result, is_idle) = lent.execute(table, query, deadline).await?;
         if is_idle {
@@ -42,7 +79,7 @@ impl Lender {
     /// Executes statements without a timeout.
     pub(super) async fn batch_execute(&self, sql: &str) -> Result<(), StorageError> {
         let mut lent = Lent(None);
-        let executed = lent.0.insert(self.0.get().await.map_err(of_pool)?).batch_execute(sql).await;
+        let executed = lent.0.insert(self.pool.get().await.map_err(of_pool)?).batch_execute(sql).await;
         lent.0 = None;
         executed.map_err(|error| error::of_statement(PRODUCT, error))
     }
@@ -92,12 +129,17 @@ fn cancel(object: &tokio_postgres::Client) {
     }
 }
 
-async fn from_pool(pool: &Pool, deadline: Instant) -> Result<Object, StorageError> {
-    let Ok(object) = timeout_at(deadline, pool.get()).await else {
-        let message = "no connection from the pool within the timeout: all are in use, or the server cannot be reached";
-        return Err(StorageError::new(StorageErrorKind::Timeout, message).uncounted());
-    };
-    object.map_err(of_pool)
+impl Drop for Asking<'_> {
+    fn drop(&mut self) {
+        let (Some(reply), Ok(runtime)) = (self.reply.take(), Handle::try_current()) else { return };
+        // The callers that asked first are those for which the pool opens connections.
+        let most = self.lender.status().max_size;
+        let Some(counted) = self.lender.opening.enter(1, most) else { return };
+        runtime.spawn(async move {
+            let _ = timeout(CONNECT_WITHIN, reply).await;
+            drop(counted);
+        });
+    }
 }
 
 fn of_pool(error: PoolError) -> StorageError {

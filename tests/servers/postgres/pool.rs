@@ -5,10 +5,11 @@ use std::time::{Duration, Instant};
 use common::policy;
 use common::servers::Postgres;
 use common::servers::storage::RUNTIME;
-use common::time::Stopwatch;
+use common::time::{Stopwatch, eventually};
 use deadpool_postgres::tokio_postgres::NoTls;
-use deadpool_postgres::{Manager, Pool};
+use deadpool_postgres::{Hook, Manager, Pool};
 use tokio::task::JoinSet;
+use tokio::time::sleep;
 use tower_ratelimit::storage::{PostgresStorage, StorageErrorKind};
 use tower_ratelimit::{Key, RateLimiter};
 
@@ -128,4 +129,27 @@ fn locked_row_is_an_error_that_counts_nothing() {
     let storage = within(&pool(&server, 2), super::locked_row::DEADLINE);
     RUNTIME.block_on(storage.migrate()).unwrap();
     super::locked_row::check(&server, &storage);
+}
+
+/// Guards against this defect: a login that takes longer than the timeout is given up with its hit, so
+/// the pool never has a connection.
+#[test]
+fn login_that_takes_longer_than_the_timeout_is_of_use_to_later_hits() {
+    let server = Postgres::start(&[]);
+    RUNTIME.block_on(within(&pool(&server, 1), LONG).migrate()).unwrap();
+    let slow = Hook::async_fn(|_, _| {
+        Box::pin(async {
+            sleep(QUICK * 2).await;
+            Ok(())
+        })
+    });
+    let manager = Manager::new(server.url().parse().unwrap(), NoTls);
+    let pool = Pool::builder(manager).max_size(2).post_create(slow).build().unwrap();
+    let limiter = limiter(within(&pool, QUICK));
+    RUNTIME.block_on(async {
+        let error = limiter.hit(&Key::global()).await.unwrap_err();
+        assert!(error.kind() == StorageErrorKind::Timeout && !error.may_have_counted(), "{error:?}");
+        eventually("a hit has a connection", async || limiter.hit(&Key::global()).await.is_ok()).await;
+        assert!(pool.status().size <= 2, "{:?}", pool.status());
+    });
 }

@@ -97,8 +97,17 @@ fn swap(
     store: &Calls,
     key: &str,
 ) -> impl Future<Output = Result<Swapped<u64>, StorageError>> + Send + use<> {
+    swap_within(combiner, store, key, TIMEOUT)
+}
+
+fn swap_within(
+    combiner: &SwapCombiner<u64>,
+    store: &Calls,
+    key: &str,
+    timeout: Duration,
+) -> impl Future<Output = Result<Swapped<u64>, StorageError>> + Send + use<> {
     let swap = TextSwap { key: key.into(), version: 0, text: "text".to_owned(), time_to_live: Duration::ZERO };
-    let (combiner, store, deadline) = (combiner.clone(), store.clone(), tokio::time::Instant::now() + TIMEOUT);
+    let (combiner, store, deadline) = (combiner.clone(), store.clone(), tokio::time::Instant::now() + timeout);
     async move { combiner.swap(&store, swap, deadline.into_std()).await }
 }
 
@@ -224,4 +233,22 @@ async fn lane_is_free_again_at_the_deadline_of_its_call() {
     store.0.may_end.add_permits(10);
     assert!(results(swaps).await.iter().all(Result::is_ok));
     assert_eq!(combiner.lock().calls.len(), 0);
+}
+
+/// Guards against this defect: a call is cancelled at the first deadline of its swaps, which fails those
+/// that have time.
+#[tokio::test(start_paused = true)]
+async fn a_swap_with_little_time_takes_no_others_with_it() {
+    let store = Calls::new(|count| Ok((0..count).map(|_| Some(Swapped::Stored)).collect()));
+    let (combiner, mut swaps) = (SwapCombiner::new(1), Swaps::new());
+    start(&mut swaps, &combiner, &store, &["a"]).await;
+    let late = swap_within(&combiner, &store, "b", TIMEOUT / 40);
+    swaps.spawn(async move { (1, late.await) });
+    yield_now().await;
+    start(&mut swaps, &combiner, &store, &["c", "d"]).await;
+    tokio::time::sleep(TIMEOUT / 80).await;
+    assert_eq!(store.calls(), [["a"], ["b"]]);
+    store.0.may_end.add_permits(10);
+    assert!(results(swaps).await.iter().all(Result::is_ok));
+    assert_eq!(store.calls()[2..], [["c", "d"]]);
 }
