@@ -88,7 +88,7 @@ impl SlotTable {
         if self.is_shared() {
             return None;
         }
-        let at = self.rows.place(policy, 0, key);
+        let at = self.rows.place(policy, key);
         let mut bucket = self.rows.lock(at);
         let row = bucket.find_or_insert(Row::default);
         let Some(remaining) = row.take_alone(cost, number_of_slots(policy)) else {
@@ -114,7 +114,7 @@ impl SlotTable {
         seats: Option<&Arc<Seats>>,
         shared: impl FnOnce() -> SharedPolicy,
     ) -> Take {
-        let at = self.rows.place(policy, 0, key);
+        let at = self.rows.place(policy, key);
         let slots = number_of_slots(policy);
         let mut bucket = self.rows.lock(at);
         // Checked under the lock, so that `close` finds the slots of every request before it.
@@ -169,7 +169,7 @@ impl SlotTable {
     /// Returns the free slots of a key.
     pub(super) fn free(&self, policy: &Policy, key: &Key) -> u32 {
         let slots = number_of_slots(policy);
-        self.free_of(self.rows.place(policy, 0, key), slots)
+        self.free_of(self.rows.place(policy, key), slots)
     }
 
     fn free_of(&self, row: TableKey, slots: u32) -> u32 {

@@ -81,9 +81,10 @@ impl<T> KeyTable<T> {
         }
     }
 
-    /// Returns the table key of a row. With another `kind`, the same policy and key have another
-    /// row.
-    pub(crate) fn place(&self, policy: &Policy, kind: u32, key: &Key) -> TableKey {
+    /// Returns the table key of a row. A shadow policy has the same digest as the policy that contains
+    /// it, but its own states and its own row.
+    pub(crate) fn place(&self, policy: &Policy, key: &Key) -> TableKey {
+        let kind = if policy.is_shadow() { policy.limit_digests().first().copied().unwrap_or_default() } else { 0 };
         let [first, second] = self.secrets.each_ref().map(|secret| {
             let mut hasher = secret.build_hasher();
             // The digest is a hash, so another kind makes it that of no other policy.
@@ -175,18 +176,20 @@ mod tests {
     use crate::quota::Quota;
 
     #[test]
-    fn rows_differ_by_policy_kind_and_key() {
+    fn rows_differ_by_policy_shadow_and_key() {
         let table = KeyTable::new(100);
         let [one, two] = ["one", "two"].map(|name| Policy::from(Quota::per_day(1)).with_name(name));
+        let one = one.shadow(Quota::per_day(2).into()).shadow(Quota::per_hour(2).into());
         let [a, b] = ["a", "b"].map(Key::from);
-        let rows = [(&one, 0, &a), (&one, 0, &b), (&one, 1, &a), (&two, 0, &a)];
-        for (number, (policy, kind, key)) in rows.into_iter().enumerate() {
-            let row = table.place(policy, kind, key);
+        let [first, second] = one.shadows() else { panic!("no shadows") };
+        let rows = [(&one, &a), (&one, &b), (first, &a), (second, &a), (&two, &a)];
+        for (number, (policy, key)) in rows.into_iter().enumerate() {
+            let row = table.place(policy, key);
             assert_eq!(table.lock(row).find(), None);
             table.lock(row).find_or_insert(|| number);
         }
-        for (number, (policy, kind, key)) in rows.into_iter().enumerate() {
-            assert_eq!(table.lock(table.place(policy, kind, key)).find(), Some(&mut number.clone()));
+        for (number, (policy, key)) in rows.into_iter().enumerate() {
+            assert_eq!(table.lock(table.place(policy, key)).find(), Some(&mut number.clone()));
         }
     }
 

@@ -586,6 +586,19 @@ async fn lease_of_another_policy_of_the_name_is_refunded() {
     assert_eq!(storage.take_changes(), 1);
 }
 
+/// Guards against this defect: a policy and its shadow refund each other's leases with each hit.
+#[tokio::test]
+async fn shadow_policy_has_leases_of_its_own() {
+    let (leases, storage, _) = leased(10);
+    let policy = policy("fixed-window 1000/minute").shadow(Limit::new(FixedWindow::new(), Quota::per_minute(500)));
+    let [shadow] = policy.shadows() else { panic!("no shadow") };
+    for spent in 1..=12 {
+        assert_eq!(hit(&leases, &policy, "a", 1).await.remaining(), 1_000 - spent);
+        assert_eq!(hit(&leases, shadow, "a", 1).await.remaining(), 500 - spent);
+    }
+    assert_eq!((storage.take_decisions(), storage.take_changes(), leases.len()), (4, 0, 2));
+}
+
 /// Hits twice on tokio's clock, so that ten units are leased for a second.
 async fn ten_leased_units(policy: &Policy) -> (Leases, FakeStorage) {
     let clock = Arc::new(TokioClock::new());

@@ -90,7 +90,7 @@ impl Pair {
 #[test]
 fn short_path_takes_the_same_slots_as_the_other_one() {
     let (mut numbers, table) = (Numbers(20_261_128), KeyTable::<Row<()>>::new(16));
-    let at = table.place(&policy(1), 0, &Key::from("a"));
+    let at = table.place(&policy(1), &Key::from("a"));
     let (mut alone, mut others) = (0, 0);
     for _ in 0..ROWS {
         let mut pair = Pair { rows: Default::default(), at, ticket: 0 };

@@ -172,7 +172,7 @@ impl LeaseTable {
 
     /// Returns the table key. Policies with the same identity share an entry.
     pub(super) fn place(&self, policy: &Policy, key: &Key) -> TableKey {
-        self.table.place(policy, 0, key)
+        self.table.place(policy, key)
     }
 
     /// Calls `f` for the entry of a key, if there is one.

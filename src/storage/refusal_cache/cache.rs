@@ -61,10 +61,7 @@ impl Cache {
 
     /// Returns the table key.
     fn place(&self, policy: &Policy, key: &Key) -> TableKey {
-        // A shadow policy has the same digest as the policy that contains it, but its own states.
-        // `kind` keeps their refusals apart.
-        let kind = if policy.is_shadow() { policy.limit_digests().first().copied().unwrap_or_default() } else { 0 };
-        self.table.place(policy, kind, key)
+        self.table.place(policy, key)
     }
 
     /// Returns the answer to a hit if the cache has one.
