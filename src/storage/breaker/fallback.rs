@@ -69,13 +69,13 @@ fn hash(policy: &Policy) -> u64 {
 /// Adds a `retry_after` to a refusal by the fallback whose cost exceeds the divided capacity but
 /// fits into the original one. The fallback can never admit this cost, but the primary can. `wait`
 /// is the time until the primary is called again, in microseconds.
-pub(super) fn adjust_retry_after(original: &Policy, decision: Decision, wait: u64) -> Decision {
+pub(super) fn adjust_retry_after(original: &Policy, mut decision: Decision, wait: u64) -> Decision {
     let can_fit = |position: usize, status: &Status| {
         !status.is_admitted()
             && status.retry_after().is_none()
             && original.limits().get(position).is_some_and(|limit| limit.needed(decision.cost()) <= limit.capacity())
     };
-    let (limits, cost) = (decision.statuses(), decision.cost());
+    let limits = decision.statuses();
     let is_not_refused_by_a_limit = decision.is_admitted() || decision.is_storage_full() || decision.is_contended();
     if is_not_refused_by_a_limit || !limits.iter().enumerate().any(|(position, status)| can_fit(position, status)) {
         return decision;
@@ -88,7 +88,8 @@ pub(super) fn adjust_retry_after(original: &Policy, decision: Decision, wait: u6
             .with_lock_of(status)
     };
     let statuses: Vec<Status> = limits.iter().enumerate().map(finite).collect();
-    Decision::from_statuses(decision.at(), cost, statuses.into_iter())
+    decision.statuses_mut().copy_from_slice(&statuses);
+    decision
 }
 
 impl fmt::Debug for Fallback {
@@ -123,6 +124,18 @@ mod tests {
             }
             assert!((1..=MAX_CACHED).contains(&cached()), "{}", cached());
         }
+    }
+
+    /// Guards against this defect: a clock that is ahead of the wall clock shifts the reset.
+    #[test]
+    fn adjusted_decision_keeps_the_time_of_the_wall_clock() {
+        let original = Policy::from(Quota::per_minute(9));
+        let now = Timestamp::from_micros(9_000_000_000);
+        let mut decision = Decision::new(now, 5, Status::refused(4, 4, 0, None));
+        decision.set_ahead(3_600);
+        let adjusted = adjust_retry_after(&original, decision.clone(), 7);
+        assert_eq!((adjusted.wall_at(), adjusted.at()), (decision.wall_at(), now));
+        assert_eq!(adjusted.retry_after(), Some(Duration::from_micros(7)));
     }
 
     #[test]
