@@ -309,7 +309,8 @@ pub(crate) fn shown_position(decisions: &[Decision]) -> usize {
 
 /// Orders statuses: the one that header fields report comes first.
 fn order(status: &Status) -> (bool, Reverse<u64>, u32, Reverse<u64>) {
-    let wait = Reverse(status.retry_micros());
+    // An admitted hit can have the wait of a lock that the next refusal would begin.
+    let wait = Reverse(if status.is_admitted() { 0 } else { status.retry_micros() });
     (status.is_admitted(), wait, status.counted_remaining(), Reverse(status.reset_after_micros()))
 }
 

@@ -102,7 +102,7 @@ impl<I: Clone + Eq + Hash + Send + Sync + 'static> LookupCache<I> {
         // A timer of this runtime, because that of the lookup may not run.
         let result = timeout(limit, Arc::clone(&self.0).wait(runtime, id.clone(), flight));
         TenantLookup::Pending(Box::pin(async move {
-            result.await.unwrap_or_else(|_| shared.keep(&shared.flights(), &id, Err(LookupError::timed_out(limit))))
+            result.await.unwrap_or_else(|_| shared.keep(shared.flights(), &id, Err(LookupError::timed_out(limit))))
         }))
     }
 }
@@ -144,6 +144,7 @@ impl<I: Clone + Eq + Hash + Send + Sync + 'static> CacheState<I> {
     fn flight(self: &Arc<Self>, runtime: &Handle, id: &I) -> Result<Flight, LookupResult> {
         let mut flights = self.flights();
         let known = flights.get(id);
+        let is_known = known.is_some();
         if let Some(flight) = known.filter(|flight| !flight.is_overdue()) {
             return Ok(flight.clone());
         }
@@ -151,8 +152,8 @@ impl<I: Clone + Eq + Hash + Send + Sync + 'static> CacheState<I> {
             return Err(Ok(Arc::clone(&cached.tenant)));
         }
         let in_flight = flights.len();
-        if known.is_none() && in_flight >= self.max_flights {
-            return Err(self.keep(&flights, id, Err(LookupError::too_many(in_flight))));
+        if !is_known && in_flight >= self.max_flights {
+            return Err(self.keep(flights, id, Err(LookupError::too_many(in_flight))));
         }
         let (sender, result) = watch::channel(None);
         let flight = Flight { result, ends: Instant::now().checked_add(self.config.settings.timeout) };
@@ -175,7 +176,7 @@ impl<I: Clone + Eq + Hash + Send + Sync + 'static> CacheState<I> {
     }
 
     /// Caches a successful result. Replaces an error by the last good result, if there is one.
-    fn keep(&self, _flights: &Flights<'_, I>, id: &I, result: LookupResult) -> LookupResult {
+    fn keep(&self, flights: Flights<'_, I>, id: &I, result: LookupResult) -> LookupResult {
         let (tenant, ttl, is_stale) = match result {
             Ok(tenant) => (tenant, self.config.settings.ttl, false),
             Err(error) => match self.results.get(id) {
@@ -186,7 +187,12 @@ impl<I: Clone + Eq + Hash + Send + Sync + 'static> CacheState<I> {
         };
         let now = Instant::now();
         let fresh_until = now.checked_add(ttl).unwrap_or_else(|| now + NEVER);
-        self.results.insert(id.clone(), Arc::new(Cached { tenant: Arc::clone(&tenant), fresh_until, is_stale }));
+        let cached = Arc::new(Cached { tenant: Arc::clone(&tenant), fresh_until, is_stale });
+        let mut removed = Default::default();
+        self.results.insert_with_lifecycle(id.clone(), cached, &mut removed);
+        // As in `forget`.
+        drop(flights);
+        drop(removed);
         Ok(tenant)
     }
 
@@ -234,8 +240,12 @@ impl<I: Clone + Eq + Hash + Send + Sync + 'static> Task<I> {
         let flights = self.shared.flights();
         // A lookup that was forgotten, or replaced because it is overdue, may have an older tenant.
         let is_older = result.is_ok() && !self.is_current(&flights);
-        let result = if is_older { result } else { self.shared.keep(&flights, &self.id, result) };
-        drop(flights);
+        let result = if is_older {
+            drop(flights);
+            result
+        } else {
+            self.shared.keep(flights, &self.id, result)
+        };
         self.sender.send_replace(Some(result));
     }
 

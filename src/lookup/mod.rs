@@ -113,7 +113,8 @@ use crate::extract::{Head, KeyError};
 ///
 /// Requests in different runtimes share a lookup, for example in a server with a runtime for each
 /// thread. Each request has a timer of its own runtime. If the runtime of a lookup ends, or does
-/// not run until the [timeout](Self::timeout), another runtime starts a new lookup.
+/// not run until the [timeout](Self::timeout), another runtime starts a new lookup. A lookup of a runtime
+/// that does not run counts towards [`max_lookups`](Self::max_lookups) until the runtime ends.
 #[must_use = "a lookup does nothing until a layer uses it"]
 pub struct PolicyLookup<I> {
     config: LookupConfig<I>,

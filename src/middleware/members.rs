@@ -122,7 +122,9 @@ fn place(config: &LayerConfig, applying: &mut [Applying<'_>], head: &Head<'_>) -
         Ok(outer) => outer.unwrap_or_else(Key::global),
         Err(missing) => return Err(Undecided::Key(missing, first.policy.clone())),
     };
-    for member in applying.iter_mut().filter(|member| !member.member.key.is_global()) {
+    // A looked-up tenant can have a key of its own.
+    let is_for_all = |member: &Applying<'_>| member.member.key.is_global() && member.key.is_global();
+    for member in applying.iter_mut().filter(|member| !is_for_all(member)) {
         member.key = member.key.within(&outer);
     }
     Ok(())

@@ -7,7 +7,8 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use common::{
-    Behavior, FakeStorage, ask, get, memory_with_manual_clock, outside_of_a_runtime, policy, retry_after, slow, status,
+    Behavior, FakeStorage, ask, get, memory_with_manual_clock, numbers, outside_of_a_runtime, policy, retry_after,
+    slow, status,
 };
 use http::{Request, Response, StatusCode};
 use tokio::sync::oneshot;
@@ -222,5 +223,29 @@ async fn success_clears_the_shadow_limits_that_have_admitted_it() {
     for (policy, remaining) in [&policy].into_iter().chain(policy.shadows()).zip([9, 0, 5]) {
         let limiter = RateLimiter::with_storage(policy.clone(), storage.clone());
         assert_eq!(limiter.peek(&Key::global()).await.unwrap().remaining(), remaining, "{policy}");
+    }
+}
+
+/// Guards against this defect: after a refusal, admitted responses report the lockout instead of the
+/// limit with the fewest units.
+#[tokio::test]
+async fn admitted_response_reports_no_lockout_by_refusals() {
+    for refusals in [1, 2, 100] {
+        for is_slow in [false, true] {
+            let (memory, clock) = memory_with_manual_clock();
+            let policy = policy(&format!("fixed-window 1/second; lockout {refusals} refusals/minute for 1h"));
+            let storage = if is_slow { slow(memory) } else { FakeStorage::around(memory) };
+            let layer = RateLimitLayer::new(policy, Global::new()).storage(storage, OnError::Refuse);
+            let service = layer.headers(Headers::x_rate_limit().reset_in_seconds()).layer(login());
+            for round in 0..refusals.min(3) {
+                let response = ask(&service, get("/ok")).await;
+                assert_eq!(response.status(), 200, "{refusals}, {round}");
+                assert_eq!(numbers(&response), Some([1, 0, 1]), "{refusals}, {round}");
+                if refusals > 1 && round < refusals - 1 {
+                    assert_eq!(status(&service, get("/ok")).await, 429);
+                }
+                clock.advance(Duration::from_secs(1));
+            }
+        }
     }
 }

@@ -159,19 +159,31 @@ impl Drop for Forgets {
 }
 
 /// Guards against this defect: values are dropped under the lock that their `Drop` may need.
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn dropped_value_may_use_the_lookup() {
-    let own = Arc::new(OnceLock::new());
-    let value = Forgets(Arc::clone(&own));
-    let lookup = Lookup::new(
-        |head: &Head<'_>| head.headers.get("x-tenant").cloned(),
-        move |_| {
-            let tenant = Tenant::from(policy("9/hour")).extension(value.clone());
-            async { Ok::<_, Infallible>(tenant) }
-        },
-    );
-    let service = service(&lookup);
-    own.set(lookup.clone()).ok().unwrap();
+    let configured = |configure: fn(Lookup) -> Lookup| {
+        let own = Arc::new(OnceLock::new());
+        let value = Forgets(Arc::clone(&own));
+        let lookup = configure(Lookup::new(
+            |head: &Head<'_>| head.headers.get("x-tenant").cloned(),
+            move |_| {
+                let tenant = Tenant::from(policy("9/hour")).extension(value.clone());
+                async { Ok::<_, Infallible>(tenant) }
+            },
+        ));
+        own.set(lookup.clone()).ok().unwrap();
+        (service(&lookup), lookup)
+    };
+    let (service, _) = configured(|lookup| lookup.ttl(Duration::from_secs(1)));
+    for _ in 0..2 {
+        assert_eq!(status(&service, from("a")).await, 200, "replaced");
+        sleep(Duration::from_secs(2)).await;
+    }
+    let (service, _) = configured(|lookup| lookup.max_tenants(1));
+    for tenant in ["a", "b", "c"] {
+        assert_eq!(status(&service, from(tenant)).await, 200, "evicted");
+    }
+    let (service, lookup) = configured(|lookup| lookup);
     for forget in [|lookup: &Lookup| lookup.forget(&id("a")), Lookup::clear] {
         assert_eq!(status(&service, from("a")).await, 200);
         forget(&lookup);

@@ -8,7 +8,7 @@ use http::{HeaderValue, Request, Response};
 use tower::{Layer, service_fn};
 use tower_ratelimit::extract::{Extension, Head, KeyError};
 use tower_ratelimit::{
-    Header, Key, LivePolicy, MemoryStorage, OnError, PeerIp, PolicyLookup, RateLimitLayer, RejectReason, Tenant,
+    Global, Header, Key, LivePolicy, MemoryStorage, OnError, PeerIp, PolicyLookup, RateLimitLayer, RejectReason, Tenant,
 };
 
 use crate::lookup::{Behavior, Database, limit};
@@ -177,5 +177,23 @@ async fn usage_of_a_guest_is_that_of_the_anonymous_policy() {
     for (address, remaining) in [(1, 1), (2, 2)] {
         let usage = layer.usage(&from_address(address)).await.unwrap().unwrap();
         assert_eq!(usage.decision().remaining(), remaining);
+    }
+}
+
+/// Guards against this defect: the keys of looked-up tenants were shared by all outer keys, if the
+/// extractor of the layer is that of all clients.
+#[tokio::test]
+async fn key_of_a_tenant_is_within_the_outer_key() {
+    let layer = RateLimitLayer::new(accounts(), Global::new()).within(Header::new("x-tenant"));
+    let service = layer.layer(Inner::default());
+    let request = |tenant: &'static str| {
+        let mut request = with("x-api-key", "a");
+        request.headers_mut().insert("x-tenant", HeaderValue::from_static(tenant));
+        request
+    };
+    for remaining in ["2", "1"] {
+        for tenant in ["one", "two"] {
+            assert_eq!(ask(&service, request(tenant)).await.headers()["x-ratelimit-remaining"], remaining, "{tenant}");
+        }
     }
 }
