@@ -33,6 +33,10 @@ const LONGEST_TTL: Duration = Duration::from_secs(7_000_000_000);
 /// in one step, and other calls wait meanwhile.
 const MAX_KEYS: u32 = 5_000;
 
+/// The shortest time of a call that grants a lease. Later callers wait for it too, which may have more
+/// time than the first one.
+const MIN_TIME: Duration = Duration::from_millis(100);
+
 /// The leases that this process uses.
 #[derive(Debug)]
 pub(super) struct EtcdLeases {
@@ -118,7 +122,7 @@ impl EtcdLeases {
             let (members, ttl) = (members.clone(), end.ttl(self.origin.elapsed()));
             async move {
                 let call = LeaseGrantRequest { ttl: i64::try_from(ttl).unwrap_or(i64::MAX) };
-                let granted = members.call(&call, deadline).await?;
+                let granted = members.call(&call, deadline.max(Instant::now() + MIN_TIME)).await?;
                 Ok(EtcdLease { id: granted.id, keys: AtomicU32::new(0) })
             }
         };
