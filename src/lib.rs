@@ -31,7 +31,7 @@
 //! | Lock out clients that guess passwords | [Protecting a login](guide::protecting_a_login) |
 //! | Refuse requests, let them wait, choose header fields | [Headers and refusals](guide::headers_and_refusals) |
 //! | Keep to the limits of other servers, as their client | [Limits of other servers](guide::limits_of_other_servers) |
-//! | Limit how many requests are in flight at once: streams, uploads, WebSockets | [Requests in flight](guide::requests_in_flight) |
+//! | Limit how many requests are in flight at once: streams, uploads, web sockets | [Requests in flight](guide::requests_in_flight) |
 //! | Share limits between processes: choose and connect a storage, also over TLS | [Several processes](guide::several_processes) |
 //! | Handle failures of Redis and other storages | [Outages](guide::outages) |
 //! | Keep the counts in a store of your own | [Write a storage](guide::write_a_storage) |

@@ -11,7 +11,7 @@
 //! | Lock out clients that guess passwords | [Protecting a login](protecting_a_login) |
 //! | Refuse requests, let them wait, choose header fields | [Headers and refusals](headers_and_refusals) |
 //! | Keep to the limits of other servers, as their client | [Limits of other servers](limits_of_other_servers) |
-//! | Limit how many requests are in flight at once: streams, uploads, WebSockets | [Requests in flight](requests_in_flight) |
+//! | Limit how many requests are in flight at once: streams, uploads, web sockets | [Requests in flight](requests_in_flight) |
 //! | Share limits between processes: choose and connect a storage, also over TLS | [Several processes](several_processes) |
 //! | Handle failures of Redis and other storages | [Outages](outages) |
 //! | Keep the counts in a store of your own | [Write a storage](write_a_storage) |

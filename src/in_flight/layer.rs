@@ -57,7 +57,7 @@ use crate::waiting::WaitBounds;
 /// Its only limit has the text `in-flight 20` for 20 slots.
 ///
 /// The guide on [requests in flight](crate::guide::requests_in_flight) explains streams, uploads,
-/// WebSockets, and the combination with a [`RateLimitLayer`](crate::RateLimitLayer).
+/// web sockets, and the combination with a [`RateLimitLayer`](crate::RateLimitLayer).
 ///
 /// # Errors
 ///
