@@ -177,12 +177,15 @@ impl<I: Clone + Eq + Hash + Send + Sync + 'static> CacheState<I> {
 
     /// Caches a successful result. Replaces an error by the last good result, if there is one.
     fn keep(&self, flights: Flights<'_, I>, id: &I, result: LookupResult) -> LookupResult {
-        let (tenant, ttl, is_stale) = match result {
-            Ok(tenant) => (tenant, self.config.settings.ttl, false),
-            Err(error) => match self.results.get(id) {
-                Some(last) if last.is_fresh() => return Ok(Arc::clone(&last.tenant)),
+        let (tenant, ttl, is_stale) = match &result {
+            Ok(tenant) => (Arc::clone(tenant), self.config.settings.ttl, false),
+            Err(_) => match self.results.get(id) {
+                Some(last) if last.is_fresh() => {
+                    drop(flights);
+                    return Ok(Arc::clone(&last.tenant));
+                }
                 Some(last) => (Arc::clone(&last.tenant), RETRY_AFTER, true),
-                None => return Err(error),
+                None => return result,
             },
         };
         let now = Instant::now();
@@ -190,9 +193,9 @@ impl<I: Clone + Eq + Hash + Send + Sync + 'static> CacheState<I> {
         let cached = Arc::new(Cached { tenant: Arc::clone(&tenant), fresh_until, is_stale });
         let mut removed = Default::default();
         self.results.insert_with_lifecycle(id.clone(), cached, &mut removed);
-        // As in `forget`.
+        // As in `forget`. An error is a value of the program, too.
         drop(flights);
-        drop(removed);
+        drop((removed, result));
         Ok(tenant)
     }
 

@@ -1,6 +1,10 @@
 //! Forgetting looked-up tenants, and the cache that clones of a lookup share.
 
 use std::convert::Infallible;
+use std::error::Error;
+use std::fmt;
+use std::future::ready;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
@@ -146,7 +150,7 @@ async fn clones_share_a_cache_until_a_setting_changes() {
     assert_eq!(database.queries(), 1, "the other cache is not cleared");
 }
 
-/// A value of a tenant that forgets it when it is dropped.
+/// A value or an error that forgets the tenant when it is dropped.
 #[derive(Clone)]
 struct Forgets(Arc<OnceLock<Lookup>>);
 
@@ -157,6 +161,20 @@ impl Drop for Forgets {
         }
     }
 }
+
+impl fmt::Debug for Forgets {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Forgets")
+    }
+}
+
+impl fmt::Display for Forgets {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("forgets")
+    }
+}
+
+impl Error for Forgets {}
 
 /// Guards against this defect: values are dropped under the lock that their `Drop` may need.
 #[tokio::test(start_paused = true)]
@@ -182,6 +200,22 @@ async fn dropped_value_may_use_the_lookup() {
     let (service, _) = configured(|lookup| lookup.max_tenants(1));
     for tenant in ["a", "b", "c"] {
         assert_eq!(status(&service, from(tenant)).await, 200, "evicted");
+    }
+    let own = Arc::new(OnceLock::new());
+    let (error, queries) = (Forgets(Arc::clone(&own)), AtomicUsize::new(0));
+    let lookup = Lookup::new(
+        |head: &Head<'_>| head.headers.get("x-tenant").cloned(),
+        move |_| {
+            let is_first = queries.fetch_add(1, Ordering::SeqCst) == 0;
+            ready(if is_first { Ok(policy("9/hour")) } else { Err(error.clone()) })
+        },
+    );
+    let lookup = lookup.ttl(Duration::from_secs(1));
+    own.set(lookup.clone()).ok().unwrap();
+    let failing = self::service(&lookup);
+    for _ in 0..2 {
+        assert_eq!(status(&failing, from("a")).await, 200, "an error, replaced by the last good result");
+        sleep(Duration::from_secs(2)).await;
     }
     let (service, lookup) = configured(|lookup| lookup);
     for forget in [|lookup: &Lookup| lookup.forget(&id("a")), Lookup::clear] {

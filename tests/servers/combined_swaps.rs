@@ -124,6 +124,7 @@ fn a_row_that_another_transaction_changes_delays_no_hit_of_a_new_process() {
         })
     };
     assert!(hit_all(ready(&server.url(), CANCELS)).iter().all(|hit| matches!(hit, Ok(999))));
+    wait_until("the first process has closed its connections", || server.backends().is_empty());
     let storage = ready(&server.url(), CANCELS);
     let other = RateLimiter::with_storage(policy("fixed-window 1000/day"), storage.clone());
     wait_until_all_are_open(&server, &other);

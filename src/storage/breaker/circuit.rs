@@ -186,16 +186,6 @@ impl Circuit {
         Some(CallPermit { circuit: self.clone(), epoch, probe: probe_state.probe, is_write: true })
     }
 
-    /// Ends a series of failures, because the primary has admitted a hit without a call.
-    #[inline]
-    pub(super) fn admitted(&self) {
-        if self.0.failures.load(Ordering::Relaxed) > 0
-            && let Some(permit) = self.try_acquire(true)
-        {
-            permit.succeeded();
-        }
-    }
-
     fn succeeded(&self, permit: &CallPermit) {
         if !permit.is_write || permit.probe.is_none() && self.0.failures.load(Ordering::Relaxed) == 0 {
             return;

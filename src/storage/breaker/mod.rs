@@ -378,7 +378,6 @@ impl Storage for Breaker {
         if circuit.is_closed() {
             if primary.try_admit(request, shown.as_deref_mut()) {
                 circuit.counts().primary();
-                circuit.admitted();
                 return true;
             }
         } else if let Some(fallback) = fallback.as_ref().filter(|_| !circuit.is_probe_due())

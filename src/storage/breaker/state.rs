@@ -30,8 +30,9 @@ pub struct CircuitState {
     /// The number of consecutive failures of the primary, including failed probes.
     ///
     /// It is reset to 0 when the primary admits a hit, charges units, settles a hit or clears a
-    /// key, and when the breaker closes. Refusals, peeks and hits of cost 0 do not reset it,
-    /// because the primary may have decided them without a write.
+    /// key, and when the breaker closes. Refusals, peeks, hits of cost 0 and those that it admits in
+    /// [`try_admit`](crate::Storage::try_admit) do not reset it, because the primary may have decided
+    /// them without a write.
     pub failures: u32,
     /// The time until the next probe is due, or `None` if the breaker is not [open](Phase::Open).
     /// If it is zero, the next hit, charge, settlement or clear probes the primary.

@@ -132,9 +132,13 @@ fn cancel(object: &tokio_postgres::Client) {
 impl Drop for Asking<'_> {
     fn drop(&mut self) {
         let (Some(reply), Ok(runtime)) = (self.reply.take(), Handle::try_current()) else { return };
-        // The callers that asked first are those for which the pool opens connections.
-        let most = self.lender.status().max_size;
-        let Some(counted) = self.lender.opening.enter(1, most) else { return };
+        // If all connections are open, the caller has waited for one of them. Otherwise, those that
+        // asked first are those for which the pool opens connections.
+        let Status { size, max_size, .. } = self.lender.status();
+        if size >= max_size {
+            return;
+        }
+        let Some(counted) = self.lender.opening.enter(1, max_size) else { return };
         runtime.spawn(async move {
             let _ = timeout(CONNECT_WITHIN, reply).await;
             drop(counted);

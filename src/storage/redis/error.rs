@@ -32,16 +32,20 @@ pub(super) enum Redirect<'a> {
 }
 
 /// The begin of the texts after `ERR` with which twemproxy reports that its server did not answer.
-/// They are those of `strerror`.
+/// They are those of `strerror`, in glibc and musl.
 const NO_ANSWER: [&str; 7] = [
     "Broken pipe",
     "Connection ",
-    "Host is down",
-    "Network is ",
+    "Host is ",
+    "Network ",
     "No route to host",
     "Operation timed out",
     "Resource temporarily unavailable",
 ];
+
+/// The whole texts of twemproxy if the server has closed the connection, or has failed another
+/// command on it. Errors of Redis begin with the same words.
+const NO_REASON: [&str; 2] = ["unknown", "Invalid argument"];
 
 /// Converts an error of the `redis` crate. An error reply of `server` means that it refused the
 /// command, unless a proxy wrote it, which may have forwarded the command. Any other error means that
@@ -65,7 +69,7 @@ pub(super) fn from_redis(server: &str, error: RedisError) -> StorageError {
 fn is_of_proxy(reply: &RedisError) -> bool {
     let is_code = |code: &str| !code.bytes().any(|byte| byte.is_ascii_lowercase());
     match (reply.code(), reply.detail()) {
-        (Some("ERR"), Some(text)) => NO_ANSWER.iter().any(|known| text.starts_with(known)),
+        (Some("ERR"), Some(text)) => NO_REASON.contains(&text) || NO_ANSWER.iter().any(|known| text.starts_with(known)),
         (code, _) => !code.is_some_and(is_code),
     }
 }
@@ -207,7 +211,14 @@ mod tests {
             let reply = parse_redis_value(format!("-{reply}\r\n").as_bytes()).and_then(Value::extract_error);
             from_redis("it", reply.unwrap_err())
         };
-        for reply in ["ERR Connection timed out", "ERR Broken pipe", "upstream failure", "no upstream host"] {
+        for reply in [
+            "ERR Connection timed out",
+            "ERR Broken pipe",
+            "ERR unknown",
+            "ERR Invalid argument",
+            "upstream failure",
+            "no upstream host",
+        ] {
             let error = error(reply);
             assert!(error.kind() == StorageErrorKind::UnexpectedReply && error.may_have_counted(), "{error:#}");
         }

@@ -342,7 +342,7 @@ impl Storage for RedisStorage {
         StorageFuture::new(measured(LABEL, async move {
             let prepare = |time| storage.scripts.call_for(&storage.prefix, request.borrow(), time);
             let (call, reply) = storage.run(call, prepare).await.map_err(|error| error.uncounted_if(is_peek))?;
-            call.decision(request.borrow(), &reply).ok_or_else(|| unexpected_reply(&reply))
+            call.decision(request.borrow(), &reply).ok_or_else(|| unexpected_reply(&reply).uncounted_if(is_peek))
         }))
     }
 
@@ -372,7 +372,7 @@ impl Storage for RedisStorage {
             let is_peek = requests.iter().all(StorageRequest::is_peek);
             let prepare = |time| storage.scripts.call_for_all(&storage.prefix, &requests, time);
             let (call, reply) = storage.run(call, prepare).await.map_err(|error| error.uncounted_if(is_peek))?;
-            call.decisions(&requests, &reply).ok_or_else(|| unexpected_reply(&reply))
+            call.decisions(&requests, &reply).ok_or_else(|| unexpected_reply(&reply).uncounted_if(is_peek))
         }))
     }
 
