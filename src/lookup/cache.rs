@@ -144,7 +144,6 @@ impl<I: Clone + Eq + Hash + Send + Sync + 'static> CacheState<I> {
     fn flight(self: &Arc<Self>, runtime: &Handle, id: &I) -> Result<Flight, LookupResult> {
         let mut flights = self.flights();
         let known = flights.get(id);
-        let is_known = known.is_some();
         if let Some(flight) = known.filter(|flight| !flight.is_overdue()) {
             return Ok(flight.clone());
         }
@@ -152,7 +151,7 @@ impl<I: Clone + Eq + Hash + Send + Sync + 'static> CacheState<I> {
             return Err(Ok(Arc::clone(&cached.tenant)));
         }
         let in_flight = flights.len();
-        if !is_known && in_flight >= self.max_flights {
+        if known.is_none() && in_flight >= self.max_flights {
             return Err(self.keep(flights, id, Err(LookupError::too_many(in_flight))));
         }
         let (sender, result) = watch::channel(None);

@@ -162,7 +162,7 @@ impl EntryPoints {
             } else {
                 !self.watch.excess().is_zero()
             };
-            assert!(is_late, "{answers:?}");
+            assert!(is_late, "{answers:?} after {:?}, {:?} of the machine", round.wall(), round.excess());
             assert!(watch.wall() < EVENTUALLY, "{recovery:?}");
         }
     }
