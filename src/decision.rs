@@ -385,12 +385,6 @@ impl Decision {
     pub fn has_spent(&self) -> bool {
         self.is_admitted() && self.cost > 0 && self.statuses().iter().any(|status| status.until() > Timestamp::EPOCH)
     }
-
-    /// Returns `true` if a refund of this hit at `now` changes nothing, because all of its units
-    /// are free again.
-    pub(crate) fn has_expired(&self, now: Timestamp) -> bool {
-        self.statuses().iter().all(|status| status.until() <= now)
-    }
 }
 
 impl Decision {
@@ -400,6 +394,13 @@ impl Decision {
         let passed = micros(passed);
         self.at = self.at.plus(passed);
         self.statuses.as_mut_slice().iter_mut().for_each(|status| status.pass(passed));
+        self
+    }
+
+    /// Returns the decision on the next hit, if this is a refusal that has started a lock: the lock
+    /// refuses that hit.
+    pub(crate) fn of_next_hit(mut self) -> Self {
+        self.statuses.as_mut_slice().iter_mut().for_each(|status| *status = status.of_next_hit());
         self
     }
 

@@ -130,6 +130,14 @@ impl Policy {
         }
     }
 
+    /// Returns `true` if a refund of this hit at `now` changes nothing, because all of its units are free
+    /// again.
+    pub(crate) fn has_expired(&self, hit: &Decision, now: Timestamp) -> bool {
+        self.limits().iter().zip(hit.statuses()).all(|(limit, status)| {
+            limit.strategy().refundable_until(limit.quota(), &status.hit(hit.at(), hit.cost())) <= now
+        })
+    }
+
     fn refund(&self, states: &mut [State], now: Timestamp, decision: &Decision, units: u32) {
         for ((limit, state), status) in self.limits().iter().zip(states).zip(decision.statuses()) {
             let hit = status.hit(decision.at(), decision.cost());

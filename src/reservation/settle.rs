@@ -121,8 +121,7 @@ impl ObservedKey {
         let (call, elapsed) = (self.limited.call_storage(hit, correction), self.since.elapsed());
         if let Some(done) = call.as_ready() {
             // The storage is immediately ready, so its own clock can be read.
-            let is_refund = matches!(correction, Correction::Cost(actual) if actual < hit.cost());
-            let now = if is_refund { self.peek_now(0).map(|peek| peek.at()) } else { None };
+            let now = if correction.refunds(hit.cost()) { self.peek_now(0).map(|peek| peek.at()) } else { None };
             self.report_settled(hit, correction, now, elapsed, done.copied());
             return SettleFuture::without_report(call);
         }
@@ -144,19 +143,26 @@ impl ObservedKey {
     ) {
         let now = now.unwrap_or_else(|| decision.at().plus(micros(elapsed)));
         let actual = correction.actual();
-        match done {
-            Ok(()) if correction == Correction::Clear => self.report(EventKind::Cleared(decision)),
+        // A hit that keeps its units keeps the lock that it has started. A refund after the end of the
+        // lock does not change it either.
+        let keeps_lock = match done {
             Ok(()) => {
-                let expired = actual < decision.cost() && decision.has_expired(now);
-                self.report(EventKind::Settled { decision, actual, expired });
+                self.report(match correction {
+                    Correction::Clear => EventKind::Cleared(decision),
+                    Correction::Cost(actual) => {
+                        let expired = actual < decision.cost() && self.limited.policy.has_expired(decision, now);
+                        EventKind::Settled { decision, actual, expired }
+                    }
+                });
+                decision.new_lock().is_some_and(|lock| decision.at().plus(micros(lock.ends_after())) <= now)
             }
             Err(error) => {
                 self.report(EventKind::SettleFailed { decision, actual, error });
-                if correction.refunds(decision.cost()) {
-                    // The hit keeps its units, and so the lock that it has started.
-                    drop(StartedLock::of(self, decision));
-                }
+                true
             }
+        };
+        if keeps_lock && correction.refunds(decision.cost()) {
+            drop(StartedLock::of(self, decision));
         }
     }
 }

@@ -17,7 +17,7 @@ pub(super) struct Ticket<A> {
 
 /// The caller's side of a call. If it is dropped, the executing side decides if it still executes the
 /// call. Groups of Redis hits and leases skip one that has not begun, and all other storages execute
-/// it.
+/// it if they begin before its deadline.
 #[derive(Debug)]
 pub(super) struct Caller<A> {
     stage: Arc<Mutex<CallStage>>,

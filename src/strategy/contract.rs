@@ -191,6 +191,15 @@ pub trait Strategy: fmt::Debug + Send + Sync + 'static {
     /// It is called only before [`Hit::until`]. It may set an empty state to [`State::Fresh`].
     fn refund(&self, quota: &Quota, state: &mut State, now: Timestamp, hit: &Hit, units: u32);
 
+    /// Returns the time from which a [refund](Self::refund) of a hit changes nothing, because its units
+    /// are free again. Events report a hit that is settled later as
+    /// [expired](crate::EventKind::Settled). Defaults to [`Hit::until`]. Override it if the state lasts
+    /// longer than that.
+    fn refundable_until(&self, quota: &Quota, hit: &Hit) -> Timestamp {
+        let _ = quota;
+        hit.until
+    }
+
     /// Returns the maximum number of entries in the state's [`Log`](super::Log). Storages compute
     /// the size of a state from it. [Charges](Self::charge) may add more. Defaults to 0, for states
     /// without a log.

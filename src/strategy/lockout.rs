@@ -406,10 +406,8 @@ impl Strategy for Lockout {
 
     fn refund(&self, quota: &Quota, state: &mut State, now: Timestamp, hit: &Hit, units: u32) {
         let window = self.at(quota, state, now);
-        let (level, began_lock) = (level(hit.anchor), hit.anchor & LOCKED != 0);
-        let forgotten = hit.until.minus(self.spans(quota, level, began_lock).1);
         let is_same_run = window.run == hit.anchor % (1 << LEVEL_SHIFT);
-        if self.by_refusals || !window.is_live || !is_same_run || now >= forgotten {
+        if !window.is_live || !is_same_run || now >= self.refundable_until(quota, hit) {
             return;
         }
         let strikes = window.strikes.saturating_sub(units);
@@ -417,6 +415,15 @@ impl Strategy for Lockout {
         let refunded = self.state(quota, Window { strikes, is_locked, ..window });
         let is_over = refunded.until() <= now || strikes == 0 && window.level == 0;
         *state = if is_over { State::Fresh } else { refunded };
+    }
+
+    fn refundable_until(&self, quota: &Quota, hit: &Hit) -> Timestamp {
+        if self.by_refusals {
+            return Timestamp::EPOCH;
+        }
+        // The state also lasts for the time after which its level is forgotten.
+        let (level, began_lock) = (level(hit.anchor), hit.anchor & LOCKED != 0);
+        hit.until.minus(self.spans(quota, level, began_lock).1)
     }
 
     fn script(&self, quota: &Quota, _: Timestamp, _: u32) -> Option<Script> {

@@ -229,7 +229,8 @@ impl Refusal {
     pub(crate) fn new(decision: Decision, policy: Policy) -> Self {
         let received = Instant::now();
         let end = decision.retry_after().map(|wait| later(received, wait));
-        Self { decision, policy, received, end }
+        // Other hits get it too, which have not started the lock.
+        Self { decision: decision.of_next_hit(), policy, received, end }
     }
 
     /// Returns `true` if the hit would be admitted at the deadline or earlier.

@@ -10,11 +10,15 @@ use common::{
     Behavior, FakeStorage, ask, get, memory_with_manual_clock, numbers, outside_of_a_runtime, policy, retry_after,
     slow, status,
 };
+use futures_util::future::join_all;
 use http::{Request, Response, StatusCode};
 use tokio::sync::oneshot;
+use tokio::time::sleep;
 use tower::{Layer, Service, service_fn};
-use tower_ratelimit::storage::ManualClock;
-use tower_ratelimit::{Event, EventKind, Global, Headers, Key, OnError, RateLimitLayer, RateLimiter, Storage};
+use tower_ratelimit::storage::{ManualClock, TokioClock};
+use tower_ratelimit::{
+    Event, EventKind, Global, Headers, Key, MemoryStorage, OnError, RateLimitLayer, RateLimiter, Storage,
+};
 
 use crate::log::log_of;
 
@@ -139,6 +143,39 @@ async fn lock_is_reported_if_the_storage_does_not_end_it() {
         assert_eq!(status(&service, get("/ok")).await, 200);
         assert_eq!(take(&locks), [(0, 600)], "clears: {clears}");
         assert_eq!(status(&service, get("/ok")).await, 429);
+    }
+}
+
+/// Guards against this defect: the lock is reported for each request that waits behind the one that
+/// started it.
+#[tokio::test(start_paused = true)]
+async fn lock_is_reported_once_although_other_requests_wait() {
+    let storage = MemoryStorage::builder().clock(TokioClock::new()).build().unwrap();
+    let (layer, locks) = layer("fixed-window 1/second; lockout 2 refusals/minute for 1h", storage);
+    let service = layer.wait(Duration::from_secs(5), 100).layer(login());
+    let requests = (0..6).map(|_| status(&service, get("/wrong")));
+    let codes = join_all(requests).await;
+    assert_eq!(codes, [401, 401, 429, 429, 429, 429]);
+    assert_eq!(take(&locks), [(0, 3_600)]);
+}
+
+/// Guards against this defect: a lock that a hit has started is never reported if the request is
+/// settled after the end of the lock.
+#[tokio::test(start_paused = true)]
+async fn lock_that_has_ended_before_the_refund_is_reported() {
+    for (seconds, expected) in [(599, vec![]), (600, vec![(0, 600)])] {
+        for is_slow in [false, true] {
+            let storage = MemoryStorage::builder().clock(TokioClock::new()).build().unwrap();
+            let storage = if is_slow { slow(storage) } else { FakeStorage::around(storage) };
+            let (layer, locks) = layer("lockout 1/minute for 10m x2 up to 1d", storage);
+            let service = layer.layer(service_fn(async |_: Request<()>| {
+                sleep(Duration::from_secs(seconds)).await;
+                Ok::<_, Infallible>(Response::new(String::new()))
+            }));
+            assert_eq!(status(&service, get("/ok")).await, 200);
+            sleep(Duration::from_millis(1)).await;
+            assert_eq!(take(&locks), expected, "{seconds} s, slow: {is_slow}");
+        }
     }
 }
 

@@ -320,6 +320,9 @@ async fn refund_of_an_expired_hit_is_reported_as_expired() {
             ("token-bucket 100/minute", 12, "expired 0"),
             ("fixed-window 100/minute; fixed-window 200/hour", 61, "refunded 15"),
             ("fixed-window 100/minute; fixed-window 200/hour", 3_600, "expired 0"),
+            // The level is kept for longer than the window.
+            ("lockout 100/minute for 1h x2 up to 1d", 59, "refunded 15"),
+            ("lockout 100/minute for 1h x2 up to 1d", 60, "expired 0"),
         ] {
             let storage = MemoryStorage::builder().clock(TokioClock::new()).build().unwrap();
             let fake = FakeStorage::around(storage);
@@ -336,6 +339,33 @@ async fn refund_of_an_expired_hit_is_reported_as_expired() {
                 assert_eq!(take(&outcomes), ["admitted", expected], "{what}");
             }
         }
+    }
+}
+
+/// Guards against this defect: a refund counts as refunded units until the level of a lockout is
+/// forgotten.
+#[tokio::test(start_paused = true)]
+async fn refund_after_the_end_of_a_lock_is_reported_as_expired() {
+    for (text, seconds, outcome) in [
+        ("lockout 20/minute for 10m x2 up to 1d", 599, vec!["admitted", "refunded 15"]),
+        ("lockout 20/minute for 10m x2 up to 1d", 600, vec!["admitted", "expired 0", "locked"]),
+        ("fixed-window 20/minute; lockout 1 refusals/day for 1d", 59, vec!["admitted", "refunded 15"]),
+        ("fixed-window 20/minute; lockout 2 refusals/day for 1d", 60, vec!["admitted", "expired 0"]),
+    ] {
+        let storage = MemoryStorage::builder().clock(TokioClock::new()).build().unwrap();
+        let taken = Taken::default();
+        let (layer, outcomes) = observed(layer(text, storage));
+        let service = layer.settle_later().layer(keeps_reservation(&taken));
+        if text.contains("lockout 2 refusals") {
+            // A strike that the lockout remembers for longer than the window of the hit.
+            assert_eq!(status(&service, get("/21")).await, 429);
+            take(&outcomes);
+        }
+        assert_eq!(status(&service, get("/20")).await, 200);
+        tokio::time::advance(Duration::from_secs(seconds)).await;
+        taken.lock().unwrap().take().unwrap().settle(5);
+        yields().await;
+        assert_eq!(take(&outcomes), outcome, "{text}, {seconds} s");
     }
 }
 

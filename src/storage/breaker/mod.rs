@@ -310,11 +310,13 @@ impl BreakerInner {
 
 /// Makes two changes together. Returns the result of the first, or the first error.
 fn both<T: Send + 'static>(changes: [StorageFuture<T>; 2]) -> StorageFuture<T> {
-    StorageFuture::new(async {
+    let is_ready = changes.iter().all(|change| change.as_ready().is_some());
+    let both = StorageFuture::new(async {
         let changed: Result<Vec<T>, StorageError> = join_all(changes.into()).await.into_iter().collect();
         changed.map(|mut changed| changed.swap_remove(0))
-    })
-    .polled_once()
+    });
+    // A pending change may be awaited on a runtime that the caller has not entered yet.
+    if is_ready { both.polled_once() } else { both }
 }
 
 fn fallback_failed(error: StorageError) -> StorageError {

@@ -91,7 +91,8 @@ impl Lease {
             *status = status.spent(until, anchor(status));
         }
         let owed = hit.at().plus(now.since(self.sent));
-        (self.unspent > 0 && !hit.has_expired(owed)).then(|| (hit, self.slice.cost() - self.unspent))
+        let has_expired = hit.statuses().iter().all(|status| status.until() <= owed);
+        (self.unspent > 0 && !has_expired).then(|| (hit, self.slice.cost() - self.unspent))
     }
 }
 

@@ -117,14 +117,14 @@ impl<T: Usable> Reconnecting<T> {
     }
 
     /// Makes another value in the background. The current one is used until then. Does nothing
-    /// while an attempt is running, or shortly after one has ended.
+    /// while an attempt is running that has not stalled, or shortly after one has ended.
     #[cfg(feature = "redis-cluster")]
     pub(in crate::storage) fn renew<F>(self: &Arc<Self>, make: impl Fn() -> F)
     where
         F: Future<Output = Result<T, StorageError>> + Send + 'static,
     {
-        let state = self.lock();
-        if state.attempt.is_none() && Instant::now() >= state.not_before {
+        let (state, now) = (self.lock(), Instant::now());
+        if state.attempt.as_ref().is_none_or(|attempt| now >= attempt.until) && now >= state.not_before {
             self.attempt(state, super::race(super::tries(make)));
         }
     }
@@ -310,6 +310,7 @@ mod tests {
     use std::sync::atomic::{AtomicU32, Ordering};
 
     use tokio::runtime::{Builder, Runtime};
+    use tokio::time::sleep;
 
     use super::*;
     use crate::storage::StorageErrorKind;
@@ -357,6 +358,33 @@ mod tests {
         });
     }
 
+    /// Guards against this defect: an attempt on a runtime that nothing drives ends all renewals.
+    #[cfg(feature = "redis-cluster")]
+    #[test]
+    fn renewal_on_a_runtime_that_is_not_running_is_abandoned() {
+        let (stopped, running) = (runtime(), runtime());
+        let connection = Reconnecting::<Made>::new("it");
+        let renewed = async || {
+            connection.renew(|| ready(Ok(Made(1))));
+            sleep(MIN_BACKOFF).await;
+            connection.value().unwrap().0
+        };
+        running.block_on(async {
+            let value = kind(connection.get(Instant::now() + FRESH, || ready(Ok(Made(0)))).await);
+            assert_eq!(value, Ok(Arc::new(Made(0))));
+        });
+        stopped.block_on(async {
+            sleep(2 * FRESH).await;
+            connection.renew(pending::<Attempted>);
+        });
+        running.block_on(async {
+            sleep(2 * FRESH).await;
+            assert_eq!(renewed().await, 0, "the first renewal may still succeed");
+            sleep(STALLED_AFTER).await;
+            assert_eq!(renewed().await, 1);
+        });
+    }
+
     #[test]
     fn attempt_that_succeeds_first_sets_the_value() {
         runtime().block_on(async {
@@ -374,7 +402,7 @@ mod tests {
             let deadline = Instant::now() + STALLED_AFTER;
             while kind(connection.get(deadline, || ready(Err(refused()))).await) != Ok(Arc::new(Made(1))) {
                 assert!(Instant::now() < deadline);
-                tokio::time::sleep(MIN_BACKOFF / 2).await;
+                sleep(MIN_BACKOFF / 2).await;
             }
         });
     }

@@ -3,14 +3,15 @@
 //! An index on `expires_at` would make every hit write to two indexes, and would prevent heap-only
 //! updates. Four pages hold at least as many rows as 8 writes add.
 
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicI64, AtomicU32, Ordering};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use tokio::time::Instant;
 
 use super::link::Link;
 use super::table::{Query, Statement, number};
+use crate::sync::unpoisoned;
 use crate::time::Timestamp;
 
 /// The number of writes between two sweeps.
@@ -27,7 +28,9 @@ pub(super) struct Sweep {
     writes: AtomicU32,
     /// The next page. The statement takes the remainder by the number of pages.
     page: AtomicI64,
-    is_running: AtomicBool,
+    /// The deadline of the last sweep, if it is still running. After that, another one can begin: the
+    /// runtime of this one may not be running.
+    running: Mutex<Option<Instant>>,
 }
 
 impl Default for Sweep {
@@ -35,7 +38,7 @@ impl Default for Sweep {
     fn default() -> Self {
         let first = Timestamp::wall_clock().as_micros() % 1_000_003;
         let page = AtomicI64::new(i64::try_from(first).unwrap_or(0));
-        Self { writes: AtomicU32::new(0), page, is_running: AtomicBool::new(false) }
+        Self { writes: AtomicU32::new(0), page, running: Mutex::default() }
     }
 }
 
@@ -43,27 +46,58 @@ impl Sweep {
     /// Counts a write. Starts a sweep in a background task after every [`WRITES`] writes, unless
     /// one is running.
     pub(super) fn after_write(self: &Arc<Self>, link: &Link, timeout: Duration) {
-        if !self.writes.fetch_add(1, Ordering::Relaxed).wrapping_add(1).is_multiple_of(WRITES)
-            || self.is_running.swap(true, Ordering::Relaxed)
-        {
+        if !self.writes.fetch_add(1, Ordering::Relaxed).wrapping_add(1).is_multiple_of(WRITES) {
             return;
         }
-        let (sweep, link) = (SweepGuard(Arc::clone(self)), link.clone());
+        let Some(running) = self.begin(timeout) else { return };
+        let link = link.clone();
         tokio::spawn(async move {
-            let page = sweep.0.page.fetch_add(PAGES, Ordering::Relaxed);
+            let page = running.of.page.fetch_add(PAGES, Ordering::Relaxed);
             // The error is ignored: a later write sweeps again, and hits report an outage.
             let query = Query::new(Statement::Sweep, [number(page), number(PAGES)]);
-            let _ = link.query(query, Instant::now() + timeout).await;
-            drop(sweep);
+            let _ = link.query(query, running.until).await;
+            drop(running);
         });
+    }
+
+    fn begin(self: &Arc<Self>, timeout: Duration) -> Option<RunningSweep> {
+        let (now, mut running) = (Instant::now(), unpoisoned(self.running.lock()));
+        if running.is_some_and(|until| now < until) {
+            return None;
+        }
+        let until = now + timeout;
+        *running = Some(until);
+        Some(RunningSweep { of: Arc::clone(self), until })
     }
 }
 
 /// Marks the sweep as ended when it is dropped, even by a runtime that shuts down.
-struct SweepGuard(Arc<Sweep>);
+struct RunningSweep {
+    of: Arc<Sweep>,
+    until: Instant,
+}
 
-impl Drop for SweepGuard {
+impl Drop for RunningSweep {
     fn drop(&mut self) {
-        self.0.is_running.store(false, Ordering::Relaxed);
+        unpoisoned(self.of.running.lock()).take_if(|until| *until == self.until);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Guards against this defect: a sweep on a runtime that nothing drives ends all later ones.
+    #[tokio::test(start_paused = true)]
+    async fn sweep_that_stalls_is_replaced_after_its_deadline() {
+        let (sweep, timeout) = (Arc::new(Sweep::default()), Duration::from_secs(1));
+        let stalled = sweep.begin(timeout).unwrap();
+        assert!(sweep.begin(timeout).is_none(), "a sweep is running");
+        tokio::time::advance(timeout).await;
+        let other = sweep.begin(timeout).unwrap();
+        drop(stalled);
+        assert!(sweep.begin(timeout).is_none(), "the second one is still running");
+        drop(other);
+        assert!(sweep.begin(timeout).is_some());
     }
 }

@@ -42,10 +42,7 @@ impl CachedRefusal {
         let refused_until = sent.plus(refused_for);
         let [end, stale_end] = [sent.plus(ttl), sent.plus(ttl).plus(ttl)].map(|end| end.min(refused_until));
         let is_valid = decision.is_refused() && is_lasting && received < end;
-        let (policy, mut decision) = (policy.clone(), decision.clone());
-        for status in decision.statuses_mut() {
-            *status = status.of_next_hit();
-        }
+        let (policy, decision) = (policy.clone(), decision.clone().of_next_hit());
         is_valid.then_some(Self { policy, decision, sent, received, end, stale_end, serves_stale: false })
     }
 

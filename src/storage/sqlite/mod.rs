@@ -371,15 +371,15 @@ impl SqliteStorage {
             if Handle::try_current().is_err() {
                 return Err(StorageError::no_runtime());
             }
-            let started = Instant::now();
+            let deadline = Instant::now() + timeout;
             let Ok(counted) = Arc::clone(&shared.waiting).try_acquire_owned() else {
                 // Without the delay, callers that retry at once would take all processor time.
-                sleep_until(started + timeout * 3 / 4).await;
+                sleep_until(deadline - timeout / 4).await;
                 return Err(overloaded(&shared.path, MAX_WAITING));
             };
             let (ticket, caller) = Ticket::new();
-            shared.send(FileJob { work, clock, ticket, counted })?;
-            caller.wait(started + timeout).await.unwrap_or_else(|unanswered| {
+            shared.send(FileJob { work, clock, deadline, ticket, counted })?;
+            caller.wait(deadline).await.unwrap_or_else(|unanswered| {
                 Err(match unanswered {
                     Unanswered::Dropped => ended(&shared.path),
                     Unanswered::Late(stage) => late(&shared.path, stage.is_begun),

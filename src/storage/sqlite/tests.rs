@@ -41,8 +41,9 @@ async fn full_disk_is_an_error_and_counts_nothing_until_rows_expire() {
         let work = Work::Change { policy: policy.clone(), key, command: Command::Hit(1) };
         let (ticket, caller) = Ticket::new();
         let counted = Arc::clone(&waiting).try_acquire_owned().expect("a call that was answered no longer waits");
-        calls.send(FileJob { work, clock: None, ticket, counted }).unwrap();
-        caller.wait(Instant::now() + Duration::from_secs(20)).await.unwrap()
+        let deadline = Instant::now() + Duration::from_secs(20);
+        calls.send(FileJob { work, clock: None, deadline, ticket, counted }).unwrap();
+        caller.wait(deadline).await.unwrap()
     };
     assert!(has_reserve(&path));
     let mut admitted = 0;

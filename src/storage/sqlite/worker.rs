@@ -99,11 +99,12 @@ impl FileWorker {
     }
 
     /// Executes these calls in one transaction. While another process holds the lock, retries until
-    /// no caller waits any more. If the disk is full, retries as long as there is room.
+    /// no caller waits any more. A call whose caller was dropped waits until its deadline. If the disk is full, retries as long as there is room.
     fn run_batch(&mut self, mut jobs: Vec<FileJob>, calls: &Receiver<FileJob>) {
         let (mut wait, mut attempts) = (FIRST_WAIT, 0);
         loop {
-            jobs.retain(|job| job.ticket.is_awaited());
+            let now = tokio::time::Instant::now();
+            jobs.retain(|job| job.ticket.is_awaited() && !(job.ticket.is_dropped() && now >= job.deadline));
             if jobs.is_empty() {
                 return;
             }
@@ -344,6 +345,7 @@ pub(super) struct FileJob {
     pub(super) work: Work,
     /// Replaces the wall clock in tests.
     pub(super) clock: Option<Arc<dyn Clock>>,
+    pub(super) deadline: tokio::time::Instant,
     pub(super) ticket: Ticket<Result<WorkResult, StorageError>>,
     pub(super) counted: OwnedSemaphorePermit,
 }

@@ -111,6 +111,23 @@ fn dropped_hit_that_was_queued_is_counted() {
     });
 }
 
+/// Guards against this defect: the hits of clients that left are counted after a long lock.
+#[test]
+fn dropped_hit_is_not_counted_after_its_deadline() {
+    let folder = Folder::new();
+    let (dropping, limiter) =
+        (limiter(open_with(&folder.file(), &format!("timeout={QUICK:?}"))), limiter(open(&folder.file())));
+    RUNTIME.block_on(dropping.storage().ready(LONG)).unwrap();
+    let other = lock(&folder);
+    RUNTIME.block_on(async {
+        assert!(timeout(QUICK / 4, dropping.hit(&Key::from("a"))).await.is_err());
+        tokio::time::sleep(QUICK).await;
+        drop(other);
+        dropping.storage().ready(LONG).await.unwrap();
+        assert_eq!(limiter.peek(&Key::from("a")).await.unwrap().remaining(), 1_000);
+    });
+}
+
 #[test]
 fn hit_outside_of_a_runtime_is_an_error() {
     let folder = Folder::new();

@@ -80,8 +80,7 @@ impl OpenConnection {
     /// Proves that all keys under `prefix` are on one server, if a proof can begin now. Waits for a proof
     /// that is running.
     async fn prove(&self, prefix: &str) {
-        let _running = self.proof.running.lock().await;
-        let Some(proving) = self.proof.begin() else { return };
+        let Some(proving) = self.proof.begin().await else { return };
         let (mut connection, commands) = (self.connection.sender(), ProofCommands::new(prefix));
         let result = async {
             let stored = connection.send_packed_command(&commands.store).await?;

@@ -23,8 +23,10 @@ use std::sync::{Mutex, MutexGuard};
 use std::time::Duration;
 
 use redis::{Cmd, Pipeline, ServerErrorKind, Value, cmd};
-use tokio::time::Instant;
+use tokio::sync::watch;
+use tokio::time::{Instant, timeout_at};
 
+use crate::storage::net::CONNECT_WITHIN;
 use crate::sync::unpoisoned;
 
 /// The time to live of the token, in milliseconds. It is deleted before, unless the proof is dropped.
@@ -40,27 +42,46 @@ const READ: &str = "return redis.call('GET', KEYS[2])";
 /// `UNLINK`.
 const DELETE: &str = "return redis.call('UNLINK', KEYS[1])";
 
+/// The time after which a running proof is considered stalled, and another one can begin. Its runtime
+/// may not be running, so its own timeout would not fire.
+const STALLED_AFTER: Duration = CONNECT_WITHIN.saturating_mul(2);
+
 /// The state of the proof of one connection.
 #[derive(Debug)]
 pub(super) struct Proof {
     is_single_server: AtomicBool,
-    /// The earliest time of the next try. `None` while a proof is running, and after a result.
-    next: Mutex<Option<Instant>>,
-    /// Locked while a proof is running.
-    pub(super) running: tokio::sync::Mutex<()>,
+    stage: Mutex<ProofStage>,
+}
+
+#[derive(Debug)]
+enum ProofStage {
+    /// A proof can begin at this time.
+    Waiting(Instant),
+    Running(RunningProof),
+    /// A proof has had a result.
+    Decided,
+}
+
+#[derive(Clone, Debug)]
+struct RunningProof {
+    /// The time after which the proof is considered stalled.
+    until: Instant,
+    /// The channel that is closed when the proof ends.
+    ended: watch::Receiver<()>,
 }
 
 /// A running proof. If it is dropped without a result, another one can begin after a delay.
-pub(super) struct Proving<'a>(Option<&'a Proof>);
+pub(super) struct Proving<'a> {
+    of: &'a Proof,
+    until: Instant,
+    _running: watch::Sender<()>,
+}
 
 impl Proof {
     /// Creates the state of a new connection, whose proof can begin immediately.
     pub(super) fn new() -> Self {
-        Self {
-            is_single_server: AtomicBool::new(false),
-            next: Mutex::new(Some(Instant::now())),
-            running: tokio::sync::Mutex::default(),
-        }
+        let stage = Mutex::new(ProofStage::Waiting(Instant::now()));
+        Self { is_single_server: AtomicBool::new(false), stage }
     }
 
     /// Returns `true` if the connection has proved to be a single server.
@@ -70,37 +91,60 @@ impl Proof {
 
     /// Returns `true` if a proof can begin.
     pub(super) fn is_due(&self) -> bool {
-        self.next().is_some_and(is_past)
+        self.stage().is_due()
     }
 
-    /// Begins a proof. Returns `None` if one is running, has had a result, or has ended without a
-    /// result a short time ago.
-    pub(super) fn begin(&self) -> Option<Proving<'_>> {
-        self.next().take_if(|next| is_past(*next)).map(|_| Proving(Some(self)))
+    /// Begins a proof, after waiting for one that is running. Returns `None` if that one or an earlier
+    /// one has had a result, or if one has ended without a result a short time ago.
+    pub(super) async fn begin(&self) -> Option<Proving<'_>> {
+        loop {
+            let mut running = match self.try_begin() {
+                Ok(proving) => return Some(proving),
+                Err(running) => running?,
+            };
+            let _ = timeout_at(running.until, running.ended.changed()).await;
+        }
     }
 
-    fn next(&self) -> MutexGuard<'_, Option<Instant>> {
-        unpoisoned(self.next.lock())
+    /// Begins a proof. If none can begin now, returns the one that is running, if there is one.
+    fn try_begin(&self) -> Result<Proving<'_>, Option<RunningProof>> {
+        let mut stage = self.stage();
+        if !stage.is_due() {
+            return Err(if let ProofStage::Running(running) = &*stage { Some(running.clone()) } else { None });
+        }
+        let (until, (running, ended)) = (Instant::now() + STALLED_AFTER, watch::channel(()));
+        *stage = ProofStage::Running(RunningProof { until, ended });
+        Ok(Proving { of: self, until, _running: running })
+    }
+
+    fn stage(&self) -> MutexGuard<'_, ProofStage> {
+        unpoisoned(self.stage.lock())
     }
 }
 
-fn is_past(next: Instant) -> bool {
-    next <= Instant::now()
+impl ProofStage {
+    fn is_due(&self) -> bool {
+        match self {
+            Self::Waiting(until) | Self::Running(RunningProof { until, .. }) => *until <= Instant::now(),
+            Self::Decided => false,
+        }
+    }
 }
 
 impl Proving<'_> {
     /// Ends the proof with a result, which is final for the connection.
-    pub(super) fn end(mut self, is_single_server: bool) {
-        if let Some(proof) = self.0.take() {
-            proof.is_single_server.store(is_single_server, Ordering::Relaxed);
-        }
+    pub(super) fn end(self, is_single_server: bool) {
+        self.of.is_single_server.store(is_single_server, Ordering::Relaxed);
+        *self.of.stage() = ProofStage::Decided;
     }
 }
 
 impl Drop for Proving<'_> {
     fn drop(&mut self) {
-        if let Some(proof) = self.0 {
-            *proof.next() = Some(Instant::now() + RETRY_AFTER);
+        let mut stage = self.of.stage();
+        // A proof that has stalled changes nothing after another one has begun.
+        if matches!(&*stage, ProofStage::Running(running) if running.until == self.until) {
+            *stage = ProofStage::Waiting(Instant::now() + RETRY_AFTER);
         }
     }
 }
@@ -185,16 +229,32 @@ mod tests {
     async fn proof_without_a_result_is_retried_after_a_delay() {
         let (proof, end) = (Proof::new(), Duration::from_millis(1));
         for _ in 0..3 {
-            let proving = proof.begin().unwrap();
-            assert!(!proof.is_due() && proof.begin().is_none(), "a proof is running");
-            drop(proving);
+            let proving = proof.begin().await.unwrap();
+            assert!(!proof.is_due(), "a proof is running");
+            let (next, ()) = tokio::join!(proof.begin(), async { drop(proving) });
+            assert!(next.is_none(), "the proof has ended without a result");
             tokio::time::advance(RETRY_AFTER.checked_sub(end).unwrap()).await;
-            assert!(!proof.is_due() && proof.begin().is_none());
+            assert!(!proof.is_due() && proof.begin().await.is_none());
             tokio::time::advance(end).await;
             assert!(proof.is_due());
         }
-        proof.begin().unwrap().end(true);
+        proof.begin().await.unwrap().end(true);
         tokio::time::advance(100 * RETRY_AFTER).await;
         assert!(proof.is_single_server() && !proof.is_due(), "a result is final");
+        assert!(proof.begin().await.is_none());
+    }
+
+    /// Guards against this defect: a proof on a runtime that nothing drives blocks all later ones.
+    #[tokio::test(start_paused = true)]
+    async fn proof_that_stalls_is_replaced() {
+        let proof = Proof::new();
+        let stalled = proof.begin().await.unwrap();
+        let begun = Instant::now();
+        let proving = proof.begin().await.unwrap();
+        assert_eq!(begun.elapsed(), STALLED_AFTER);
+        drop(stalled);
+        assert!(!proof.is_due(), "the second one is still running");
+        proving.end(true);
+        assert!(proof.is_single_server());
     }
 }
