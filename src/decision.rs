@@ -133,7 +133,7 @@ impl Decision {
     /// returns `true` if a hit would be refused for this reason.
     ///
     /// - A new key is refused if the storage finds no key to evict. It looks at a few keys, and
-    ///   never evicts a key that is being refused.
+    ///   never evicts a key without remaining units.
     /// - A stored key is refused if there is no room, in most cases because its log cannot grow.
     ///
     /// With [`OnFull::Admit`](crate::storage::OnFull::Admit), a new key that finds no room is

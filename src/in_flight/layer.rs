@@ -199,7 +199,7 @@ impl<R> InFlightLayer<R> {
     /// - A process renews them every third of the [time to live](Self::time_to_live). So a stream keeps
     ///   its slot for hours. A task does this in the tokio runtime of a request, and moves to that of
     ///   another request if the runtime ends. If there is none, the next request starts the task again.
-    ///   A runtime that nothing polls delays it.
+    ///   While nothing polls that runtime, slots are only renewed by new requests for their keys.
     /// - The slots of a process that was killed are free after the time to live. So are those of a process
     ///   that has ended without [`close`](Self::close).
     /// - A process that was paused for longer claims its slots again, because its requests still

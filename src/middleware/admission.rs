@@ -144,7 +144,7 @@ impl LayerState {
     #[inline(never)]
     fn decide(&self, storage_request: StorageRequest<'_>, exchange: &mut dyn Exchange) -> Step {
         // Polls once here, because many storages need no round trip for a decision.
-        let deciding = self.storage.decide(storage_request).polled_once();
+        let deciding = self.storage.decide(storage_request).polled_once_in_runtime();
         let requests = slice::from_ref(&storage_request);
         let Some(decided) = deciding.as_ready() else {
             return Step::Wait(Wait::Decision(self.waiting_hits(requests), deciding));
@@ -196,7 +196,7 @@ impl LayerState {
             let members = applying.iter().map(Applying::of_later_hits).collect();
             Meter::insert(self.metered(members), exchange.extensions_mut());
         }
-        let deciding = self.storage.decide_all(&requests).polled_once();
+        let deciding = self.storage.decide_all(&requests).polled_once_in_runtime();
         let Some(decided) = deciding.as_ready() else {
             return Step::Wait(Wait::Decisions(self.waiting_hits(&requests), deciding));
         };

@@ -59,9 +59,9 @@ pub enum EventKind<'a> {
     Cleared(&'a Decision),
     /// A hit has started the lock of a [`Lockout`](crate::Lockout). With
     /// [`charge_when`](crate::RateLimitLayer::charge_when), the lock is reported when the request
-    /// is settled, unless the hit is refunded, which ends the lock. A lock is not reported if a
-    /// charge has started it, or if it starts with the refusal of a hit that continues to
-    /// [wait](crate::RateLimitLayer::wait).
+    /// is settled, unless the hit is refunded before the lock ends, which ends the lock. A lock is not
+    /// reported if a charge has started it, or if it starts with the refusal of a hit that continues
+    /// to [wait](crate::RateLimitLayer::wait).
     Locked(Lock),
     /// An admitted hit has brought the spent units of a limit to the share of
     /// [`near_limit`](crate::RateLimitLayer::near_limit), or beyond it. Another event reports the

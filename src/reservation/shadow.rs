@@ -28,9 +28,12 @@ enum ShadowState {
 impl ShadowCheck {
     /// Starts the hit, and polls it once.
     pub(crate) fn begin(observed: ObservedKey, cost: u32) -> Self {
-        let deciding = observed.limited.decide(Op::Hit, cost);
+        let deciding = observed.limited.decide(Op::Hit, cost).polled_once_in_runtime();
+        let is_ready = deciding.as_ready().is_some();
         let mut shadow_check = Self { observed, state: ShadowState::Deciding(deciding) };
-        shadow_check.poll(&mut Context::from_waker(Waker::noop()));
+        if is_ready {
+            shadow_check.poll(&mut Context::from_waker(Waker::noop()));
+        }
         shadow_check
     }
 

@@ -2,6 +2,8 @@ use std::fmt;
 use std::pin::Pin;
 use std::task::{Context, Poll, Waker};
 
+use tokio::runtime::Handle;
+
 use super::StorageError;
 
 /// The future of a call to a [`Storage`](super::Storage): a result that is ready, or a boxed future.
@@ -65,6 +67,15 @@ impl<T> StorageFuture<T> {
             Poll::Ready(result) => Self::ready(result),
             Poll::Pending => Self(ReadyOrBoxed::Pending(future)),
         }
+    }
+}
+
+impl<T> StorageFuture<T> {
+    /// Polls a boxed future once inside of a tokio runtime. Outside, the future may be awaited on a
+    /// runtime that its caller has not entered yet, and most storages fail without one.
+    pub(crate) fn polled_once_in_runtime(self) -> Self {
+        let is_boxed = matches!(self.0, ReadyOrBoxed::Pending(_));
+        if is_boxed && Handle::try_current().is_err() { self } else { self.polled_once() }
     }
 }
 

@@ -193,8 +193,11 @@ pub trait Strategy: fmt::Debug + Send + Sync + 'static {
 
     /// Returns the time from which a [refund](Self::refund) of a hit changes nothing, because its units
     /// are free again. Events report a hit that is settled later as
-    /// [expired](crate::EventKind::Settled). Defaults to [`Hit::until`]. Override it if the state lasts
-    /// longer than that.
+    /// [expired](crate::EventKind::Settled). Defaults to [`Hit::until`].
+    ///
+    /// Override it if the state is kept after its units are free, as a [lockout](crate::Lockout) keeps
+    /// its level. `refund` is called until [`Hit::until`] nevertheless, and must change nothing from this
+    /// time on.
     fn refundable_until(&self, quota: &Quota, hit: &Hit) -> Timestamp {
         let _ = quota;
         hit.until

@@ -407,7 +407,7 @@ impl Strategy for Lockout {
     fn refund(&self, quota: &Quota, state: &mut State, now: Timestamp, hit: &Hit, units: u32) {
         let window = self.at(quota, state, now);
         let is_same_run = window.run == hit.anchor % (1 << LEVEL_SHIFT);
-        if !window.is_live || !is_same_run || now >= self.refundable_until(quota, hit) {
+        if self.by_refusals || !window.is_live || !is_same_run || now >= self.refundable_until(quota, hit) {
             return;
         }
         let strikes = window.strikes.saturating_sub(units);
@@ -418,9 +418,6 @@ impl Strategy for Lockout {
     }
 
     fn refundable_until(&self, quota: &Quota, hit: &Hit) -> Timestamp {
-        if self.by_refusals {
-            return Timestamp::EPOCH;
-        }
         // The state also lasts for the time after which its level is forgotten.
         let (level, began_lock) = (level(hit.anchor), hit.anchor & LOCKED != 0);
         hit.until.minus(self.spans(quota, level, began_lock).1)

@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 use proptest::test_runner::Config;
 use tokio::task::{JoinSet, yield_now};
 
+use super::concurrency;
 use super::harness::{failed, runtime, runtime_of_threads};
 use crate::storage::{CasStorage, Loaded, Swapped};
 use crate::time::{Timestamp, micros};
@@ -366,15 +367,22 @@ impl<S: CasStorage> Store<S> {
     /// Increments the counter `times` times, each time with one swap.
     async fn count_up(&self, times: u64) {
         for _ in 0..times {
-            loop {
-                let loaded = self.load("count").await;
-                yield_now().await;
-                let next = loaded.text.parse::<u64>().unwrap_or(0) + 1;
-                if is_stored(&self.swap("count", &loaded.version, &next.to_string(), LONG).await) {
-                    break;
-                }
+            let mut attempts = 0;
+            while !self.count_one().await {
+                attempts += 1;
+                self.check(attempts < concurrency::MAX_ATTEMPTS, || {
+                    format!("a task has lost {attempts} swaps, one after the other")
+                });
             }
         }
+    }
+
+    /// Returns `false` if another task has counted meanwhile.
+    async fn count_one(&self) -> bool {
+        let loaded = self.load("count").await;
+        yield_now().await;
+        let next = loaded.text.parse::<u64>().unwrap_or(0) + 1;
+        is_stored(&self.swap("count", &loaded.version, &next.to_string(), LONG).await)
     }
 
     async fn check_count(&self, expected: u64) {

@@ -10,7 +10,9 @@ use crate::error::BoxError;
 use crate::key::Key;
 use crate::policy::{Op, Policy};
 use crate::quota::Quota;
-use crate::storage::{AnyStorage, Claim, Granted, ManualClock, SlotStore, Storage, StorageErrorKind, StorageRequest};
+use crate::storage::{
+    AnyStorage, Claim, Granted, ManualClock, SlotStore, Storage, StorageErrorKind, StorageFuture, StorageRequest,
+};
 
 /// The maximum number of attempts at a request that is contended each time, although no other
 /// request is in flight.
@@ -67,6 +69,23 @@ pub(super) fn runtime() -> Runtime {
 /// Returns a runtime with several threads.
 pub(super) fn runtime_of_threads() -> Runtime {
     Builder::new_multi_thread().worker_threads(4).enable_all().build().expect("a runtime")
+}
+
+/// Returns a policy of one unit that the storage supports, for example "1/day" if `per` is "/day".
+pub(super) fn of_one_unit(storage: &AnyStorage, per: &str) -> Option<Policy> {
+    let policies = ["fixed-window", "token-bucket", "moving-window"].map(|name| parsed(&format!("{name} 1{per}")));
+    policies.into_iter().find(|policy| storage.validate(policy).is_ok())
+}
+
+/// Repeats a change while it is contended, up to `attempts` times.
+pub(super) async fn changed(attempts: u32, change: impl Fn() -> StorageFuture<()>) -> Result<(), String> {
+    for _ in 0..attempts {
+        match change().await {
+            Err(error) if error.kind() == StorageErrorKind::Contended => {}
+            changed => return changed.map_err(failed),
+        }
+    }
+    Err(format!("the change was contended {attempts} times"))
 }
 
 fn is_not_connected(kind: StorageErrorKind) -> bool {
@@ -127,11 +146,11 @@ impl<'a> Harness<'a> {
         decision: &Decision,
         actual: u32,
     ) -> Result<(), String> {
-        self.runtime.block_on(self.storage.settle(policy, key, decision, actual)).map_err(failed)
+        self.runtime.block_on(changed(MAX_ATTEMPTS, || self.storage.settle(policy, key, decision, actual)))
     }
 
     pub(super) fn try_clear(&self, policy: &Policy, key: &Key) -> Result<(), String> {
-        self.runtime.block_on(self.storage.clear(policy, key)).map_err(failed)
+        self.runtime.block_on(changed(MAX_ATTEMPTS, || self.storage.clear(policy, key)))
     }
 
     /// Claims slots in `store`. Repeats the claim while it is contended.
@@ -162,7 +181,11 @@ impl<'a> Harness<'a> {
     /// Parses policies. Leaves out those that the storage does not support.
     pub(super) fn supported<'t>(&self, texts: impl IntoIterator<Item = &'t str>) -> Vec<Policy> {
         let policies = texts.into_iter().map(parsed);
-        policies.filter(|policy| self.storage.validate(policy).is_ok()).collect()
+        policies.filter(|policy| self.supports(policy)).collect()
+    }
+
+    pub(super) fn supports(&self, policy: &Policy) -> bool {
+        self.storage.validate(policy).is_ok()
     }
 
     /// Returns the units that remain for a hit of one unit.

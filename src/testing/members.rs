@@ -9,7 +9,7 @@ use proptest::test_runner::{Config, TestCaseError};
 use tokio::runtime::Runtime;
 use tokio::task::JoinSet;
 
-use super::concurrency::answer;
+use super::concurrency::{MAX_ATTEMPTS, answer};
 use super::harness::{Harness, Inputs, MakeStorage, failed, parsed, runtime};
 use super::model::Compared;
 use super::strategy::run_some;
@@ -151,19 +151,23 @@ pub(super) fn concurrent_members_are_exact(runtime: &Runtime, handles: &[AnyStor
 async fn hit_until_refused(storage: AnyStorage, policies: [Policy; 3], user: u64) -> u32 {
     let keys = keys_of(&storage, user);
     for admitted in 0..=150 {
-        loop {
-            let decided = storage.decide_all(&requests(&policies, &keys, [1; 3])).await.map_err(failed);
-            let decisions = decided.unwrap_or_else(|error| panic!("law {LAW}: {error}"));
-            if decisions.iter().any(Decision::is_contended) {
-                continue;
-            }
-            if decisions.iter().any(Decision::is_refused) {
-                return admitted;
-            }
-            break;
+        if all_answers(&storage, &requests(&policies, &keys, [1; 3])).await.iter().any(Decision::is_refused) {
+            return admitted;
         }
     }
     151
+}
+
+/// Returns the decisions on several keys. Repeats the request while it is contended.
+async fn all_answers(storage: &AnyStorage, members: &[StorageRequest<'_>]) -> Vec<Decision> {
+    for _ in 0..MAX_ATTEMPTS {
+        let decided = storage.decide_all(members).await.map_err(failed);
+        let decisions = decided.unwrap_or_else(|error| panic!("law {LAW}: {error}"));
+        if !decisions.iter().any(Decision::is_contended) {
+            return decisions;
+        }
+    }
+    panic!("law {LAW}: the request was contended {MAX_ATTEMPTS} times")
 }
 
 /// Checks law 15 of [`StorageLaws`](super::StorageLaws) on random scripts: a storage decides on

@@ -226,8 +226,13 @@ pub(super) fn decides_like_the_model_in(scripts: u32, policies: &[Policy], make:
 
 /// Checks law 10 for policies with the same name: they share the states of equal limits, and no
 /// others. Limits are equal if they have the same strategy, period and position.
-pub(super) fn policies_of_one_name_in(scripts: u32, make: &MakeStorage<'_>) {
-    let policies: Vec<Policy> = [
+pub(super) fn policies_share_equal_limits(scripts: u32, policies: &[Policy], make: &MakeStorage<'_>) {
+    like_the_model("10: policies with the same name share only equal limits", scripts, policies, make);
+}
+
+/// Policies with the same name, some of them with equal limits.
+pub(super) fn of_one_name() -> [Policy; 6] {
+    [
         "fixed-window 3 per 7 seconds",
         "fixed-window 5 per 7 seconds",
         "fixed-window 3 per 8 seconds",
@@ -235,10 +240,7 @@ pub(super) fn policies_of_one_name_in(scripts: u32, make: &MakeStorage<'_>) {
         "moving-window 3 per 7 seconds",
         "token-bucket 3 per 7 seconds; fixed-window 3 per 7 seconds",
     ]
-    .into_iter()
     .map(|text| parsed(text).with_name("tier"))
-    .collect();
-    like_the_model("10: policies with the same name share only equal limits", scripts, &policies, make);
 }
 
 fn like_the_model(law: &'static str, scripts: u32, policies: &[Policy], make: &MakeStorage<'_>) {

@@ -163,10 +163,11 @@ pub(super) fn kept_units_are_left_to_others(inputs: &Inputs<'_>, harness: &Harne
             let mut limits = policy.limits().iter().map(|limit| limit.clone().try_keep(units).ok());
             let first = Policy::from(limits.next()??);
             let kept = limits.try_fold(first, |kept, limit| Some(kept.with(limit?)))?;
-            Some(match policy.name() {
+            let kept = match policy.name() {
                 Some(name) => kept.with_name(name),
                 None => kept,
-            })
+            };
+            harness.supports(&kept).then_some(kept)
         };
         let (Some(one), Some(two)) = (keeping(1), keeping(2)) else { continue };
         let (key, mut compared) = (Key::from(policy.identity()), Compared::new(harness));

@@ -10,7 +10,7 @@ use tokio::runtime::Runtime;
 use super::concurrency::{cancellation_is_isolated, hits_are_exact, many_keys_are_independent, settlements_are_exact};
 use super::harness::{Inputs, Law, MakeStorage, parsed, runtime, runtime_of_threads, wait_until_connected};
 use super::members::concurrent_members_are_exact;
-use super::model::{decides_like_the_model_in, policies_of_one_name_in};
+use super::model::{decides_like_the_model_in, of_one_name, policies_share_equal_limits};
 use super::{changes, listing, members, scripts, sequential, slots};
 use crate::policy::Policy;
 use crate::storage::{AnyStorage, ManualClock, Storage};
@@ -153,7 +153,7 @@ impl<'a, St: Storage> StorageLaws<'a, St> {
         Self { make, more: Vec::new(), scripts, second_handle: None, storage: PhantomData }
     }
 
-    /// Checks the concurrent hits of laws 9 and 15 with several handles to the same states, as in
+    /// Checks the concurrent requests of laws 9 and 15 with several handles to the same states, as in
     /// several processes. Without this method, the handles are clones.
     ///
     /// `second_handle` returns a new handle to the states of the given one. Its clock can be a new
@@ -207,7 +207,10 @@ impl<'a, St: Storage> StorageLaws<'a, St> {
         }
         self.concurrent_requests();
         many_keys_are_independent(&runtime, self.scripts, &self.empty(&runtime));
-        policies_of_one_name_in(self.scripts, make);
+        let of_one_name = self.supported(of_one_name());
+        if !of_one_name.is_empty() {
+            policies_share_equal_limits(self.scripts, &of_one_name, make);
+        }
         let month = cfg!(feature = "calendar").then_some(MONTH);
         let texts = EVERY_STRATEGY.into_iter().chain(SEVERAL_LIMITS).chain(month);
         let all = texts.map(parsed).chain(self.more.iter().cloned());
@@ -225,9 +228,10 @@ impl<'a, St: Storage> StorageLaws<'a, St> {
             concurrent_members_are_exact(&runtime, &self.handles(&runtime), threads);
             for policy in self.supported(["fixed-window 1000/day", "moving-window 1000/day"].map(parsed)) {
                 // Every other hit is refunded.
-                settlements_are_exact(&runtime, &policy, &self.empty(&runtime), 1, |_, round| round % 2);
+                let handles = self.handles(&runtime);
+                settlements_are_exact(&runtime, &policy, &handles, 1, |_, round| round % 2);
                 let actual = |task, round| (5 * round + 3 * task) % 8;
-                settlements_are_exact(&runtime, &policy, &self.empty(&runtime), 3, actual);
+                settlements_are_exact(&runtime, &policy, &handles, 3, actual);
                 cancellation_is_isolated(&runtime, &policy, &self.empty(&runtime));
             }
         }

@@ -219,6 +219,12 @@ pub(super) fn refunds_undo_hits(moment: Moment<'_>) -> LawResult {
     let after = moment.with(&after);
     let refunded = after.settle(&decision, 0);
     prop_assert_eq!(moment.with(&refunded).remaining(), moment.remaining());
+    let limits = moment.policy.limits().iter().zip(decision.statuses());
+    let free = limits.map(|(limit, status)| {
+        limit.strategy().refundable_until(limit.quota(), &status.hit(decision.at(), decision.cost()))
+    });
+    let free = after.at(free.fold(moment.now, Timestamp::max));
+    prop_assert_eq!(free.settle(&decision, 0), free.states, "a refund at `refundable_until` changes the state");
     let late = after.at(after.forgotten());
     let (_, next) = late.hit(1);
     let cleared = vec![State::Fresh; next.len()];

@@ -10,16 +10,17 @@ use std::sync::{Arc, Mutex};
 use std::task::Poll;
 use std::time::Duration;
 
+use common::fake_cas_store::FakeCasStore;
 use common::{Inner, ask, failing, get, memory_with_manual_clock, numbers, policy, poll, retry_after, slow};
 use http::{Request, Response};
 use tower::buffer::Buffer;
 use tower::limit::ConcurrencyLimit;
 use tower::{Layer, Service, ServiceExt, service_fn};
 use tower_ratelimit::extract::{Head, KeyError};
-use tower_ratelimit::storage::{StorageFuture, StorageRequest, TokioClock};
+use tower_ratelimit::storage::{Cas, StorageFuture, StorageRequest, TokioClock};
 use tower_ratelimit::{
-    Decision, Event, Global, Key, MemoryStorage, OnError, Op, Policy, RateLimitLayer, RateLimiter, RejectReason,
-    Storage,
+    Decision, Event, EventKind, Global, Key, MemoryStorage, OnError, Op, Policy, RateLimitLayer, RateLimiter,
+    RejectReason, Storage,
 };
 
 use crate::probe::Probe;
@@ -143,6 +144,25 @@ async fn requests_pass_without_fields_when_the_storage_fails_open() {
     }
     check(failing()).await;
     check(slow(failing())).await;
+}
+
+/// Guards against this defect: `runtime.block_on(service.call(request))` calls the storage before the
+/// runtime is entered, and the storage fails without one.
+#[test]
+fn request_of_a_runtime_that_was_not_entered_before_is_decided() {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    let layer = layer("fixed-window 1/day; shadow fixed-window 2/day", Cas::new(FakeCasStore::default()));
+    let failures = Arc::new(AtomicU64::new(0));
+    let seen = Arc::clone(&failures);
+    let layer = layer.observer(move |event| {
+        seen.fetch_add(u64::from(matches!(event.kind, EventKind::Failed { .. })), Ordering::SeqCst);
+    });
+    let mut service = layer.layer(Inner::default());
+    for expected in [200, 429] {
+        let response = runtime.block_on(service.call(get("/"))).unwrap();
+        assert_eq!(response.status(), expected);
+    }
+    assert_eq!(failures.load(Ordering::SeqCst), 0);
 }
 
 #[tokio::test]

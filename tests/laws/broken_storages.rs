@@ -22,6 +22,10 @@ use tower_ratelimit::{ConfigError, Decision, Key, Limit, Op, Policy, Storage, Ti
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum StorageFault {
     None,
+    /// No fault: two of three settlements and clears are contended.
+    Contends,
+    /// No fault: rejects other strategies than the token bucket.
+    SupportsTokenBuckets,
     /// Overwrites changes that others stored since it loaded.
     LosesUpdates,
     /// Overwrites such changes once in a thousand decisions.
@@ -68,6 +72,8 @@ enum StorageFault {
     SettlesTheWholeHit,
     /// Loads and stores in two steps when it settles.
     SettlesInSteps,
+    /// Does the same behind a lock that only the clones of one handle share.
+    SettlesInStepsOfOneHandle,
     KeepsFourLimits,
     RoundsInstants,
     /// Returns a `retry_after` that is a microsecond too long for costs above 3.
@@ -146,6 +152,8 @@ struct Broken {
     keys: Arc<Mutex<BTreeMap<String, Key>>>,
     /// Held during a decision.
     step: Arc<Mutex<()>>,
+    /// The lock of this handle and its clones.
+    handle: Arc<tokio::sync::Mutex<()>>,
     replies: Arc<Mutex<VecDeque<Decision>>>,
     decisions: Arc<AtomicU32>,
     latest: Arc<Mutex<Timestamp>>,
@@ -309,10 +317,28 @@ impl Broken {
 }
 
 impl Broken {
+    async fn alone_in_handle(&self) -> Option<tokio::sync::MutexGuard<'_, ()>> {
+        match self.fault {
+            StorageFault::SettlesInStepsOfOneHandle => Some(self.handle.lock().await),
+            _ => None,
+        }
+    }
+
+    /// Fails two of three times if the fault is that changes are contended.
+    fn change(&self) -> Result<(), StorageError> {
+        match self.fault {
+            StorageFault::Contends if self.decisions.fetch_add(1, Ordering::Relaxed) % 3 < 2 => {
+                Err(StorageError::new(StorageErrorKind::Contended, "others have changed the key"))
+            }
+            _ => Ok(()),
+        }
+    }
+
     /// Settles in two steps, between which others may decide.
     fn settle_in_steps(&self, policy: &Policy, key: &Key, decision: &Decision, actual: u32) -> StorageFuture<()> {
         let (storage, policy, key, decision) = (self.clone(), policy.clone(), key.clone(), decision.clone());
         StorageFuture::new(async move {
+            let _alone = storage.alone_in_handle().await;
             let mut states = storage.load(&policy, &key);
             yield_now().await;
             policy.settle(&mut states, storage.now(), &decision, actual);
@@ -350,7 +376,11 @@ impl Storage for Broken {
             (StorageFault::RefusesLargeCharges, Op::Charge) if cost > 1_000_000 => Op::Hit,
             _ => op,
         };
+        if let Err(error) = self.validate(&policy) {
+            return StorageFuture::ready(Err(StorageError::new(StorageErrorKind::Unsupported, error.to_string())));
+        }
         StorageFuture::new(async move {
+            let _alone = storage.alone_in_handle().await;
             match storage.fault {
                 StorageFault::LosesAnUpdateInAThousand
                     if storage.decisions.fetch_add(1, Ordering::Relaxed) % 1_000 == 999 =>
@@ -412,8 +442,16 @@ impl Storage for Broken {
         StorageFuture::ok(decisions)
     }
 
-    fn validate_members(&self, _: &[Policy]) -> Result<(), ConfigError> {
+    fn validate(&self, policy: &Policy) -> Result<(), ConfigError> {
+        let is_bucket = |limit: &Limit| limit.strategy().name() == "token-bucket";
+        if self.fault == StorageFault::SupportsTokenBuckets && !policy.limits().iter().all(is_bucket) {
+            return Err(ConfigError::new("only token buckets are supported"));
+        }
         Ok(())
+    }
+
+    fn validate_members(&self, policies: &[Policy]) -> Result<(), ConfigError> {
+        policies.iter().try_for_each(|policy| self.validate(policy))
     }
 
     fn try_admit(&self, request: StorageRequest<'_>, summary: Option<&mut Summary>) -> bool {
@@ -455,6 +493,9 @@ impl Storage for Broken {
     }
 
     fn clear(&self, policy: &Policy, key: &Key) -> StorageFuture<()> {
+        if let Err(error) = self.change() {
+            return StorageFuture::ready(Err(error));
+        }
         match self.fault {
             StorageFault::ClearsNothing => {}
             StorageFault::ClearsAllKeys => self.states.lock().unwrap().clear(),
@@ -499,7 +540,10 @@ impl Storage for Broken {
     }
 
     fn settle(&self, policy: &Policy, key: &Key, decision: &Decision, actual: u32) -> StorageFuture<()> {
-        if self.fault == StorageFault::SettlesInSteps {
+        if let Err(error) = self.change() {
+            return StorageFuture::ready(Err(error));
+        }
+        if matches!(self.fault, StorageFault::SettlesInSteps | StorageFault::SettlesInStepsOfOneHandle) {
             return self.settle_in_steps(policy, key, decision, actual);
         }
         let _alone = self.step.lock().unwrap();
@@ -559,17 +603,28 @@ fn waits_longer(decision: Decision) -> Decision {
 /// Runs the suite on a storage with this fault.
 fn check(fault: StorageFault) {
     let empty = |clock| {
-        let (states, keys, step, replies, decisions, latest) = Default::default();
-        Broken { fault, clock, states, keys, step, replies, decisions, latest }
+        let (states, keys, step, handle, replies, decisions, latest) = Default::default();
+        Broken { fault, clock, states, keys, step, handle, replies, decisions, latest }
     };
+    let second_handle = |first: &Broken| Broken { handle: Arc::default(), ..first.clone() };
     // These two faults need the keys and hits of 256 scripts.
     let is_rare = matches!(fault, StorageFault::HashesKeys | StorageFault::LosesAnUpdateInAThousand);
-    StorageLaws::new(empty).scripts(if is_rare { 256 } else { 96 }).check();
+    StorageLaws::new(empty).second_handle(second_handle).scripts(if is_rare { 256 } else { 96 }).check();
 }
 
 #[test]
 fn correct_implementation_obeys_all_laws() {
     check(StorageFault::None);
+}
+
+/// Guards against these defects: the suite uses policies that the storage rejects, and does not repeat
+/// a settlement that was contended.
+#[test]
+fn suite_accepts_storages_that_support_few_policies_or_contend() {
+    check(StorageFault::SupportsTokenBuckets);
+    check(StorageFault::Contends);
+    let short = |clock| Cas::new(FakeCasStore::with_max_len(1_000)).timeout(Duration::from_secs(20)).clock(clock);
+    StorageLaws::new(short).scripts(16).check();
 }
 
 #[test]
@@ -606,6 +661,7 @@ fn each_fault_breaks_its_law() {
         (StorageFault::RefusesCharges, "law of settling: "),
         (StorageFault::SettlesTheWholeHit, "law of settling: "),
         (StorageFault::SettlesInSteps, "law 9: "),
+        (StorageFault::SettlesInStepsOfOneHandle, "law 9: hits of "),
         (StorageFault::KeepsFourLimits, "law 8: "),
         (StorageFault::RoundsInstants, "law "),
         (StorageFault::RoundsLongWaitsUp, "law 8: "),

@@ -99,12 +99,12 @@ impl FileWorker {
     }
 
     /// Executes these calls in one transaction. While another process holds the lock, retries until
-    /// no caller waits any more. A call whose caller was dropped waits until its deadline. If the disk is full, retries as long as there is room.
+    /// no caller waits any more. A call whose caller was dropped waits until its deadline. If the disk
+    /// is full, retries as long as there is room.
     fn run_batch(&mut self, mut jobs: Vec<FileJob>, calls: &Receiver<FileJob>) {
         let (mut wait, mut attempts) = (FIRST_WAIT, 0);
         loop {
-            let now = tokio::time::Instant::now();
-            jobs.retain(|job| job.ticket.is_awaited() && !(job.ticket.is_dropped() && now >= job.deadline));
+            jobs.retain(FileJob::is_wanted);
             if jobs.is_empty() {
                 return;
             }
@@ -156,7 +156,7 @@ impl FileWorker {
             None => self.file.insert(File::open(&self.path, self.durability)?),
         };
         file.begin(writes)?;
-        jobs.retain(|job| job.ticket.begin());
+        jobs.retain(|job| job.is_wanted() && job.ticket.begin());
         let executed = execute(file, &self.skew, jobs).map_err(Failure::from);
         let committed = executed.and_then(|answers| file.commit().map(|()| answers).map_err(Failure::AtCommit));
         let answers = match committed {
@@ -354,6 +354,11 @@ impl FileJob {
     /// Returns `true` if the job needs the write lock.
     pub(super) fn writes(&self) -> bool {
         !matches!(self.work, Work::Peek { .. } | Work::List(_))
+    }
+
+    /// Returns `true` if the caller waits, or was dropped before the deadline.
+    fn is_wanted(&self) -> bool {
+        self.ticket.is_awaited() && !(self.ticket.is_dropped() && tokio::time::Instant::now() >= self.deadline)
     }
 
     /// Returns the time of a decision that is made now.

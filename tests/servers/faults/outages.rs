@@ -198,7 +198,7 @@ async fn recovers_from<B: Backend>(mode: Mode) {
     }
 }
 
-/// The network loses all packets for half a second, including those of a connect. A later connect
+/// The network loses all packets for a short time, including those of a connect. A later connect
 /// succeeds while that one still waits.
 async fn storage_reconnects_although_an_earlier_connect_lost_its_packets<B: Backend>() {
     let server = B::Server::launch();
