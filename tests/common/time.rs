@@ -81,11 +81,10 @@ impl Stopwatch {
         );
     }
 
-    /// Returns `true` if a call with this timeout, or the last one of several, can have failed only because
-    /// the machine was busy. Compare-and-swap gives up before the timeout, and PostgreSQL cancels a
-    /// statement at 75 % of it.
+    /// Returns `true` if a call with this timeout has failed only because the machine was busy.
+    /// Compare-and-swap gives up before the timeout, and PostgreSQL cancels a statement at 75 % of it.
     pub fn excuses(&self, timeout: Duration) -> bool {
-        self.wall() >= timeout * 7 / 10 && !self.excess().is_zero()
+        self.wall() >= timeout * 7 / 10 && self.elapsed() < timeout && !self.excess().is_zero()
     }
 
     /// Returns the elapsed time of the system's clock.

@@ -5,7 +5,6 @@ use std::time::Duration;
 use common::policy;
 use common::servers::storage::RUNTIME;
 use common::servers::{Etcd, Postgres, wait_until, with_timeout};
-use common::time::Stopwatch;
 use tokio::task::JoinSet;
 use tower_ratelimit::storage::AnyStorage;
 use tower_ratelimit::{Key, RateLimiter, Storage};
@@ -13,8 +12,8 @@ use tower_ratelimit::{Key, RateLimiter, Storage};
 /// A timeout that only a hanging test reaches.
 const LONG: Duration = Duration::from_secs(60);
 
-/// A timeout whose last fifth suffices for a cancel request and its reply, unless the machine is busy.
-const CANCELS: Duration = Duration::from_secs(8);
+/// A timeout whose last fifth suffices for a cancel request and its reply, also on a busy machine.
+const CANCELS: Duration = Duration::from_secs(20);
 
 const KEYS: u64 = 32;
 const TASKS: u64 = 64;
@@ -101,10 +100,9 @@ fn a_locked_row_delays_no_hit_on_another_key() {
     wait_until_all_are_open(&server, &limiter);
     let mut session = server.session();
     session.execute("BEGIN; SELECT * FROM tower_ratelimit ORDER BY key DESC LIMIT 1 FOR UPDATE");
-    let watch = Stopwatch::start();
     let failed: Vec<_> = hit_all().into_iter().filter(|(_, result)| result.is_err()).collect();
     let [(key, Err(error))] = &failed[..] else { panic!("one hit fails: {failed:?}") };
-    assert!(error.is_timeout() && (!error.may_have_counted() || watch.excuses(CANCELS)), "{error:?}");
+    assert!(error.is_timeout() && !error.may_have_counted(), "{error:?}");
     drop(session);
     assert_eq!(RUNTIME.block_on(limiter.peek(&Key::from(*key))).unwrap().remaining(), 999);
 }
@@ -134,9 +132,8 @@ fn a_row_that_another_transaction_changes_delays_no_hit_of_a_new_process() {
     session.execute(
         "BEGIN; UPDATE tower_ratelimit SET expires_at = expires_at WHERE key = (SELECT max(key) FROM tower_ratelimit)",
     );
-    let watch = Stopwatch::start();
     let (hits, failed): (Vec<_>, Vec<_>) = hit_all(storage).into_iter().partition(Result::is_ok);
     assert!(hits.iter().all(|hit| matches!(hit, Ok(998))), "{hits:?}");
     let [Err(error)] = &failed[..] else { panic!("one hit fails: {failed:?}") };
-    assert!(!error.may_have_counted() || watch.excuses(CANCELS), "{error:?} after {:?}", watch.wall());
+    assert!(!error.may_have_counted(), "{error:?}");
 }
