@@ -92,11 +92,17 @@ fn is_not_connected(kind: StorageErrorKind) -> bool {
     matches!(kind, StorageErrorKind::Unreachable | StorageErrorKind::Timeout)
 }
 
-/// Waits until a storage on a server is connected. If that takes too long, the next law reports the error.
+/// Waits until a storage is connected to all of its servers. If that takes too long, the next law reports
+/// the error.
 pub(super) fn wait_until_connected(runtime: &Runtime, storage: &AnyStorage) {
     let (policy, key, started) = (Policy::from(Quota::per_second(1)), Key::from("connected"), Instant::now());
-    let peek = || runtime.block_on(storage.decide(StorageRequest::new(&policy, &key, Op::Peek, 1)));
-    while started.elapsed() < CONNECTED_WITHIN && peek().is_err_and(|error| is_not_connected(error.kind())) {
+    let connected = || {
+        runtime.block_on(async {
+            let _ = storage.decide(StorageRequest::new(&policy, &key, Op::Peek, 1)).await?;
+            storage.check().await
+        })
+    };
+    while started.elapsed() < CONNECTED_WITHIN && connected().is_err_and(|error| is_not_connected(error.kind())) {
         thread::sleep(Duration::from_millis(20));
     }
 }

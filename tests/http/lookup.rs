@@ -145,7 +145,7 @@ async fn policy_is_looked_up_once_for_many_requests() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn concurrent_requests_on_threads_share_one_look_up() {
     let database = Database::new();
-    let service = layer(database.lookup()).layer(Inner::default());
+    let service = layer(database.lookup().timeout(GENEROUS)).layer(Inner::default());
     let requests = (0..200).map(|_| {
         let service = service.clone();
         tokio::spawn(async move { status(&service, from("a")).await })

@@ -319,7 +319,8 @@ fn clock_that_is_too_far_ahead_is_always_counted_and_logged_once() {
         counts = counters_of(async {
             let (store, right) = (FakeCasStore::default(), ManualClock::default());
             let wrong = ManualClock::new(right.now().plus(31_536_000_000_000));
-            let node = |clock| RateLimiter::with_storage(policy("9/day"), Cas::new(store.clone()).clock(clock));
+            let storage = |clock| Cas::new(store.clone()).timeout(std::time::Duration::from_secs(60)).clock(clock);
+            let node = |clock| RateLimiter::with_storage(policy("9/day"), storage(clock));
             assert!(node(wrong.clone()).hit(&key).await.unwrap().is_admitted());
             let limiter = node(right);
             for _ in 0..3 {

@@ -151,7 +151,8 @@ async fn requests_pass_without_fields_when_the_storage_fails_open() {
 #[test]
 fn request_of_a_runtime_that_was_not_entered_before_is_decided() {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-    let layer = layer("fixed-window 1/day; shadow fixed-window 2/day", Cas::new(FakeCasStore::default()));
+    let storage = Cas::new(FakeCasStore::default()).timeout(Duration::from_secs(60));
+    let layer = layer("fixed-window 1/day; shadow fixed-window 2/day", storage);
     let failures = Arc::new(AtomicU64::new(0));
     let seen = Arc::clone(&failures);
     let layer = layer.observer(move |event| {

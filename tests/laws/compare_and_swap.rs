@@ -105,7 +105,8 @@ fn storage_that_recalls_texts_obeys_the_laws() {
 #[tokio::test]
 async fn recalled_text_that_is_outdated_does_not_decide() {
     let store = Recalling::default();
-    let limiter = |store| RateLimiter::with_storage(policy("fixed-window 2/day"), Cas::new(store));
+    let patient = |store| Cas::new(store).timeout(Duration::from_secs(60));
+    let limiter = |store| RateLimiter::with_storage(policy("fixed-window 2/day"), patient(store));
     let (one, two, key) = (limiter(store.clone()), limiter(store.in_another_process()), Key::from("k"));
     for _ in 0..2 {
         assert_eq!(one.hit(&key).await.unwrap().remaining(), 1);
@@ -121,7 +122,8 @@ async fn recalled_text_that_is_outdated_does_not_decide() {
 #[tokio::test]
 async fn recalled_text_saves_the_load() {
     let store = Recalling::default();
-    let limiter = RateLimiter::with_storage(policy("fixed-window 2/day"), Cas::new(store.clone()));
+    let storage = Cas::new(store.clone()).timeout(Duration::from_secs(60));
+    let limiter = RateLimiter::with_storage(policy("fixed-window 2/day"), storage);
     // This store loads after each swap.
     for (admitted, loads, swaps) in [(true, 2, 1), (true, 1, 1), (false, 1, 0)] {
         assert_eq!(limiter.hit(&Key::from("k")).await.unwrap().is_admitted(), admitted);

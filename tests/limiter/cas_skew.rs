@@ -266,7 +266,8 @@ fn max_skew_above_one_day_panics() {
 async fn no_instant_is_stored_if_max_skew_is_zero() {
     let clock = ManualClock::default();
     let store = FakeCasStore::default();
-    let storage = Cas::new(store.clone()).clock(clock.clone()).max_skew(Duration::ZERO);
+    let storage =
+        Cas::new(store.clone()).timeout(Duration::from_secs(60)).clock(clock.clone()).max_skew(Duration::ZERO);
     let limiter = RateLimiter::with_storage(policy("fixed-window 10/second").with_name("p"), storage);
     let decision = limiter.hit(&key()).await.unwrap();
     let states = store.text("p|t:k").replace("v1[", "[");
@@ -285,7 +286,7 @@ async fn text_without_an_instant_is_parsed() {
     let store = FakeCasStore::expiring_by(clock.clone());
     let end = clock.now().plus(PERIOD).as_micros();
     store.put("p|t:k", &format!("v1[1.fixed-window/1000000 {end},9,7]"));
-    let storage = Cas::new(store.clone()).clock(clock.clone());
+    let storage = Cas::new(store.clone()).timeout(Duration::from_secs(60)).clock(clock.clone());
     let limiter = RateLimiter::with_storage(policy("fixed-window 10/second").with_name("p"), storage);
     assert!(limiter.hit(&key()).await.unwrap().is_admitted());
     assert!(limiter.hit(&key()).await.unwrap().is_refused());

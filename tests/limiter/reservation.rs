@@ -34,7 +34,8 @@ async fn yields() {
 /// Memory, a storage that is ready later, and one that has to be asked twice for each change.
 fn limiters() -> [RateLimiter; 3] {
     let memory = || memory_with_manual_clock().0;
-    [limiter(memory()), limiter(slow(memory())), limiter(Cas::new(common::fake_cas_store::FakeCasStore::default()))]
+    let cas = Cas::new(common::fake_cas_store::FakeCasStore::default()).timeout(Duration::from_secs(60));
+    [limiter(memory()), limiter(slow(memory())), limiter(cas)]
 }
 
 #[tokio::test]

@@ -114,6 +114,9 @@ async fn memcached_enforces_long_periods_although_a_clock_is_a_year_ahead() {
                 MemcachedStorage::new(&with_timeout(&server.url(), LONG)).unwrap().machine_clock(Ahead(ahead));
             RateLimiter::with_storage(policy(text).with_name(format!("long{number}")), storage)
         });
+        for limiter in &limiters {
+            limiter.storage().ready(LONG).await.unwrap();
+        }
         let key = Key::from("k");
         assert!(limiters[1].hit(&key).await.unwrap().is_admitted(), "{text}");
         for _ in 0..2 {

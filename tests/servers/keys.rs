@@ -159,6 +159,7 @@ fn page_of_a_killed_server_is_an_error() {
     let mut server = Server::start(&[]);
     RUNTIME.block_on(async {
         let storage: AnyStorage = with_timeout(&server.url(), Duration::from_secs(5)).parse().unwrap();
+        storage.ready(LONG).await.unwrap();
         let limiter = RateLimiter::with_storage(policy("9/day"), storage);
         let _ = limiter.hit(&Key::from("a")).await.unwrap();
         server.kill();

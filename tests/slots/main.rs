@@ -83,8 +83,7 @@ fn check(place: &str, url: &str) {
     let counts = Arc::new(Counts::default());
     let parent = listen(&counts);
     let mut processes: Vec<Process> = (0..PROCESSES).map(|_| start(url, &parent)).collect();
-    eventually_admitted(&counts, 500);
-    assert_eq!(counts.most(), SLOTS, "eight processes on {place}");
+    eventually_uses_all(&counts, 500, &format!("eight processes on {place}"));
     println!("{place}: eight processes use at most {SLOTS} slots at once");
 
     // Three processes are killed, at a moment at which all slots are in use.
@@ -96,20 +95,13 @@ fn check(place: &str, url: &str) {
     }
     thread::sleep(TIME_TO_LIVE + Duration::from_secs(1));
     counts.most();
-    let mut most = 0;
-    wait_until("all slots are in use again", || {
-        most = most.max(counts.most());
-        most >= SLOTS
-    });
-    eventually_admitted(&counts, 300);
-    assert_eq!(most.max(counts.most()), SLOTS, "after a crash on {place}");
+    eventually_uses_all(&counts, 300, &format!("after a crash on {place}"));
 
     // The stopped processes go on. Their requests still run, and count again.
     for process in &processes[..2] {
         counts.go_on(process);
     }
-    eventually_admitted(&counts, 300);
-    assert_eq!(counts.most(), SLOTS, "after a pause on {place}");
+    eventually_uses_all(&counts, 300, &format!("after a pause on {place}"));
     println!("{place}: the same after three have crashed, and two have paused");
 }
 
@@ -223,9 +215,15 @@ fn signal(process: &Process, signal: &str) {
     assert!(Command::new("kill").args([&format!("-{signal}"), &id]).status().unwrap().success());
 }
 
-fn eventually_admitted(counts: &Counts, more: u32) {
-    let goal = counts.lock().admitted + more;
-    wait_until("requests get slots", || counts.lock().admitted >= goal);
+/// Waits for this number of admitted requests, and until all slots have been in use at once. Asserts that
+/// no more were.
+fn eventually_uses_all(counts: &Counts, requests: u32, what: &str) {
+    let (goal, mut most) = (counts.lock().admitted + requests, 0);
+    wait_until(what, || {
+        most = most.max(counts.most());
+        most >= SLOTS && counts.lock().admitted >= goal
+    });
+    assert_eq!(most, SLOTS, "{what}");
 }
 
 /// Runs as one of the eight processes: each task holds a slot again and again, for a few milliseconds.

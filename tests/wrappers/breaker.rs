@@ -204,7 +204,7 @@ async fn refused_and_contended_hits_are_not_failures() {
 #[test]
 fn clear_can_be_awaited_by_a_runtime_that_was_not_entered_before() {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-    let primary = Cas::new(FakeCasStore::default());
+    let primary = Cas::new(FakeCasStore::default()).timeout(Duration::from_secs(60));
     let breaker = Breaker::new(primary).fallback(memory_with_manual_clock().0, 2);
     let limiter = RateLimiter::with_storage(policy("fixed-window 5/day"), breaker);
     let key = Key::from("k");

@@ -45,25 +45,31 @@ impl ShardingProxy {
     }
 }
 
-/// Passes one command after the other to its server, and the reply to the client.
+/// Passes the commands that have arrived to their servers, and the replies to the client in this
+/// order.
 fn serve(client: &TcpStream, servers: &[u16], error: &Mutex<Option<&'static str>>) -> io::Result<()> {
     let connect = |&port: &u16| TcpStream::connect(("127.0.0.1", port)).map(BufReader::new);
     let mut servers = servers.iter().map(connect).collect::<io::Result<Vec<_>>>()?;
     let (mut requests, mut replies) = (BufReader::new(client), client);
     loop {
-        let mut command = Message::default();
-        command.read(&mut requests)?;
-        let mut hasher = DefaultHasher::new();
-        command.first_key().hash(&mut hasher);
-        let index = hasher.finish() % servers.len() as u64;
-        let server = &mut servers[usize::try_from(index).unwrap()];
-        server.get_mut().write_all(&command.bytes)?;
-        let mut reply = Message::default();
-        reply.read(server)?;
-        let error = *error.lock().unwrap();
-        match error {
-            Some(error) => write!(replies, "-{error}\r\n")?,
-            None => replies.write_all(&reply.bytes)?,
+        let mut asked = Vec::new();
+        while asked.is_empty() || !requests.buffer().is_empty() {
+            let mut command = Message::default();
+            command.read(&mut requests)?;
+            let mut hasher = DefaultHasher::new();
+            command.first_key().hash(&mut hasher);
+            let index = usize::try_from(hasher.finish() % servers.len() as u64).unwrap();
+            servers[index].get_mut().write_all(&command.bytes)?;
+            asked.push(index);
+        }
+        for index in asked {
+            let mut reply = Message::default();
+            reply.read(&mut servers[index])?;
+            let error = *error.lock().unwrap();
+            match error {
+                Some(error) => write!(replies, "-{error}\r\n")?,
+                None => replies.write_all(&reply.bytes)?,
+            }
         }
     }
 }

@@ -2,7 +2,6 @@
 
 use std::sync::LazyLock;
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::time::Duration;
 
 use common::servers::{Etcd, with_option, with_timeout};
 use common::{Foreign, policy};
@@ -11,7 +10,7 @@ use tower_ratelimit::storage::{AnyStorage, EtcdStorage, ManualClock, StorageRequ
 use tower_ratelimit::testing::StorageLaws;
 use tower_ratelimit::{ElasticWindow, Key, MovingWindow, Op, Policy, Quota, RateLimiter, Storage, Timestamp};
 
-const LONG: Duration = Duration::from_secs(5);
+use super::LONG;
 
 /// Connections live as long as the runtime on which they were opened.
 static RUNTIME: LazyLock<Runtime> = LazyLock::new(|| Runtime::new().unwrap());
@@ -90,6 +89,7 @@ fn stored_states_are_as_documented() {
     let storage = storage(&etcd).clock(clock.clone());
     let [free, other] = ["fixed-window 3/minute", "fixed-window 3/minute; moving-window 3/hour"];
     RUNTIME.block_on(async {
+        storage.ready(LONG).await.unwrap();
         let alice = Key::from("alice");
         let limiter = RateLimiter::with_storage(policy(free).with_name("free"), storage.clone());
         let _ = limiter.hit(&alice).await.unwrap();
@@ -114,6 +114,7 @@ fn clear_all_removes_the_keys_of_one_prefix() {
     let [ours, longer, theirs] = ["shop", "shop2", "shop:staging"].map(|prefix| with_prefix(&etcd, prefix));
     RUNTIME.block_on(async {
         for storage in [&ours, &longer, &theirs] {
+            storage.ready(LONG).await.unwrap();
             let limiter = RateLimiter::with_storage(policy("3/minute"), storage.clone());
             for client in 0..10_u64 {
                 let _ = limiter.hit(&Key::from(client)).await.unwrap();

@@ -7,7 +7,7 @@ use common::policy;
 use common::servers::Etcd;
 use common::time::{EVENTUALLY, Stopwatch};
 use tokio::time::sleep;
-use tower_ratelimit::{Key, RateLimiter};
+use tower_ratelimit::{Key, RateLimiter, Storage};
 
 use super::{LONG, PLENTY, entry_points, storage};
 
@@ -94,7 +94,9 @@ async fn unreachable_member_is_skipped_at_once() {
     let url = format!("etcd://127.0.0.1:1,127.0.0.1:2,{}", etcd.hosts());
     for _ in 0..8 {
         // Each storage begins with a random member.
-        let limiter = RateLimiter::with_storage(policy(PLENTY), storage(&url));
+        let storage = storage(&url);
+        timely(storage.ready(LONG)).await.unwrap();
+        let limiter = RateLimiter::with_storage(policy(PLENTY), storage);
         for _ in 0..3 {
             let decision = timely(limiter.hit(&Key::global())).await;
             assert!(decision.is_ok_and(|decision| decision.is_admitted()));

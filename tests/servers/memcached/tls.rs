@@ -3,7 +3,7 @@
 use common::certificates::Certificates;
 use common::message;
 use common::servers::storage::failed_check;
-use common::servers::{Memcached, free_port};
+use common::servers::{Memcached, free_port, with_timeout};
 use tower_ratelimit::storage::{AnyStorage, MemcachedStorage, StorageErrorKind, TlsConfig};
 use tower_ratelimit::{Key, Quota, RateLimiter, Storage};
 
@@ -31,7 +31,8 @@ async fn only_certificates_that_the_url_names_are_trusted() {
     let url = |host: &str, ca: &str| format!("memcacheds://app:secret@{host}:{port}?ca={ca}");
     for host in ["localhost", "127.0.0.1"] {
         assert_admits(storage(&url(host, &ca)), host).await;
-        assert_admits(url(host, &ca).parse::<AnyStorage>().unwrap(), host).await;
+        let parsed: AnyStorage = with_timeout(&url(host, &ca), LONG).parse().unwrap();
+        assert_admits(parsed, host).await;
     }
     assert_eq!(server.stat("curr_items"), 2);
     let error = message(failed_check(&storage(&url("127.0.0.1", &other))).await);

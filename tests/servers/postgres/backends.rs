@@ -202,7 +202,7 @@ fn migration_that_is_given_up_ends_on_the_server() {
         wait_until("a connection is free", || server.backends().len() < MOST);
         let migration = RUNTIME.spawn({
             let storage = storage.clone();
-            async move { storage.migrate().await }
+            async move { migrate(&storage).await }
         });
         wait_until("the migration waits", || server.ask(waiting) != "0");
         assert!(server.backends().len() <= MOST);

@@ -12,7 +12,7 @@ use tower_ratelimit::{Key, RateLimiter, Storage};
 use super::{LONG, within};
 
 /// The last quarter is for the cancel request and its reply, also on a busy machine.
-pub(super) const DEADLINE: Duration = Duration::from_secs(8);
+pub(super) const DEADLINE: Duration = Duration::from_secs(20);
 
 /// Makes 120 hits on a locked row. Every error is definite, and nothing is counted.
 pub(super) fn check(server: &Postgres, storage: &PostgresStorage) {

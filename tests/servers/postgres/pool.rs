@@ -91,7 +91,7 @@ fn connection_that_hangs_is_removed_from_the_pool() {
         assert_eq!(patient.hit(&Key::global()).await.unwrap().remaining(), 99);
         server.stop();
         assert!(limiter.hit(&Key::global()).await.unwrap_err().is_timeout());
-        assert_eq!(pool.status().size, 0);
+        eventually("the connection is removed", async || pool.status().size == 0).await;
         server.resume();
         let started = Instant::now();
         while limiter.hit(&Key::global()).await.is_err() {

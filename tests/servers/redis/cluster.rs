@@ -19,7 +19,9 @@ async fn cluster_counts_exactly_with_keys_on_all_nodes() {
     let cluster = Cluster::start();
     let two = policy("moving-window 5/day; moving-window 7 per 2 days; fixed-window 6/day").with_name("two");
     for policy in [two, foreign(5).with_name("foreign")] {
-        let limiter = RateLimiter::with_storage(policy, storage_within(&cluster.url(), LONG));
+        let storage = storage(&cluster.url());
+        ready(&storage).await;
+        let limiter = RateLimiter::with_storage(policy, storage);
         let keys: Vec<Key> = (0..60_u64).map(Key::from).collect();
         let mut tasks = JoinSet::new();
         for _ in 0..6 {
@@ -214,6 +216,9 @@ async fn hits_follow_a_slot_that_moves_to_another_node() {
         policy("moving-window 9/day").with_name("p"),
         self::storage(&(cluster.url() + "?prefix=log")),
     );
+    for limiter in [&other, &with_log] {
+        limiter.storage().ready(LONG).await.unwrap();
+    }
     let hit = async |limiter: &RateLimiter| limiter.hit(&Key::from("k")).await.unwrap().remaining();
     assert_eq!(hit(&limiter).await, 8);
 

@@ -13,7 +13,7 @@ use tower_ratelimit::strategy::State;
 use tower_ratelimit::testing::{StorageLaws, concurrent_hits_are_exact};
 use tower_ratelimit::{ElasticWindow, Key, Limit, MovingWindow, Op, Policy, Quota, RateLimiter, Storage, Timestamp};
 
-use super::{compare_in_time, records};
+use super::{compare_in_time, ready, records};
 
 #[test]
 fn storage_obeys_the_laws() {
@@ -250,6 +250,7 @@ fn keys_expire_with_their_state() {
     let server = Server::start(&[]);
     let _guard = RUNTIME.enter();
     let storage = super::storage(&server.url());
+    RUNTIME.block_on(ready(&storage));
     for text in EVERY_STRATEGY {
         let short = policy(&text.replace("7 seconds", "200ms"));
         let limiter = RateLimiter::with_storage(short, storage.clone());

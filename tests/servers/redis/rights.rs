@@ -112,6 +112,7 @@ async fn missing_right_is_an_error_and_never_exceeds_the_limit() {
             server.ask(&["SCRIPT", "FLUSH"]);
             server.ask(&documented());
             let storage = storage_of_the_user(&server);
+            ready(&storage).await;
             let mut before = Vec::new();
             for policy in policies() {
                 let key = Key::from("k");
@@ -171,6 +172,7 @@ async fn script_that_fails_halfway_counts_nothing() {
             server.ask(&["FLUSHALL"]);
             server.ask(&documented());
             let storage = storage_of_the_user(&server);
+            ready(&storage).await;
             let limiter = RateLimiter::with_storage(policy.clone(), storage.clone());
             assert!(limiter.hit(&key).await.unwrap().is_admitted());
             server.ask(&["ACL", "SETUSER", "ratelimit", &format!("-{command}")]);
@@ -200,6 +202,7 @@ fn failed_hit_or_refund_changes_no_log() {
             let (mut states, mut hits) = (vec![State::Fresh; policy.limits().len()], Vec::new());
             RUNTIME.block_on(async {
                 let decide = async |op| storage.decide(StorageRequest::new(&policy, &key, op, 1)).await;
+                ready(&storage).await;
                 for _ in 0..entries {
                     clock.advance(Duration::from_millis(1));
                     let _ = policy.decide(&mut states, clock.now(), Op::Hit, 1);

@@ -150,6 +150,7 @@ fn two_processes_admit_exactly_the_minimum_over_users_tenants_and_all() {
 async fn refused_hits_leave_every_count_as_it_was() {
     let server = Server::start(&[]);
     let storage = storage(&server.url());
+    ready(&storage).await;
     let policies =
         named(["fixed-window 3/day", "moving-window 1000/day; fixed-window 2000/day", "lockout 100000/day for 1 day"]);
     let keys = [Key::from("user"), Key::from("tenant"), Key::global()];
@@ -234,6 +235,7 @@ async fn hits_that_fail_on_one_key_count_on_none() {
     let keys = [Key::from("user"), Key::from("tenant"), Key::global()];
     let members = hits(&policies, &keys);
     let all = storage(&server.url());
+    ready(&all).await;
     assert!(are_admitted(&all.decide_all(&members).await.unwrap()));
     let peeks = async || {
         let peek =
@@ -271,6 +273,7 @@ async fn hits_that_fail_on_one_key_count_on_none() {
 async fn missing_rights_to_write_count_on_no_key() {
     let server = Server::start(&[]);
     let all = storage(&server.url());
+    ready(&all).await;
     let policies = named(["5000/day", "token-bucket 5000/day", "5000/day"]);
     let [old, new, global] = [Key::from("old"), Key::from("new"), Key::global()];
     for right in ["set", "setrange", "unlink"] {

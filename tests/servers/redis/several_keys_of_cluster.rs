@@ -64,6 +64,9 @@ async fn concurrent_hits_within_tenants_are_exact() {
     let cluster = Cluster::start();
     for tenant_limit in ["fixed-window 20/day", "moving-window 20/day; token-bucket 30/day"] {
         let storages = [storage(&cluster.url()), storage(&cluster.url())];
+        for storage in &storages {
+            ready(storage).await;
+        }
         let policies = two(["moving-window 4/day; fixed-window 5/day", tenant_limit]);
         let all = (0..TENANTS * 64).map(|number| {
             let (keys, policies) = (keys(number / TENANTS % 8, number % TENANTS), &policies);
@@ -92,6 +95,7 @@ async fn concurrent_hits_within_tenants_are_exact() {
 async fn refused_hits_on_a_cluster_leave_every_count_as_it_was() {
     let cluster = Cluster::start();
     let storage = storage(&cluster.url());
+    ready(&storage).await;
     let policies = two(["fixed-window 3/day", "moving-window 1000/day; fixed-window 2000/day"]);
     for tenant in 0..10 {
         let keys = keys(7, tenant);
@@ -119,10 +123,12 @@ async fn layer_within_the_tenant_decides_on_a_cluster_and_on_one_server() {
     let slot = cluster.slot(named_key);
     for (url, node) in [(cluster.url(), &cluster.nodes[Cluster::home(slot)]), (server.url(), &server)] {
         let [user, tenant] = two(["fixed-window 2/day", "fixed-window 3/day"]);
+        let storage = storage(&url);
+        ready(&storage).await;
         let service = RateLimitLayer::new(user, Header::new("x-user"))
             .within(Header::new("x-tenant"))
             .and(tenant, Header::new("x-tenant"))
-            .storage(storage(&url), OnError::Refuse)
+            .storage(storage, OnError::Refuse)
             .layer(Inner::default());
         let from = |user: &str, tenant: &str| {
             Request::get("/").header("x-user", user).header("x-tenant", tenant).body(()).unwrap()
@@ -248,6 +254,7 @@ async fn hits_within_the_tenants_of_other_nodes_survive_a_dead_node() {
 async fn leased_policy_of_all_clients_needs_no_outer_key() {
     let cluster = Cluster::start();
     let (plain, all) = (storage(&cluster.url()), named("fixed-window 100000/day", "all"));
+    ready(&plain).await;
     let leases = Leases::new(plain.clone(), 50).only("all");
     let policies = two(["fixed-window 2/day", "fixed-window 5/day"]);
     let [user, tenant] = policies.clone();

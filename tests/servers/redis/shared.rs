@@ -159,6 +159,7 @@ fn cluster_connection_counts_exactly_with_keys_on_all_nodes() {
         let connection: ClusterConnection = client.get_async_connection().await.unwrap();
         let shared = RedisStorage::from_cluster_connection(connection, &long()).unwrap();
         let own = RedisStorage::new(&with_timeout(&cluster.url(), LONG)).unwrap();
+        own.ready(LONG).await.unwrap();
         let keys: Vec<Key> = (0..30_u64).map(Key::from).collect();
         let limiters = [shared.clone(), own.clone()].map(|storage| {
             RateLimiter::with_storage(policy("fixed-window 5/day; moving-window 6/day").with_name("p"), storage)

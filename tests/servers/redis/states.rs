@@ -15,7 +15,7 @@ use tower_ratelimit::{
 };
 
 use super::decisions::tags;
-use super::{compare_in_time, records};
+use super::{compare_in_time, ready, records};
 
 const DAY: u64 = 86_400_000_000;
 const LOG: &str = "1.moving-window/86400000000";
@@ -273,6 +273,7 @@ fn keys_live_as_long_as_their_state() {
     let mut numbers = Numbers(0x0abc_def1_2345);
     let _guard = RUNTIME.enter();
     let storage = super::storage(&with_option(&server.url(), "prefix", "live"));
+    RUNTIME.block_on(ready(&storage));
     let script = "local time, answer = redis.call('TIME'), {}
         answer[1] = string.format('%d%06d', time[1], time[2])
         for _, key in ipairs(redis.call('KEYS', 'live:*')) do

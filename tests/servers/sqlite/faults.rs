@@ -73,7 +73,7 @@ fn hit_waits_for_the_lock_of_another_process() {
 fn calls_beyond_the_limit_are_not_queued() {
     let folder = Folder::new();
     // Calls beyond the limit fail after three quarters of it, and queued ones at its end.
-    let timeout = Duration::from_secs(6);
+    let timeout = Duration::from_secs(20);
     let storage = open_with(&folder.file(), &format!("timeout={timeout:?}"));
     RUNTIME.block_on(storage.ready(LONG)).unwrap();
     let limiter = limiter(storage);
