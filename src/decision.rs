@@ -245,8 +245,15 @@ impl Decision {
     /// admitted, because its cost exceeds the capacity of a limit, minus the units that the limit
     /// [keeps](crate::Limit::keep).
     pub fn retry_after(&self) -> Option<Duration> {
-        let longest = self.statuses().iter().map(Status::retry_micros).max();
-        longest.filter(|&wait| self.is_refused() && wait != u64::MAX).map(Duration::from_micros)
+        let wait = self.retry_after_micros();
+        (self.is_refused() && wait != u64::MAX).then(|| Duration::from_micros(wait))
+    }
+
+    /// Returns the time until a refused hit would be admitted, or `u64::MAX` for never. Returns zero if the
+    /// hit was admitted.
+    fn retry_after_micros(&self) -> u64 {
+        let waits = self.statuses().iter().map(Status::retry_micros);
+        if self.is_refused() { waits.max().unwrap_or(0) } else { 0 }
     }
 
     /// Returns the lock that this hit has started, or the lock that ends last if there are several.
@@ -294,14 +301,19 @@ pub(crate) fn shown(limits: &[Status]) -> &Status {
     }
 }
 
-/// Returns the position of the decision that header fields report, of several that were made together.
-/// They report the limit that [`Decision::shown`] would select from the limits of all of them.
+/// Returns the position of the decision that header fields report, of several that were made together:
+/// of the refusals that with the longest [`Decision::retry_after`], which can be that of a lock that the
+/// refusal has started. Otherwise they report the limit that [`Decision::shown`] would select from the
+/// limits of all of them.
 #[inline]
 pub(crate) fn shown_position(decisions: &[Decision]) -> usize {
     match decisions {
         [_] => 0,
         several => {
-            let rank = |at: &usize| (several[*at].is_admitted(), order(several[*at].shown()));
+            let rank = |at: &usize| {
+                let decision = &several[*at];
+                (decision.is_admitted(), Reverse(decision.retry_after_micros()), order(decision.shown()))
+            };
             (0..several.len()).min_by_key(rank).unwrap_or(0)
         }
     }

@@ -40,9 +40,10 @@ impl Advice {
         let mut fields = Fields { headers, now: server_now, unreadable: None };
         let is_refusal = REFUSALS.contains(&response.status()) || grpc::is_refusal(headers);
         let asked = if is_refusal { fields.asked_wait() } else { None };
+        let is_wait = |pause: &Duration| !pause.is_zero();
         // A server that asks for a wait knows more than its numbers show.
         let exhausted = |fields: &mut Fields<'_>| if age.is_zero() { fields.exhausted() } else { None };
-        let pause = asked.or_else(|| exhausted(&mut fields)).filter(|pause| !pause.is_zero());
+        let pause = asked.filter(is_wait).or_else(|| exhausted(&mut fields).filter(is_wait));
         Self { pause, unreadable: fields.unreadable }
     }
 }
@@ -187,6 +188,16 @@ mod tests {
         let fields = [("retry-after", "soon"), ("x-ratelimit-remaining", "0"), ("x-ratelimit-reset", "60")];
         let unreadable = Some(RETRY_AFTER);
         assert_eq!(pause(429, &fields), Advice { pause: Some(Duration::from_secs(60)), unreadable });
+    }
+
+    /// Guards against this defect: a refusal that asks for no wait hides that nothing remains.
+    #[test]
+    fn numbers_count_beside_a_wait_of_zero() {
+        for value in ["0", "Sun, 06 Nov 1994 08:50:07 GMT"] {
+            let fields = [("retry-after", value), ("x-ratelimit-remaining", "0"), ("x-ratelimit-reset", "60")];
+            assert_eq!(pause(429, &fields).pause, Some(Duration::from_secs(60)), "{value}");
+            assert_eq!(pause(429, &fields[..1]).pause, None, "{value}");
+        }
     }
 
     #[test]

@@ -14,14 +14,14 @@ use http::{HeaderMap, Response};
 
 use self::ietf::{IetfFields, Secret};
 pub(crate) use self::numbers::Numbers;
-use self::numbers::{DRAFT_6, X, repeated, set, wait};
+use self::numbers::{DRAFT_6, X, repeated, set, wait, wait_of};
 #[cfg(feature = "client")]
 pub(crate) use self::structured::{Padding, is_list_of_strings};
 use self::suffix::{NOT_A_SUFFIX, Suffix};
 use crate::decision::{Decision, shown_position};
 use crate::key::Key;
 use crate::rejection::extend_grpc_wait;
-use crate::storage::StorageRequest;
+use crate::storage::{StorageRequest, Summary};
 use crate::strategy::Status;
 use crate::time::{Timestamp, seconds_up};
 
@@ -208,29 +208,35 @@ impl Headers {
         self.suffix.filter(|_| self.x)
     }
 
-    /// Returns the values of `X-RateLimit-*` after a hit of `cost` units that was decided at `at`,
-    /// or `None` if these fields are not written without a suffix. `shown` is the status of the
-    /// limit to report.
+    /// Returns the values of `X-RateLimit-*` after a hit that was admitted with this summary, or `None`
+    /// if these fields are not written without a suffix. The policy must
+    /// [suit summaries](crate::Policy::suits_summary).
     #[inline]
-    pub(crate) fn numbers(self, at: Timestamp, shown: &Status, cost: u32) -> Option<Numbers> {
-        self.writes_x_rate_limit().then(|| self.x_numbers(at, shown, cost))
+    pub(crate) fn numbers(self, summary: &Summary, request: &StorageRequest<'_>) -> Option<Numbers> {
+        self.writes_x_rate_limit().then(|| {
+            // All limits need the same units, or there is only one.
+            let wait = wait_of(&summary.limit, &request.policy.limits()[0], request.cost);
+            self.x_numbers(summary.at, &summary.limit, wait)
+        })
     }
 
     #[inline]
-    fn x_numbers(self, at: Timestamp, shown: &Status, cost: u32) -> Numbers {
+    fn x_numbers(self, at: Timestamp, shown: &Status, wait: u32) -> Numbers {
         let reset = if self.from_now {
             seconds_up(shown.reset_after())
         } else {
             at.plus(shown.reset_after_micros()).as_secs_ceil()
         };
-        Numbers::of(shown, reset, cost)
+        Numbers::of(shown, reset, wait)
     }
 
     /// Returns the values of `X-RateLimit-*` for decisions that were made together.
     #[inline]
-    pub(crate) fn numbers_of(self, decisions: &[Decision]) -> Option<Numbers> {
-        let decision = &decisions[shown_position(decisions)];
-        self.numbers(decision.wall_at(), decision.shown(), decision.cost())
+    pub(crate) fn numbers_of(self, decisions: &[Decision], requests: &[StorageRequest<'_>]) -> Option<Numbers> {
+        self.writes_x_rate_limit().then(|| {
+            let decision = &decisions[shown_position(decisions)];
+            self.x_numbers(decision.wall_at(), decision.shown(), wait(decisions, requests))
+        })
     }
 
     /// Returns the values of `X-RateLimit-*` for a limit on requests in flight, or `None` if these fields
@@ -258,16 +264,16 @@ impl Headers {
         self.writes_other_fields().then(|| {
             let position = shown_position(decisions);
             let decision = &decisions[position];
-            let (shown, cost) = (decision.shown(), decision.cost());
-            let draft_6 = self.draft_6.then(|| Numbers::of(shown, seconds_up(shown.reset_after()), cost));
+            let (shown, wait) = (decision.shown(), wait(decisions, requests));
+            let draft_6 = self.draft_6.then(|| Numbers::of(shown, seconds_up(shown.reset_after()), wait));
             let x_numbers =
-                self.written_suffix().map(|suffix| (suffix, self.x_numbers(decision.wall_at(), shown, cost)));
+                self.written_suffix().map(|suffix| (suffix, self.x_numbers(decision.wall_at(), shown, wait)));
             let is_in_flight = requests[position].policy.counts_in_flight();
             let without_reset = |numbers: Numbers| if is_in_flight { numbers.without_reset() } else { numbers };
             OtherFields {
                 draft_6: draft_6.map(without_reset),
                 suffixed: x_numbers.map(|(suffix, numbers)| (suffix, without_reset(numbers))),
-                wait: if is_in_flight { 0 } else { wait(shown, cost) },
+                wait,
                 lists: self.draft_11.then(|| IetfFields::of(decisions, requests, self.partition)),
             }
         })

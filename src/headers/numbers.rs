@@ -14,12 +14,14 @@ use std::cell::RefCell;
 use bytes::BytesMut;
 use http::header::{HeaderMap, HeaderName, HeaderValue, IntoHeaderName};
 
+use crate::decision::Decision;
+use crate::policy::Limit;
+use crate::storage::StorageRequest;
 use crate::strategy::Status;
 use crate::time::seconds_up;
 
 /// The names of the three fields of a family.
 pub(super) struct FieldNames {
-    /// Reports the capacity.
     pub(super) limit: HeaderName,
     /// Reports the remaining units.
     pub(super) remaining: HeaderName,
@@ -57,8 +59,8 @@ pub(crate) struct Numbers {
 
 impl Numbers {
     #[inline]
-    pub(super) fn of(shown: &Status, reset: u64, cost: u32) -> Self {
-        Self { limit: shown.capacity(), remaining: shown.remaining(), reset, wait: wait(shown, cost) }
+    pub(super) fn of(shown: &Status, reset: u64, wait: u32) -> Self {
+        Self { limit: shown.capacity(), remaining: shown.remaining(), reset, wait }
     }
 
     /// Removes the wait, for a hit that is refunded.
@@ -119,11 +121,27 @@ fn digits(value: &HeaderValue) -> Option<u64> {
     text.bytes().all(|byte| byte.is_ascii_digit()).then(|| text.parse().ok())?
 }
 
-/// Returns 0 if another hit of this cost would be admitted now. Otherwise returns the seconds until
+/// Returns 0 if other hits of the same costs would be admitted now. Otherwise returns the seconds until
 /// more units remain, rounded up. A hit of several units may have to wait longer.
+///
+/// Limits on requests in flight have no wait, because the end of a request is not known.
 #[inline]
-pub(super) fn wait(shown: &Status, cost: u32) -> u32 {
-    if shown.remaining() >= cost { 0 } else { u32::try_from(seconds_up(shown.reset_after())).unwrap_or(u32::MAX) }
+pub(super) fn wait(decisions: &[Decision], requests: &[StorageRequest<'_>]) -> u32 {
+    let decided = decisions.iter().zip(requests).filter(|(_, request)| !request.policy.counts_in_flight());
+    let waits = decided.flat_map(|(decision, request)| {
+        let limits = decision.statuses().iter().zip(request.policy.limits());
+        limits.map(|(status, limit)| wait_of(status, limit, request.cost))
+    });
+    waits.max().unwrap_or(0)
+}
+
+/// Returns the [`wait`] for one limit.
+#[inline]
+pub(super) fn wait_of(status: &Status, limit: &Limit, cost: u32) -> u32 {
+    if status.counted_remaining() >= limit.needed(cost) {
+        return 0;
+    }
+    u32::try_from(seconds_up(status.reset_after())).unwrap_or(u32::MAX)
 }
 
 /// Sets a field. Does nothing if the map is full.

@@ -128,9 +128,10 @@ impl<R> InFlightLayer<R> {
     /// - With a [storage](Self::storage), a request first waits for the reply of the storage. If
     ///   the storage has no slots for the request, the request takes a place, and `max_wait`
     ///   begins. The order of arrival holds within a process, which asks the storage again every
-    ///   100 ms. So small requests of other processes can overtake a large one. If the storage
-    ///   fails meanwhile, [`OnError`](crate::OnError) decides on all requests of the key that wait
-    ///   in this process.
+    ///   100 ms. So small requests of other processes can overtake a large one. A process passes
+    ///   its slots on to its own waiting requests, so it keeps them as long as requests wait in it,
+    ///   and a process that has none may get none. If the storage fails meanwhile,
+    ///   [`OnError`](crate::OnError) decides on all requests of the key that wait in this process.
     ///
     /// A change of [`LiveSlots`](crate::LiveSlots) applies to waiting requests when a request of
     /// their key arrives or ends. A waiting request that needs more slots than there are after the

@@ -33,7 +33,6 @@ use crate::extract::{Head, KeyError};
 /// are cached by id.
 ///
 /// ```
-/// use http::HeaderValue;
 /// use tower_ratelimit::extract::{Head, KeyError};
 /// use tower_ratelimit::{Key, PeerIp, Policy, PolicyLookup, Quota, RateLimitLayer, Tenant};
 ///
@@ -43,33 +42,39 @@ use crate::extract::{Head, KeyError};
 ///     id: u64,
 ///     has_paid: bool,
 /// }
-/// # async fn query(_: &HeaderValue) -> std::io::Result<Option<Account>> { Ok(None) }
+/// # async fn query(_: &str) -> std::io::Result<Option<Account>> { Ok(None) }
+///
+/// /// Copies the API key. A clone of the value could keep the whole request head in memory.
+/// fn api_key_of(head: &Head<'_>) -> Result<Option<String>, KeyError> {
+///     let Some(value) = head.headers.get("x-api-key") else { return Ok(None) };
+///     match value.to_str() {
+///         Ok(api_key) if api_key.len() <= 128 => Ok(Some(api_key.to_owned())),
+///         _ => Err(KeyError::unauthorized("invalid API key")),
+///     }
+/// }
 ///
 /// let free = Policy::from(Quota::per_minute(10)).with_name("free");
 /// let paid = Policy::from(Quota::per_minute(1_000)).with_name("paid");
 /// let guests = free.clone();
 ///
-/// let tenants = PolicyLookup::new(
-///     |head: &Head<'_>| head.headers.get("x-api-key").cloned(),
-///     move |api_key: HeaderValue| {
-///         let (free, paid) = (free.clone(), paid.clone());
-///         async move {
-///             std::io::Result::Ok(match query(&api_key).await? {
-///                 // All API keys of an account share its quota.
-///                 Some(account) => Tenant::from(if account.has_paid { paid } else { free })
-///                     .key(Key::from(account.id))
-///                     .extension(account),
-///                 None => Tenant::from(KeyError::unauthorized("unknown API key")),
-///             })
-///         }
-///     },
-/// )
+/// let tenants = PolicyLookup::new(api_key_of, move |api_key: String| {
+///     let (free, paid) = (free.clone(), paid.clone());
+///     async move {
+///         std::io::Result::Ok(match query(&api_key).await? {
+///             // All API keys of an account share its quota.
+///             Some(account) => Tenant::from(if account.has_paid { paid } else { free })
+///                 .key(Key::from(account.id))
+///                 .extension(account),
+///             None => Tenant::from(KeyError::unauthorized("unknown API key")),
+///         })
+///     }
+/// })
 /// .anonymous(guests);
 /// // Guests are limited by their addresses.
 /// let layer = RateLimitLayer::new(tenants.clone(), PeerIp::new());
 ///
 /// // Later, when the account of this API key has changed:
-/// tenants.forget(&HeaderValue::from_static("key-of-alice"));
+/// tenants.forget(&"key-of-alice".to_owned());
 /// ```
 ///
 /// # The cache
@@ -91,7 +96,12 @@ use crate::extract::{Head, KeyError};
 ///   [`clear`](Self::clear) removes all.
 ///
 /// A client that sends many invalid ids causes a lookup for each. Authenticate clients first where
-/// you can, and put a layer that limits by address around this one.
+/// you can, and put a layer that limits by address around this one. For an invalid id, return a
+/// [`KeyError`] as the tenant, which is cached. An `Err` is a failed lookup, which is not cached.
+///
+/// If a client causes more lookups than [`max_lookups`](Self::max_lookups) allows, they fail. With
+/// [`OnError::Admit`](crate::OnError::Admit), its requests are then admitted without a limit. Use
+/// [`OnError::Refuse`](crate::OnError::Refuse), or the layer that limits by address.
 ///
 /// # Failures
 ///
@@ -194,6 +204,11 @@ impl<I: Clone + Eq + Hash + Send + Sync + 'static> PolicyLookup<I> {
     }
 
     /// Sets the maximum number of ids in the cache. 0 counts as 1. Defaults to 10,000.
+    ///
+    /// The cache keeps each id whole, so an id should be short and own its bytes. A clone of a
+    /// [`HeaderValue`](http::HeaderValue) can keep the whole head of its request in memory. So copy
+    /// the bytes, and return a [`KeyError`] if there are too many, as in the
+    /// [example](PolicyLookup).
     pub fn max_tenants(self, max_tenants: usize) -> Self {
         self.with(|config| config.settings.max_tenants = max_tenants)
     }
@@ -201,7 +216,7 @@ impl<I: Clone + Eq + Hash + Send + Sync + 'static> PolicyLookup<I> {
     /// Sets the maximum number of lookups that run at the same time. 0 counts as 1. Defaults to 64.
     ///
     /// Up to 16 times as many lookups wait until another one has ended, 1,024 by default. Further
-    /// lookups fail immediately.
+    /// lookups fail immediately. Then [`OnError`](crate::OnError) applies.
     pub fn max_lookups(self, max_lookups: usize) -> Self {
         self.with(|config| config.settings.max_lookups = max_lookups)
     }

@@ -128,10 +128,12 @@ impl LayerState {
             }
             return self.decide(storage_request, exchange);
         }
+        if !storage_request.policy.suits_summary(storage_request.cost) {
+            return self.decide(storage_request, exchange);
+        }
         let mut summary = Summary::default();
         if self.storage.try_admit(storage_request, Some(&mut summary)) {
-            let numbers = headers.numbers(summary.at, &summary.limit, storage_request.cost);
-            return Step::Forward(ResponsePlan::only(numbers));
+            return Step::Forward(ResponsePlan::only(headers.numbers(&summary, &storage_request)));
         }
         match summary.refusal(&storage_request) {
             Some(refusal) => {

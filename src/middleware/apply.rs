@@ -80,7 +80,7 @@ impl LayerState {
             exchange.extensions_mut().insert(decisions[shown_position(decisions)].clone());
         }
         let headers = config.headers;
-        let numbers = headers.numbers_of(shown);
+        let numbers = headers.numbers_of(shown, requests);
         let mut hits = RequestHits::NONE;
         // A request that costs nothing has nothing to settle.
         let settles = config.settling.is_some() && requests.iter().any(|request| request.cost > 0);

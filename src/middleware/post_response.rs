@@ -82,7 +82,7 @@ impl PostResponse {
             && let Some(shown) = settled.iter().map(|hit| hit.observed.peek_now(hit.cost)).collect::<Option<Vec<_>>>()
         {
             let requests: Vec<_> = settled.iter().map(|hit| hit.observed.limited.request(Op::Peek, hit.cost)).collect();
-            numbers = headers.numbers_of(&shown);
+            numbers = headers.numbers_of(&shown, &requests);
             other_fields = headers.other_fields_of(&shown, &requests);
         }
         headers::write_admitted(response, numbers, other_fields);

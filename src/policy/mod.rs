@@ -374,6 +374,14 @@ impl Policy {
         self.0.wants_decisions
     }
 
+    /// Returns `true` if the limit with the fewest remaining units is the one that would refuse another
+    /// hit of this cost, so that a summary suffices.
+    #[inline]
+    pub(crate) fn suits_summary(&self, cost: u32) -> bool {
+        let limits = self.limits();
+        limits.len() == 1 || limits.iter().all(|limit| limit.needed(cost) == 1)
+    }
+
     /// Returns `true` if one of the limits can delay an admitted hit.
     pub(crate) fn delays(&self) -> bool {
         self.limits().iter().any(|limit| limit.strategy().delays())

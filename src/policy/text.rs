@@ -288,8 +288,13 @@ fn meant_strategy(word: &str) -> Option<&'static str> {
 
 /// Writes a text that parses to an equal policy.
 ///
-/// Exceptions are policies with custom strategies, with a period that has [no text](Quota), and
-/// unnamed policies that were [divided](Policy::divide).
+/// There are these exceptions:
+///
+/// - a policy with a custom strategy,
+/// - a policy with a period that has [no text](Quota#text-form): one that is not a whole number of
+///   milliseconds, or more than 2^32 - 1 of the largest unit of time that divides it,
+/// - a policy with a [lockout](Lockout), one of whose times has no text for these reasons,
+/// - an unnamed policy that was [divided](Policy::divide).
 impl fmt::Display for Policy {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if let Some(name) = self.name() {

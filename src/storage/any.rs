@@ -212,8 +212,13 @@ impl FromStr for AnyStorage {
                 let registered = unpoisoned(REGISTERED.read()).get(family).map(Arc::clone);
                 // The error shows only the scheme, because the URL may contain a password.
                 let unknown = || {
+                    let problem = if is_scheme(scheme) {
+                        format!("unknown scheme {scheme:?}")
+                    } else {
+                        "the scheme is missing".to_owned()
+                    };
                     ConfigError::new(format!(
-                        "cannot read the storage URL: unknown scheme {scheme:?}; write memory://, redis://localhost, \
+                        "cannot read the storage URL: {problem}; write memory://, redis://localhost, \
                          memcached://localhost, etcd://localhost, postgres://user@localhost/database or \
                          sqlite:limits.db, or register the scheme by AnyStorage::register"
                     ))
@@ -222,6 +227,12 @@ impl FromStr for AnyStorage {
             }
         }
     }
+}
+
+/// Returns `true` if the text can be a scheme. Other text must not be shown, because it may be a
+/// connection string with a password, such as `host=db password=..`.
+fn is_scheme(text: &str) -> bool {
+    text.trim().chars().all(|c| c.is_ascii_alphanumeric() || matches!(c, '+' | '-' | '.'))
 }
 
 #[cfg(not(all(feature = "redis", feature = "memcached", feature = "etcd", feature = "postgres", feature = "sqlite")))]

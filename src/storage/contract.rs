@@ -390,7 +390,8 @@ pub trait Storage: Any + fmt::Debug + Send + Sync {
     /// - Each page is one short call, and one peek per key. Nothing is locked between two pages. A
     ///   key that is in use from the first page to the last is listed. Other keys may be missing.
     /// - A key is left out if its text and the policy's identity take more than 200 bytes together,
-    ///   because its name on the storage ends in a hash.
+    ///   because its name on the storage ends in a hash. So is a key whose states have the format of
+    ///   another version of this crate.
     ///
     /// | storage | pages |
     /// |---|---|
@@ -467,7 +468,8 @@ pub trait Storage: Any + fmt::Debug + Send + Sync {
     /// Returns the storage that this one wraps, for example to find a memory storage that is too
     /// small, or a [breaker](super::Breaker) inside of another one.
     ///
-    /// A wrapper returns its inner storage. The default implementation returns `None`.
+    /// A wrapper returns its inner storage, and an [`Arc`] the storage in it. The default
+    /// implementation returns `None`.
     fn wrapped(&self) -> Option<&dyn Storage> {
         None
     }
@@ -602,7 +604,24 @@ macro_rules! forward_storage {
 }
 pub(super) use forward_storage;
 
-impl<St: Storage + ?Sized> Storage for Arc<St> {
+// There are two implementations, because a reference to a type that may be unsized does not convert
+// into the `&dyn Storage` that `wrapped` returns.
+impl<St: Storage> Storage for Arc<St> {
     forward_storage!(self => (**self); decide, try_admit, decide_all, clear, settle, check, clear_all, keys,
-        validate, validate_members, needs_outer_key, slots, wrapped);
+        validate, validate_members, needs_outer_key, slots);
+
+    /// Returns the storage in the `Arc`.
+    fn wrapped(&self) -> Option<&dyn Storage> {
+        Some(&**self)
+    }
+}
+
+impl Storage for Arc<dyn Storage> {
+    forward_storage!(self => (**self); decide, try_admit, decide_all, clear, settle, check, clear_all, keys,
+        validate, validate_members, needs_outer_key, slots);
+
+    /// Returns the storage in the `Arc`.
+    fn wrapped(&self) -> Option<&dyn Storage> {
+        Some(&**self)
+    }
 }

@@ -6,7 +6,7 @@
 
 use super::keys::{KeyPage, KeysRequest, is_in_use};
 use super::names;
-use super::{Storage, StorageError, StorageRequest};
+use super::{Storage, StorageError, StorageErrorKind, StorageRequest};
 use crate::decision::Decision;
 use crate::key::Key;
 use crate::policy::{Op, Policy};
@@ -15,7 +15,8 @@ use crate::sync::join_all;
 /// The number of peeks that are in flight at once.
 const AT_ONCE: usize = 16;
 
-/// Peeks at the keys, and returns those that are in use.
+/// Peeks at the keys, and returns those that are in use. Leaves out those whose states have the format of
+/// another version.
 pub(super) async fn in_use(
     storage: &dyn Storage,
     policy: &Policy,
@@ -31,7 +32,10 @@ pub(super) async fn in_use(
         let peek = |key| storage.decide(StorageRequest::new(policy, key, Op::Peek, 1));
         let peeks = join_all(some.iter().map(peek).collect()).await;
         for (key, peek) in some.into_iter().zip(peeks) {
-            seen.extend(Some((key, peek?)).filter(|(_, peek)| is_in_use(peek)));
+            match peek {
+                Err(error) if error.kind() == StorageErrorKind::Unsupported => {}
+                peek => seen.extend(Some((key, peek?)).filter(|(_, peek)| is_in_use(peek))),
+            }
         }
     }
 }

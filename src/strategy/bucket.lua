@@ -17,11 +17,12 @@ local bucket_rare
 
 -- Returns the state after the hit, and the debt before it.
 local function bucket_hit(now, cost, till, early, mark, amount, full, full_part, span, span_part, largest)
-  local before, anchor = 0
+  local before, anchor, ahead, excess, kept = 0
   if till <= now then
     early, anchor = 0, now % 32749
   elseif mark > largest then
-    before, early, anchor = bucket_rare().owed(now, till, early, mark, amount, full, largest)
+    before, early, anchor, ahead, excess, kept =
+      bucket_rare().owed(now, till, early, mark, amount, full, full_part, largest)
   else
     before, anchor = till - now, mark % 32768
     if early >= amount then
@@ -36,13 +37,18 @@ local function bucket_hit(now, cost, till, early, mark, amount, full, full_part,
   end
   local over = after - full
   if over < 1 or (over == 1 and early + full_part >= amount) then
+    if kept then
+      till, early, mark =
+        bucket_rare().state(now, after, early, anchor, amount, full, full_part, largest, excess, kept)
+      return till, early, mark, before
+    end
     local scale = largest - largest % 67108864
     local step = 2 ^ (scale / 67108864)
     return now + after, early, scale + (after - after % step) / step * 65536 + anchor, before
   end
   -- The hit is refused. The last value is true if the clock has gone back, so that the debt alone
   -- exceeds the bucket.
-  return nil, nil, nil, nil, over > after - before
+  return nil, nil, nil, nil, ahead or over > after - before
 end
 
 local function bucket_refuse(now, till, early, mark, amount, full, full_part, span, span_part, largest)
@@ -80,62 +86,128 @@ function bucket_rare()
     return amount * 48271 % 2147483647 % math.floor(4294967296 / amount)
   end
 
-  -- Returns the rest of an overdraft and its Nths, as gcra.rs does. The third value is true if the
-  -- debt exceeded its bound, because the clock has gone back.
+  -- Returns the size of a mark, which is an upper bound of the debt.
+  local function mark_size(mark)
+    return math.ldexp(math.floor(mark / 65536) % 1024 + 1, math.floor(mark / 67108864))
+  end
+
+  -- Returns the smallest mark that is larger than `largest` and whose size is more than `micros`.
+  local function covering(micros, largest, anchor)
+    micros = math.min(math.max(micros, mark_size(largest)), 9007199254740991)
+    local _, bits = math.frexp(micros)
+    local shift = math.max(bits - 10, 0)
+    return shift * 67108864 + math.floor(math.ldexp(micros, -shift)) * 65536 + anchor
+  end
+
+  -- Returns the mark of an overdraft of a bucket with these bits.
+  local function overdrawn(bits, micros, anchor)
+    local size, n = full_size(bits), 0
+    while n < 31 and micros > bound(size, n) do
+      n = n + 1
+    end
+    return 3221225472 + bits * 1048576 + n * 32768 + anchor
+  end
+
+  -- Returns the rest of an overdraft and its Nths, as gcra.rs does. The third value is the part that
+  -- counts as paid, and the fourth is true if a later overdraft with this mark has the same part. The
+  -- fifth is true if the debt exceeded its bound, because the clock has gone back.
   local function overdraft(micros, early, mark, amount, full)
     local bits, n = math.floor(mark / 1048576) % 1024, math.floor(mark / 32768) % 32
     local size = full_size(bits)
     local most = n < 31 and bound(size, n) or math.huge
-    local larger = most
+    local larger, is_kept = most, false
     if math.floor(early / amount) == fingerprint(amount) then
       early = early % amount
       local own = full_bits(full)
       if bits == own then
         larger = 0
       elseif bits > own then
-        larger = size
+        larger, is_kept = size, true
       end
     else
       early = 0
     end
-    return math.min(micros, most) - math.max(larger - full, 0), early, micros > most
+    local excess = math.max(larger - full, 0)
+    return math.min(micros, most) - excess, early, excess, is_kept, micros > most
   end
 
-  -- Returns the debt now: microseconds, Nths to subtract, the anchor, and true if it is an
-  -- overdraft from before the clock went back, or false if it is another overdraft.
-  local function owed(now, till, early, mark, amount, full, largest)
+  -- Returns true if the debt exceeds the bucket.
+  local function exceeds(micros, early, amount, full, full_part)
+    local over = micros - full
+    return over > 1 or over == 1 and early + full_part < amount
+  end
+
+  -- Returns the debt now: microseconds, Nths to subtract, the anchor, and true if it was reduced
+  -- because the clock has gone back. The last two values are the excess that only another quota owes,
+  -- and the mark to keep if there is an excess.
+  local function owed(now, till, early, mark, amount, full, full_part, largest)
     if till <= now then
-      return 0, 0, now % 32749
+      return 0, 0, now % 32749, false, 0
     end
-    local micros = till - now
-    local ahead
+    local stored, anchor = till - now, mark % 32768
+    local micros, excess, is_kept, ahead = stored, 0, true, false
     if mark >= 3221225472 then
-      micros, early, ahead = overdraft(micros, early, mark, amount, full)
+      micros, early, excess, is_kept, ahead = overdraft(stored, early, mark, amount, full)
     else
       early = early < amount and early or 0
+      local size = mark_size(mark)
+      local most = mark_size(math.max(mark, largest))
+      if math.floor(mark / 32768) % 2 == 1 then
+        most = 16 * size - 1
+      end
       if mark > largest then
-        -- The mark is from another quota. Drops the part of the debt that exceeds this bucket.
-        local steps, scale = mark / 65536 % 1024, mark / 67108864
-        local size = math.ldexp(steps - steps % 1 + 1, scale - scale % 1)
-        micros = micros - math.max(size - full, 0)
+        excess = math.max(size - 1 - full, 0)
+        micros = stored - excess
+      end
+      if stored > most and exceeds(micros, early, amount, full, full_part) then
+        micros, early, ahead = full, 0, true
+        if full_part > 0 then
+          micros, early = full + 1, amount - full_part
+        end
       end
     end
     if micros <= 0 then
-      return 0, 0, now % 32749
+      micros, early = 0, 0
     end
-    return micros, early, mark % 32768, ahead
+    if excess > 0 then
+      if not is_kept or micros == 0 then
+        mark = covering((micros > 0 and excess or stored) + full, largest, anchor)
+        excess = mark_size(mark) - 1 - full
+      end
+      return micros, early, anchor, ahead, excess, mark
+    end
+    return micros, early, anchor, ahead, 0
   end
 
   -- Returns the state of a debt, which may exceed the bucket.
-  local function state(now, micros, early, anchor, amount, full, full_part, largest)
-    local over = micros - full
-    if over > 1 or over == 1 and early + full_part < amount then
-      local bits, n = full_bits(full), 0
-      local size = full_size(bits)
-      while n < 31 and micros > bound(size, n) do
-        n = n + 1
+  local function state(now, micros, early, anchor, amount, full, full_part, largest, excess, kept)
+    local is_over = exceeds(micros, early, amount, full, full_part)
+    if kept then
+      local is_overdrawn = kept >= 3221225472
+      if is_over then
+        if not is_overdrawn then
+          local over = micros - full
+          if over >= 15 * mark_size(kept) then
+            kept = covering(math.floor(over / 15), largest, anchor)
+          end
+          kept = kept - kept % 65536 + 32768 + anchor
+          excess = mark_size(kept) - 1 - full
+        end
+        -- The largest debt is 2^52 microseconds.
+        local most = math.max(4503599627370496 - excess, full_part > 0 and full + 1 or full)
+        if micros > most then
+          micros, early = most, 0
+        end
       end
-      return now + micros, early + amount * fingerprint(amount), 3221225472 + bits * 1048576 + n * 32768 + anchor
+      local stored = micros + excess
+      if is_overdrawn then
+        kept = overdrawn(math.floor(kept / 1048576) % 1024, stored, anchor)
+        early = early + amount * fingerprint(amount)
+      end
+      return now + stored, early, kept
+    end
+    if is_over then
+      return now + micros, early + amount * fingerprint(amount), overdrawn(full_bits(full), micros, anchor)
     end
     local scale = largest - largest % 67108864
     local step = 2 ^ (scale / 67108864)
@@ -145,40 +217,23 @@ function bucket_rare()
   -- Reduces the debt to that of an empty bucket, if it is larger because the clock has gone back.
   -- An overdraft is reduced to its upper bound.
   local function refuse(now, till, early, mark, amount, full, full_part, largest)
-    local micros, rest, anchor, ahead = owed(now, till, early, mark, amount, full, largest)
-    if not ahead then
-      local scale = largest - largest % 67108864
-      local most = (largest % 67108864 + 1) / 65536 * 2 ^ (scale / 67108864)
-      if ahead == false or micros < most then
-        return
-      end
-      micros, rest = full, 0
-      if full_part > 0 then
-        micros, rest = full + 1, amount - full_part
-      end
+    local micros, parts, anchor, ahead, excess, kept =
+      owed(now, till, early, mark, amount, full, full_part, largest)
+    if ahead then
+      return state(now, micros, parts, anchor, amount, full, full_part, largest, excess, kept)
     end
-    return state(now, micros, rest, anchor, amount, full, full_part, largest)
   end
 
-  rare = { owed = owed, state = state, refuse = refuse }
+  rare = { owed = owed, state = state, refuse = refuse, mark_size = mark_size }
   return rare
 end
 
 -- Only for settling.
 
--- Returns the debt of a state at this time, its anchor, and the function that creates a state.
-local function bucket_debt(now, till, early, mark, amount, full, full_part, largest)
-  local rare = bucket_rare()
-  local settled, rest, other = rare.refuse(now, till, early, mark, amount, full, full_part, largest)
-  if settled then
-    till, early, mark = settled, rest, other
-  end
-  local micros, parts, anchor = rare.owed(now, till, early, mark, amount, full, largest)
-  return micros, parts, anchor, rare.state
-end
-
 local function bucket_charge(now, cost, till, early, mark, amount, full, full_part, span, span_part, largest)
-  local micros, parts, anchor, state = bucket_debt(now, till, early, mark, amount, full, full_part, largest)
+  local rare = bucket_rare()
+  local micros, parts, anchor, _, excess, kept =
+    rare.owed(now, till, early, mark, amount, full, full_part, largest)
   micros, parts = micros + span, parts - span_part
   if parts < 0 then
     micros, parts = micros + 1, parts + amount
@@ -187,14 +242,24 @@ local function bucket_charge(now, cost, till, early, mark, amount, full, full_pa
   if micros > 4503599627370496 then
     micros, parts = 4503599627370496, 0
   end
-  return state(now, micros, parts, anchor, amount, full, full_part, largest)
+  return rare.state(now, micros, parts, anchor, amount, full, full_part, largest, excess, kept)
 end
 
 local function bucket_refund(now, cost, till, early, mark, hit, amount, full, full_part, span, span_part, largest)
-  local micros, parts, anchor, state = bucket_debt(now, till, early, mark, amount, full, full_part, largest)
+  local rare = bucket_rare()
+  local micros, parts, anchor, ahead, excess, kept =
+    rare.owed(now, till, early, mark, amount, full, full_part, largest)
   if anchor ~= hit.anchor % 32768 then return end
-  -- Refunds the part of the hit that has not been refilled yet. Earlier hits are refilled first.
-  local unpaid = math.max(hit.till - now, 0)
+  -- Refunds the part of the hit that has not been refilled yet. Earlier hits are refilled first. A hit
+  -- under the mark of a larger bucket was refilled before the excess.
+  local before = 0
+  if hit.anchor > largest and hit.anchor < 3221225472 then
+    before = math.max(rare.mark_size(hit.anchor) - 1 - full, 0)
+    if hit.till - hit.at < before + span then
+      before = 0
+    end
+  end
+  local unpaid = math.max(hit.till - before - now, 0)
   if span >= unpaid then
     span, span_part = unpaid, 0
   end
@@ -202,8 +267,20 @@ local function bucket_refund(now, cost, till, early, mark, hit, amount, full, fu
   if parts >= amount then
     micros, parts = micros - 1, parts - amount
   end
-  if micros <= 0 then
+  local is_less = micros < 0 or micros == 0 and parts > 0
+  if kept and not ahead and (is_less or kept ~= mark) then
+    -- This bucket owes less than the refund, or cannot write the mark.
+    till = till - span
+    if till > now then
+      return till, early, mark
+    end
     return 0, 0, 0
   end
-  return state(now, micros, parts, anchor, amount, full, full_part, largest)
+  if is_less then
+    micros, parts = 0, 0
+  end
+  if micros == 0 and not kept then
+    return 0, 0, 0
+  end
+  return rare.state(now, micros, parts, anchor, amount, full, full_part, largest, excess, kept)
 end

@@ -3,9 +3,16 @@
 //! A bucket refunds only the units that it has not refilled since, the oldest hit first, so the
 //! result is as if the hit had never happened.
 //!
-//! The excess of a smaller quota is subtracted from the stored instant, and not at each request:
-//! that restarted the wait each time. Nor is the result stored at the first refusal, because peeks
-//! before it would be wrong.
+//! A bucket of a smaller quota owes only a part of a debt that a larger bucket has stored. It
+//! subtracts the excess from the stored instant. Reducing the debt at each request instead restarted
+//! the wait each time.
+//!
+//! The reduced debt is never stored, because the larger bucket still owes the excess. In a rolling
+//! deployment, both quotas decide in turn, and each stored result forgave the excess once more. So a
+//! hit, a charge or a refund by the smaller bucket moves the stored instant and keeps the mark, from
+//! which the next decision computes the same excess. If the smaller bucket owes nothing, a hit
+//! stores a new mark, of the stored debt plus the capacity of the smaller bucket. The size of this
+//! mark is rounded up, so the larger bucket may owe a 512th more than it spent, but never less.
 //!
 //! An overdraft must not outlive an upgrade of its quota: a debt of 100 units at ten per minute
 //! made a client wait nine minutes under a quota of 100 per minute. An instant alone does not show
@@ -35,8 +42,11 @@ pub(super) struct Debt {
     rate: u64,
     /// The debt of one unit, in 1/N microseconds.
     price: u64,
-    /// The whole debt, in 1/N microseconds.
+    /// The whole debt of this bucket, in 1/N microseconds.
     owed: u128,
+    /// The rest of the stored debt in microseconds, which only a bucket of another quota owes.
+    excess: u64,
+    /// The mark of the stored debt. If there is an excess, the bucket keeps this mark.
     mark: Mark,
     /// The mark of a debt as large as the capacity.
     largest: u32,
@@ -56,35 +66,55 @@ impl Debt {
     #[inline(always)]
     pub(super) fn of(quota: &Quota, capacity: u32, largest: u32, state: &State, now: Timestamp) -> Self {
         let (rate, price) = (quota.amount().into(), quota.period_micros());
-        let debt = |owed, mark, is_ahead| Self { capacity, rate, price, owed, mark, largest, is_ahead };
+        let debt = |owed, mark, is_ahead| Self { capacity, rate, price, owed, excess: 0, mark, largest, is_ahead };
         if let State::Counts { until, amounts: [early, mark] } = *state
             && until > now
         {
-            let (mut micros, mark) = (until.since(now), Mark::from_amount(mark));
+            let (micros, mark) = (until.since(now), Mark::from_amount(mark));
             if mark.amount() > largest {
-                let full = mul_div_floor(price, capacity.into(), rate);
-                if mark.is_overdrawn() {
-                    let Overdraft { micros, early, is_ahead } =
-                        Overdraft::of(quota.amount(), full, micros, early, mark);
-                    let owed = product(micros, rate).saturating_sub(early.into());
-                    return if owed == 0 { debt(0, Mark::new(now), false) } else { debt(owed, mark, is_ahead) };
-                }
-                micros = converted(micros, mark, full);
-                if micros == 0 {
-                    return debt(0, Mark::new(now), false);
-                }
+                return debt(0, mark, false).under_larger_mark(micros, early);
             }
             let early = if u64::from(early) < rate { u128::from(early) } else { 0 };
             let owed = product(micros, rate).saturating_sub(early);
             let full = product(price, capacity.into());
             // After a small change of the quota the debt may exceed the capacity slightly, because
             // marks are rounded.
-            if owed > full && micros >= Mark::from_amount(largest).size() {
+            if owed > full && micros > mark.most_stored(largest) {
                 return debt(full, mark, true);
             }
             return debt(owed, mark, false);
         }
         debt(0, Mark::new(now), false)
+    }
+
+    /// Returns the debt of a state whose mark, the one of `self`, exceeds the largest mark of this
+    /// bucket. `stored` is the stored debt in microseconds, and `first` the first amount.
+    #[cold]
+    fn under_larger_mark(self, stored: u64, first: u32) -> Self {
+        let (full, rate) = (self.full(), self.rate);
+        if self.mark.is_overdrawn() {
+            let Overdraft { micros, early, excess, is_kept, is_ahead } =
+                Overdraft::of(self.amount(), full, stored, first, self.mark);
+            let owed = product(micros, rate).saturating_sub(early.into());
+            return Self { owed, is_ahead, ..self }.with_excess(excess, is_kept, stored);
+        }
+        let excess = self.mark.excess(full);
+        let early = if u64::from(first) < rate { u128::from(first) } else { 0 };
+        let owed = product(stored.saturating_sub(excess), rate).saturating_sub(early);
+        let most = self.worth(self.capacity);
+        let is_ahead = owed > most && stored > self.mark.most_stored(self.largest);
+        Self { owed: if is_ahead { most } else { owed }, is_ahead, ..self }.with_excess(excess, true, stored)
+    }
+
+    /// Sets the excess. If the mark cannot be kept, or if this bucket owes nothing, replaces the
+    /// mark with one that covers the rest of the stored debt and the capacity of this bucket.
+    fn with_excess(self, excess: u64, is_kept: bool, stored: u64) -> Self {
+        if excess == 0 || (is_kept && self.owed > 0) {
+            return Self { excess, ..self };
+        }
+        let (full, rest) = (self.full(), if self.owed > 0 { excess } else { stored });
+        let mark = self.mark.covering(rest.saturating_add(full), self.largest);
+        Self { excess: mark.excess(full), mark, ..self }
     }
 
     /// Returns the status of a hit of `cost` units.
@@ -116,10 +146,28 @@ impl Debt {
         Self { owed: (self.owed + self.worth(units)).min(product(MOST, self.rate)), ..self }
     }
 
-    /// Subtracts the unpaid part of `units` of a hit. The debt pays earlier hits first.
-    pub(super) fn without(self, now: Timestamp, hit: &Hit, units: u32) -> Self {
-        let unpaid = self.worth(units).min(product(hit.until.since(now), self.rate));
-        Self { owed: self.owed.saturating_sub(unpaid), ..self }
+    /// Returns the state without the unpaid part of `units` of a hit. The debt pays earlier hits
+    /// first. `state` is the state of this debt.
+    pub(super) fn refunded(&self, state: &State, now: Timestamp, hit: &Hit, units: u32) -> State {
+        let made = Mark::from_amount(hit.anchor);
+        let is_larger = made.amount() > self.largest && !made.is_overdrawn();
+        let excess = if is_larger { made.excess(self.full()) } else { 0 };
+        let span = mul_div_floor(self.price, units.into(), self.rate);
+        // A hit under the mark of a larger bucket was paid before the excess. The end of a hit on a
+        // slice of `Leases` may not include the excess.
+        let includes_excess = hit.until.since(hit.at) >= excess.saturating_add(span);
+        let left = hit.until.minus(if includes_excess { excess } else { 0 }).since(now);
+        let unpaid = self.worth(units).min(product(left, self.rate));
+        if let State::Counts { until, amounts } = *state
+            && self.excess > 0
+            && !self.is_ahead
+            && (unpaid > self.owed || amounts[1] != self.mark.amount())
+        {
+            // This bucket owes less than the refund, or cannot write the mark.
+            let until = until.minus(span.min(left));
+            return if until > now { State::Counts { until, amounts } } else { State::Fresh };
+        }
+        Self { owed: self.owed.saturating_sub(unpaid), ..*self }.store_any(now)
     }
 
     /// Returns the state of a debt that fits into the bucket: the instant at which all debt is
@@ -127,6 +175,9 @@ impl Debt {
     /// mark.
     #[inline(always)]
     pub(super) fn store(&self, now: Timestamp) -> State {
+        if self.excess > 0 {
+            return self.store_with_excess(now);
+        }
         if self.owed == 0 {
             return State::Fresh;
         }
@@ -137,14 +188,41 @@ impl Debt {
 
     /// Returns the state of a debt that may exceed the bucket.
     pub(super) fn store_any(&self, now: Timestamp) -> State {
-        if self.owed <= self.worth(self.capacity) {
+        if self.excess > 0 || self.owed <= self.worth(self.capacity) {
             return self.store(now);
         }
         let (micros, early) = self.micros();
-        #[allow(clippy::cast_possible_truncation)] // the amount of the quota
-        let amount = self.rate as u32;
-        let mark = self.mark.overdrawn(micros, mul_div_floor(self.price, self.capacity.into(), self.rate));
-        State::Counts { until: now.plus(micros), amounts: [early + amount * fingerprint(amount), mark.amount()] }
+        let mark = self.mark.overdrawn(micros, self.full());
+        State::Counts { until: now.plus(micros), amounts: [early + self.tag(), mark.amount()] }
+    }
+
+    /// Returns the state of a debt that may exceed the bucket, with the excess that a bucket of
+    /// another quota owes.
+    #[cold]
+    fn store_with_excess(&self, now: Timestamp) -> State {
+        let (full, capacity) = (self.full(), self.worth(self.capacity));
+        let Self { mut mark, mut excess, .. } = *self;
+        let (mut micros, mut early) = self.micros();
+        if self.owed > capacity {
+            if !mark.is_overdrawn() {
+                // The debt may now exceed the size of the mark, but the size determines the excess.
+                let over = micros - full;
+                if over >= (CHARGED_SIZES - 1) * mark.size() {
+                    mark = mark.covering(over / (CHARGED_SIZES - 1), self.largest);
+                }
+                mark = mark.charged();
+                excess = mark.excess(full);
+            }
+            let most = MOST.saturating_sub(excess).max(div_ceil(capacity, self.rate));
+            if micros > most {
+                (micros, early) = (most, 0);
+            }
+        }
+        let stored = micros.saturating_add(excess);
+        if mark.is_overdrawn() {
+            (mark, early) = (mark.with_bound(stored), early + self.tag());
+        }
+        State::Counts { until: now.plus(stored), amounts: [early, mark.amount()] }
     }
 
     /// Returns the microseconds until all debt is paid, rounded up, and the 1/N microseconds that
@@ -191,23 +269,36 @@ impl Debt {
     fn worth(&self, units: u32) -> u128 {
         product(self.price, units.into())
     }
-}
 
-/// Returns the rest of a debt that a bucket of another quota stored, reduced to the capacity of
-/// this bucket at that time. `full` is the refill time of this bucket in microseconds.
-#[cold]
-pub(super) fn converted(micros: u64, mark: Mark, full: u64) -> u64 {
-    micros.saturating_sub(mark.size().saturating_sub(full))
+    /// Returns the refill time of the bucket in microseconds, rounded down.
+    fn full(&self) -> u64 {
+        mul_div_floor(self.price, self.capacity.into(), self.rate)
+    }
+
+    /// Returns the amount of the quota.
+    #[allow(clippy::cast_possible_truncation)] // made from 32 bits
+    const fn amount(&self) -> u32 {
+        self.rate as u32
+    }
+
+    /// Returns the part of an overdraft's first amount that identifies the amount of the quota.
+    fn tag(&self) -> u32 {
+        self.amount() * fingerprint(self.amount())
+    }
 }
 
 /// The rest of a debt that a charge raised above the capacity of the bucket.
-pub(super) struct Overdraft {
-    pub(super) micros: u64,
+struct Overdraft {
+    micros: u64,
     /// The 1/N microseconds to subtract.
-    pub(super) early: u32,
+    early: u32,
+    /// The microseconds that count as paid.
+    excess: u64,
+    /// `true` if a later overdraft with this mark has the same excess.
+    is_kept: bool,
     /// `true` if the stored debt exceeded its bound, because the clock has gone back. It is then
     /// reduced to the bound.
-    pub(super) is_ahead: bool,
+    is_ahead: bool,
 }
 
 impl Overdraft {
@@ -223,18 +314,24 @@ impl Overdraft {
     /// So raising a quota never makes a client wait longer than an exhausted client of the new
     /// quota. The stored bound of the debt is too large by up to a factor of 1.6, so a client may
     /// owe less than the full bucket.
-    #[cold]
-    pub(super) fn of(amount: u32, full: u64, micros: u64, early: u32, mark: Mark) -> Self {
+    fn of(amount: u32, full: u64, stored: u64, first: u32, mark: Mark) -> Self {
         let most = mark.most();
-        let is_of_amount = early / amount == fingerprint(amount);
-        let larger = match mark.compare_full(full) {
+        let is_of_amount = first / amount == fingerprint(amount);
+        let order = mark.compare_full(full);
+        let larger = match order {
             _ if !is_of_amount => most,
             Ordering::Equal => 0,
             Ordering::Greater => mark.full_size(),
             Ordering::Less => most,
         };
-        let micros_left = micros.min(most).saturating_sub(larger.saturating_sub(full));
-        Self { micros: micros_left, early: if is_of_amount { early % amount } else { 0 }, is_ahead: micros > most }
+        let excess = larger.saturating_sub(full);
+        Self {
+            micros: stored.min(most).saturating_sub(excess),
+            early: if is_of_amount { first % amount } else { 0 },
+            excess,
+            is_kept: is_of_amount && order == Ordering::Greater,
+            is_ahead: stored > most,
+        }
     }
 }
 
@@ -268,7 +365,7 @@ pub(super) fn script_arguments(quota: &Quota, capacity: u32, cost: u32) -> Vec<u
 /// |---|---|
 /// | 26 to 31 | the shift: one step is 2^shift microseconds. At most 43 |
 /// | 16 to 25 | the size in steps, rounded down |
-/// | 15 | 0 |
+/// | 15 | 1 if a charge by a smaller bucket raised the debt above this size. It is less than 16 times the size |
 /// | 0 to 14 | the anchor: the instant of the first hit of this debt, modulo a prime number |
 ///
 /// A full debt is at most 1,023 steps, and at least 512 if a step is longer than a microsecond. So
@@ -295,6 +392,15 @@ const ANCHORS: u64 = 32_749;
 
 /// The bits of the anchor.
 const ANCHOR: u32 = (1 << 15) - 1;
+
+/// The bit of a debt that a charge by a smaller bucket raised above the size of the mark.
+const CHARGED: u32 = 1 << 15;
+
+/// The debt with that bit is less than this many sizes.
+const CHARGED_SIZES: u64 = 16;
+
+/// The largest size that [`Mark::covering`] can cover in microseconds.
+const COVERED: u64 = (1 << 53) - 1;
 
 /// The bits of the shift.
 const SCALE: u32 = u32::MAX << MARK_SHIFT;
@@ -341,10 +447,40 @@ impl Mark {
     /// Sets the size of a debt of `micros` microseconds that exceeds a bucket which refills in
     /// `full` microseconds.
     #[cold]
-    pub(super) fn overdrawn(self, micros: u64, full: u64) -> Self {
-        let full = Self(OVERDRAFT | full_bits(full));
-        let bound = (0..31).find(|&bound| micros <= full.bound(bound)).unwrap_or(31);
-        Self(full.0 | bound << 15 | (self.0 & ANCHOR))
+    fn overdrawn(self, micros: u64, full: u64) -> Self {
+        Self(OVERDRAFT | full_bits(full) | (self.0 & ANCHOR)).with_bound(micros)
+    }
+
+    /// Sets the bound of an overdraft for a debt of `micros` microseconds.
+    fn with_bound(self, micros: u64) -> Self {
+        let bound = (0..31).find(|&bound| micros <= self.bound(bound)).unwrap_or(31);
+        Self(self.0 & !BOUND | bound << 15)
+    }
+
+    /// Returns the smallest mark that is larger than `largest` and whose size is more than `micros`
+    /// microseconds. It has the same anchor.
+    #[allow(clippy::cast_possible_truncation)] // 10 bits
+    fn covering(self, micros: u64, largest: u32) -> Self {
+        let micros = micros.max(Self(largest).size()).min(COVERED);
+        let shift = (64 - micros.leading_zeros()).saturating_sub(MARK_SHIFT - MARK_SIZE);
+        Self(shift << MARK_SHIFT | ((micros >> shift) as u32) << MARK_SIZE | (self.0 & ANCHOR))
+    }
+
+    /// Marks the debt as raised above the size by a charge.
+    const fn charged(self) -> Self {
+        Self(self.0 | CHARGED)
+    }
+
+    /// Returns the part of a debt of this size that exceeds a bucket which refills in `full`
+    /// microseconds.
+    const fn excess(self, full: u64) -> u64 {
+        self.size().saturating_sub(1).saturating_sub(full)
+    }
+
+    /// Returns an upper bound of the debt in microseconds that a bucket with this largest mark can
+    /// have, if the mark is not that of an overdraft.
+    fn most_stored(self, largest: u32) -> u64 {
+        if self.0 & CHARGED == 0 { Self(self.0.max(largest)).size() } else { CHARGED_SIZES * self.size() - 1 }
     }
 
     /// Returns the anchor. It is equal in all states of one debt, until all of it is paid.
@@ -354,13 +490,13 @@ impl Mark {
     }
 
     /// Returns `true` if a charge made the debt exceed the bucket that stored it.
-    pub(super) const fn is_overdrawn(self) -> bool {
+    const fn is_overdrawn(self) -> bool {
         self.0 >= OVERDRAFT
     }
 
     /// Returns an upper bound of an overdrawn debt in microseconds. It is at most about 1.6 times
     /// the debt, or `u64::MAX` if the debt is too large for a bound.
-    pub(super) const fn most(self) -> u64 {
+    const fn most(self) -> u64 {
         match (self.0 & BOUND) >> 15 {
             31 => u64::MAX,
             bound => self.bound(bound),
@@ -374,19 +510,19 @@ impl Mark {
 
     /// Compares the bucket that stored an overdrawn debt with a bucket which refills in `full`
     /// microseconds. Sizes that differ by less than a 16th may count as equal.
-    pub(super) fn compare_full(self, full: u64) -> Ordering {
+    fn compare_full(self, full: u64) -> Ordering {
         (self.0 & FULL).cmp(&full_bits(full))
     }
 
     /// Returns an upper bound of the refill time of the bucket that stored an overdrawn debt.
-    pub(super) const fn full_size(self) -> u64 {
+    const fn full_size(self) -> u64 {
         let (shift, steps) = (self.0 >> 24 & 63, (self.0 >> 20 & 15) as u64 + 17);
         // A corrupt mark can have a larger shift.
         (steps << if shift < 48 { shift } else { 48 }) - 16
     }
 
     /// Returns an upper bound of the size in microseconds. It exceeds the size by at most one step.
-    pub(super) const fn size(self) -> u64 {
+    const fn size(self) -> u64 {
         let steps = (self.0 >> MARK_SIZE & STEPS) as u64 + 1;
         steps << (self.0 >> MARK_SHIFT)
     }
@@ -431,6 +567,26 @@ mod tests {
             // A full debt of the shorter bucket fits into the longer one.
             let exhausted = Mark::from_amount(0).with_size(short, largest(short));
             assert!(exhausted.amount() <= largest(long));
+        }
+    }
+
+    #[test]
+    fn covering_mark_is_larger_than_the_bucket_and_than_the_debt() {
+        for power in 0..52 {
+            for full in [1_u64 << power, (1 << power) + (1 << power) / 3, (2 << power) - 1] {
+                let largest = largest(full);
+                for debt in [0, full / 2, full, full + full / 3, 3 * full] {
+                    let mark = Mark::new(Timestamp::from_micros(7)).covering(debt, largest);
+                    let covered = debt.min(COVERED).max(Mark::from_amount(largest).size());
+                    assert!(mark.amount() > largest && !mark.is_overdrawn(), "{debt} of {full}");
+                    assert!(mark.size() > covered && mark.size() - covered <= 1 + covered / 512, "{debt} of {full}");
+                    assert_eq!(mark.anchor(), 7);
+                    let charged = mark.charged();
+                    assert_eq!((charged.size(), charged.anchor()), (mark.size(), 7));
+                    assert_eq!(mark.most_stored(largest), mark.size());
+                    assert_eq!(charged.most_stored(largest), 16 * mark.size() - 1);
+                }
+            }
         }
     }
 

@@ -151,7 +151,7 @@ impl Strategy for LeakyBucket {
     fn refund(&self, quota: &Quota, state: &mut State, now: Timestamp, hit: &Hit, units: u32) {
         let debt = self.debt(quota, state, now);
         if debt.has(hit) && state.until() == hit.until {
-            *state = debt.without(now, hit, units).store_any(now);
+            *state = debt.refunded(state, now, hit, units);
         }
     }
 

@@ -1,4 +1,4 @@
-use super::gcra::{Debt, Mark, Overdraft, converted, script_arguments};
+use super::gcra::{Debt, Mark, script_arguments};
 use super::{Hit, Outcome, Script, State, Status, Strategy};
 use crate::error::ConfigError;
 use crate::quota::{Quota, Span};
@@ -52,6 +52,18 @@ impl TokenBucket {
     fn debt(self, quota: &Quota, state: &State, now: Timestamp) -> Debt {
         Debt::of(quota, self.capacity(quota), quota.largest_mark(), state, now)
     }
+
+    /// Decides a hit on a state that a larger bucket or a charge has written.
+    #[cold]
+    fn hit_under_larger_mark(self, quota: &Quota, state: &mut State, now: Timestamp, cost: u32) -> Outcome {
+        let checked = self.check(quota, state, now, cost);
+        if !checked.is_admitted() {
+            self.refuse(quota, state, now);
+            return Outcome::Refused;
+        }
+        let delay = self.spend(quota, state, now, cost);
+        Outcome::spent(delay, cost < checked.remaining())
+    }
 }
 
 impl Strategy for TokenBucket {
@@ -88,7 +100,16 @@ impl Strategy for TokenBucket {
     /// multiplications and divisions of the other methods.
     #[inline]
     fn hit(&self, quota: &Quota, state: &mut State, now: Timestamp, cost: u32) -> Outcome {
-        let (before, mark) = Owed::of(quota, state, now);
+        let (before, mark) = match *state {
+            State::Counts { until, amounts: [early, mark] } if until > now => {
+                if mark > quota.largest_mark() {
+                    return self.hit_under_larger_mark(quota, state, now, cost);
+                }
+                let early = if early < quota.amount() { early } else { 0 };
+                (Owed { micros: until.since(now), early }, Mark::from_amount(mark))
+            }
+            _ => (Owed::NONE, Mark::new(now)),
+        };
         let full = quota.full_span();
         let after = before.plus(quota.span_of(cost), quota.amount());
         if !after.is_within(full, quota.amount()) {
@@ -115,7 +136,7 @@ impl Strategy for TokenBucket {
     fn refund(&self, quota: &Quota, state: &mut State, now: Timestamp, hit: &Hit, units: u32) {
         let debt = self.debt(quota, state, now);
         if debt.has(hit) {
-            *state = debt.without(now, hit, units).store_any(now);
+            *state = debt.refunded(state, now, hit, units);
         }
     }
 }
@@ -130,35 +151,6 @@ struct Owed {
 
 impl Owed {
     const NONE: Self = Self { micros: 0, early: 0 };
-
-    /// Returns the stored time at `now`, which may exceed the bucket, and its mark. See
-    /// [`Debt::of`].
-    #[inline(always)]
-    fn of(quota: &Quota, state: &State, now: Timestamp) -> (Self, Mark) {
-        match *state {
-            State::Counts { until, amounts: [early, mark] } if until > now => {
-                let mark = Mark::from_amount(mark);
-                if mark.amount() > quota.largest_mark() {
-                    return Self::of_another_quota(quota, until.since(now), early, mark, now);
-                }
-                let early = if early < quota.amount() { early } else { 0 };
-                (Self { micros: until.since(now), early }, mark)
-            }
-            _ => (Self::NONE, Mark::new(now)),
-        }
-    }
-
-    #[cold]
-    fn of_another_quota(quota: &Quota, micros: u64, early: u32, mark: Mark, now: Timestamp) -> (Self, Mark) {
-        let (amount, full) = (quota.amount(), quota.full_span().micros);
-        let (micros, early) = if mark.is_overdrawn() {
-            let overdraft = Overdraft::of(amount, full, micros, early, mark);
-            (overdraft.micros, overdraft.early)
-        } else {
-            (converted(micros, mark, full), if early < amount { early } else { 0 })
-        };
-        if micros == 0 { (Self::NONE, Mark::new(now)) } else { (Self { micros, early }, mark) }
-    }
 
     #[inline(always)]
     fn plus(self, span: Span, amount: u32) -> Self {

@@ -557,6 +557,57 @@ async fn look_ups_that_wait_are_bounded() {
     assert_eq!(status(&service, from("b")).await, 200);
 }
 
+/// With `Admit`, a client that makes up enough ids is not limited.
+#[tokio::test(start_paused = true)]
+async fn on_error_applies_beyond_the_bound_of_look_ups() {
+    for (on_error, expected) in [(OnError::Admit, 200), (OnError::Refuse, 503)] {
+        let database = Database::new();
+        let lookup = database.lookup().max_lookups(1);
+        let service = layer(lookup).storage(MemoryStorage::new(), on_error).layer(Inner::default());
+        // One lookup runs, and 16 wait.
+        let mut pending = Vec::new();
+        for i in 0..17 {
+            let mut request = Box::pin(service.clone().oneshot(from(&i.to_string())));
+            assert!(poll(&mut request).is_pending());
+            pending.push(request);
+        }
+        for _ in 0..10 {
+            let response = ask(&service, from("made-up")).await;
+            assert_eq!((response.status().as_u16(), limit(&response)), (expected, None));
+        }
+        drop(pending);
+    }
+}
+
+/// The recipe of the guide.
+fn bounded_id(head: &Head<'_>) -> Result<Option<String>, KeyError> {
+    let Some(value) = head.headers.get("x-tenant") else { return Ok(None) };
+    match value.to_str() {
+        Ok(id) if id.len() <= 128 => Ok(Some(id.to_owned())),
+        _ => Err(KeyError::unauthorized("invalid id")),
+    }
+}
+
+#[tokio::test]
+async fn id_that_its_closure_rejects_needs_no_look_up() {
+    let queries = Arc::new(AtomicUsize::new(0));
+    let counted = Arc::clone(&queries);
+    let lookup = PolicyLookup::new(bounded_id, move |id: String| {
+        counted.fetch_add(1, Ordering::SeqCst);
+        async move { Ok::<_, Infallible>(policy("1/hour").with_name(id)) }
+    });
+    let service = RateLimitLayer::new(lookup.clone(), Header::new("x-tenant")).layer(Inner::default());
+    let [longest, too_long] = [128, 129].map(|len| "a".repeat(len));
+    for expected in [200, 429] {
+        assert_eq!(status(&service, from(&longest)).await, expected);
+        assert_eq!(status(&service, from(&too_long)).await, 401);
+    }
+    assert_eq!(queries.load(Ordering::SeqCst), 1);
+    lookup.forget(&longest);
+    assert_eq!(status(&service, from(&longest)).await, 429);
+    assert_eq!(queries.load(Ordering::SeqCst), 2);
+}
+
 #[tokio::test(start_paused = true)]
 async fn cache_holds_max_tenants_ids() {
     for max_tenants in [0, 1, 2, 3, 31, 32, 33, 100, 1_000, 10_000] {

@@ -26,6 +26,7 @@ mod log;
 mod lookup;
 mod lookup_forget;
 mod lookup_tenant;
+mod memory_refusals;
 mod meter;
 mod middleware;
 mod nat64;

@@ -117,6 +117,23 @@ async fn refusing_policy_with_the_longest_wait_is_shown() {
     assert_eq!(status(&service, from("u", "t")).await, 200);
 }
 
+/// Guards against this defect: the refusal reports the wait of another key, which is shorter than the lock.
+#[tokio::test]
+async fn refusal_that_starts_a_lock_reports_its_end() {
+    let (storage, clock) = memory_with_manual_clock();
+    let user = "fixed-window 1/second; lockout 2 refusals/minute for 1h";
+    let service = layer([user, "fixed-window 1 per 30 seconds", "100/minute"], storage).layer(Inner::default());
+    assert_eq!(status(&service, from("u", "t")).await, 200);
+    for wait in [30, 3_600] {
+        let refused = ask(&service, from("u", "t")).await;
+        assert_eq!((refused.status().as_u16(), retry_after(&refused)), (429, Some(wait)));
+        let refusal = refused.extensions().get::<Decision>().unwrap();
+        assert_eq!(refusal.retry_after(), Some(Duration::from_secs(wait)));
+    }
+    clock.advance(Duration::from_secs(3_600));
+    assert_eq!(status(&service, from("u", "t")).await, 200);
+}
+
 #[tokio::test]
 async fn admitted_response_shows_the_fewest_remaining_units() {
     let limits = ["fixed-window 100/minute", "fixed-window 5 per 30 seconds", "fixed-window 50/minute"];

@@ -69,6 +69,28 @@ async fn client_that_obeys_an_inner_refusal_is_admitted() {
     assert_eq!(ask(&service, get("/3")).await.status(), 200);
 }
 
+/// Guards against these defects: units that a limit keeps, and limits that header fields do not report, do
+/// not count in the wait.
+#[tokio::test]
+async fn inner_refusal_reports_the_wait_of_each_outer_limit_and_of_its_kept_units() {
+    for headers in families() {
+        for (outer, inner, cost, after, wait) in [
+            ("fixed-window 3/hour keep 1", "fixed-window 1/minute", 1, 0, 3_600),
+            ("fixed-window 3/second; fixed-window 8/hour", "fixed-window 1 per 2 seconds", 3, 1, 3_599),
+        ] {
+            let (storage, clock) = memory_with_manual_clock();
+            let outer_layer = layer(outer, &storage).headers(headers).cost(move |_| cost);
+            let service = outer_layer.layer(layer(inner, &storage).layer(Inner::default()));
+            assert_eq!(ask(&service, get("/")).await.status(), 200);
+            clock.advance(Duration::from_secs(after));
+            let refused = ask(&service, get("/")).await;
+            assert_eq!(retry_after(&refused), Some(wait), "{outer}, {headers:?}");
+            clock.advance(Duration::from_secs(wait));
+            assert_eq!(ask(&service, get("/")).await.status(), 200, "{outer}, {headers:?}");
+        }
+    }
+}
+
 /// Guards against this defect: a layer that settles reports the wait of a hit of one unit.
 #[tokio::test]
 async fn inner_refusal_reports_the_wait_of_the_request_cost_of_a_layer_that_settles() {

@@ -76,6 +76,28 @@ async fn reservation_is_settled_under_the_policy_of_its_hit() {
     assert_eq!(limiter.peek(&alice()).await.unwrap().statuses().len(), 2);
 }
 
+/// Guards against this defect: settling a hit under its own policy deletes the units that were spent
+/// under a larger one since, and 5,945 of 6,000 units remain instead of one.
+#[tokio::test]
+async fn settlement_under_the_previous_policy_keeps_later_units() {
+    for later in [5_990, 990] {
+        for actual in [0, 9, 10, 11, 20, 150] {
+            let live = LivePolicy::new(api("token-bucket 60/hour"));
+            let (limiter, _clock) = limiter(&live);
+            let hit = limiter.reserve(&alice(), 10).await.unwrap();
+            live.set(api("token-bucket 60/hour burst 6000")).unwrap();
+            assert!(limiter.hit_with_cost(&alice(), later).await.unwrap().is_admitted());
+            hit.settle(actual).await.unwrap();
+            let peek = limiter.peek(&alice()).await.unwrap();
+            let spent = later + actual;
+            assert_eq!(peek.remaining(), 6_000_u32.saturating_sub(spent), "{later}, settled as {actual}");
+            // One unit is refilled per minute, so the client is in debt.
+            let minutes = peek.retry_after().map_or(0, |wait| wait.as_secs() / 60);
+            assert_eq!(minutes, u64::from((spent + 1).saturating_sub(6_000)), "{later}, settled as {actual}");
+        }
+    }
+}
+
 #[tokio::test]
 async fn set_rejects_a_policy_that_one_of_the_storages_cannot_keep() {
     let live = LivePolicy::new(api("5/minute"));

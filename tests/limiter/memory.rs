@@ -306,18 +306,27 @@ fn storage_is_usable_after_a_panic_in_a_strategy() {
             0
         }
 
-        fn refund(&self, _: &Quota, _: &mut State, _: Timestamp, _: &Hit, _: u32) {}
+        fn refund(&self, _: &Quota, _: &mut State, _: Timestamp, _: &Hit, _: u32) {
+            panic!("panics on purpose");
+        }
     }
 
     let clock = ManualClock::default();
     let storage = MemoryStorage::builder().max_keys(1_000).clock(clock.clone()).build().unwrap();
-    let panics = LocalLimiter::with_storage(Policy::new(Panics, Quota::per_day(1)), storage.clone());
+    let panicking = Policy::new(Panics, Quota::per_day(1));
+    let panics = LocalLimiter::with_storage(panicking.clone(), storage.clone());
     let fixed = LocalLimiter::with_storage(Policy::new(FixedWindow::new(), Quota::per_day(1)), storage);
     assert!(hit(&panics, "k").is_admitted() && panics.storage().stats().log_bytes > 1_000);
     let caught = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| panics.hit_with_cost(&"k".into(), 2)));
     assert!(caught.is_err());
     panics.clear(&"k".into());
     assert_eq!(panics.storage().stats().bytes, 0, "lost logs take no room");
+    let spent = hit(&panics, "k");
+    assert!(spent.has_spent() && panics.storage().stats().log_bytes > 1_000);
+    let settle = || panics.storage().settle(&panicking, &"k".into(), &spent, 0);
+    assert!(std::panic::catch_unwind(std::panic::AssertUnwindSafe(settle)).is_err());
+    panics.clear(&"k".into());
+    assert_eq!(panics.storage().stats().bytes, 0, "logs that a refund lost take no room");
     assert!(hit(&fixed, "k").is_admitted());
     assert!(hit(&fixed, "k").is_refused());
     for key in 0..100_u64 {

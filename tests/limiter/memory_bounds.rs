@@ -3,8 +3,8 @@
 use std::fmt::Write;
 use std::time::Duration;
 
-use common::{memory_with_manual_clock, now, policy};
-use tower_ratelimit::storage::{ManualClock, OnFull, StorageRequest};
+use common::{now, policy};
+use tower_ratelimit::storage::{Clock, ManualClock, OnFull, StorageRequest};
 use tower_ratelimit::{Decision, Key, MemoryStorage, Op, Policy, RateLimiter, Storage};
 
 const MIB: usize = 1 << 20;
@@ -127,6 +127,53 @@ fn strikes_of_several_keys_stay_within_the_bounds() {
                 assert!(stats.bytes <= MIB + MIB / 20 || max_bytes > MIB, "cost {cost}: {stats:?}");
                 assert!(stats.keys <= max_keys, "cost {cost}: {stats:?}");
             }
+        }
+    }
+}
+
+/// Guards against this defect: a decision on several new keys exceeds the bound by one key, and each
+/// client with a long log is refused until its oldest hit expires.
+#[test]
+fn several_new_keys_stay_within_the_bound_and_long_logs_still_grow() {
+    let (storage, clock) = storage(300, MIB);
+    let vip = RateLimiter::with_storage(policy("moving-window 100000/day"), storage.clone());
+    let hit_vip = || {
+        clock.advance(Duration::from_millis(20));
+        hit(&vip, "vip").is_admitted()
+    };
+    assert!((0..600).all(|_| hit_vip()));
+    let others = RateLimiter::with_storage(policy("9/day"), storage.clone());
+    assert!((0..298_u64).all(|key| hit(&others, key).is_admitted()));
+    assert_eq!(storage.stats().keys, 299);
+    let (policy, keys) = (policy("9/day"), [Key::from("first"), Key::from("second")]);
+    let hits = keys.each_ref().map(|key| StorageRequest::new(&policy, key, Op::Hit, 1));
+    assert!(now(storage.decide_all(&hits)).iter().all(Decision::is_admitted));
+    assert_eq!((storage.stats().keys, storage.stats().evicted), (300, 1));
+    assert!((0..40).all(|_| hit_vip()));
+}
+
+/// Guards against this defect: a part of each long log is decoded when its client returns, although
+/// there is no room for that.
+#[test]
+fn logs_stay_within_their_bound_while_their_oldest_entries_expire() {
+    let (storage, clock) = storage(1_000_000, MIB);
+    let limiter = RateLimiter::with_storage(policy("moving-window 200/day"), storage.clone());
+    let begun = clock.now();
+    let hit_at = |client: u64, second: u64| {
+        clock.set(begun.plus((client * 130 + second) * 1_000_000));
+        hit(&limiter, client).is_admitted()
+    };
+    for client in 0..430 {
+        assert!((0..130).all(|second| hit_at(client, second)));
+    }
+    let filled = storage.stats();
+    assert!(filled.log_bytes > 2 * MIB / 5 && filled.evicted == 0, "the logs are full: {filled:?}");
+    for client in 0..430 {
+        // A hit each time that about 32 more entries have expired.
+        for second in [86_434, 86_466, 86_498] {
+            assert!(hit_at(client, second));
+            let stats = storage.stats();
+            assert!(stats.log_bytes <= MIB / 2 + MIB / 20, "client {client}: {stats:?}");
         }
     }
 }
@@ -309,12 +356,20 @@ fn too_small_max_bytes_is_an_error() {
     assert!(MemoryStorage::builder().max_bytes(65_536).build().is_ok());
 }
 
-/// Guards against this defect: the memory of a flood is freed only after millions of hits.
+/// Guards against these defects: the memory of a flood is freed only after millions of hits, and the
+/// names of its keys only after new keys.
 #[test]
 fn memory_of_a_flood_is_freed_within_a_few_thousand_hits_or_peeks() {
-    for text in ["fixed-window 5/second", "fixed-window 5/second; 9/second", "moving-window 5/second"] {
+    for (text, keeps_keys) in [
+        ("fixed-window 5/second", false),
+        ("fixed-window 5/second; 9/second", false),
+        ("moving-window 5/second", false),
+        ("fixed-window 5/second", true),
+        ("moving-window 5/second", true),
+    ] {
         for op in [Op::Hit, Op::Peek, Op::Charge] {
-            let (storage, clock) = memory_with_manual_clock();
+            let clock = ManualClock::default();
+            let storage = MemoryStorage::builder().keep_keys(keeps_keys).clock(clock.clone()).build().unwrap();
             let limiter = RateLimiter::with_storage(policy(text), storage.clone());
             let info = allocation_counter::measure(|| {
                 for key in 0..100_000_u64 {
@@ -330,9 +385,25 @@ fn memory_of_a_flood_is_freed_within_a_few_thousand_hits_or_peeks() {
                     };
                 }
             });
-            let stats = storage.stats();
+            let (stats, left) = (storage.stats(), info.bytes_current);
             assert!(stats.keys <= 1, "{text}: {stats:?} after {op:?}s");
-            assert!(info.bytes_current < 128 * 4_000, "{text}: {} bytes after {op:?}s", info.bytes_current);
+            assert!(left < 128 * 4_000, "{text}, {keeps_keys}: {left} bytes after {op:?}s");
         }
     }
+}
+
+#[test]
+fn memory_of_cleared_keys_and_of_their_names_is_freed() {
+    let storage = MemoryStorage::builder().keep_keys(true).clock(ManualClock::default()).build().unwrap();
+    let limiter = RateLimiter::with_storage(policy("fixed-window 5/day"), storage.clone());
+    let info = allocation_counter::measure(|| {
+        for key in 0..50_000_u64 {
+            let _ = hit(&limiter, key);
+        }
+        for key in 0..50_000_u64 {
+            now(limiter.clear(&key.into()));
+        }
+    });
+    assert_eq!(storage.stats().bytes, 0);
+    assert!(info.bytes_current < 128 * 4_000, "{} bytes", info.bytes_current);
 }

@@ -157,19 +157,87 @@ async fn retry_after_of_a_bucket_is_exact_after_its_quota_changed() {
         let longest = limiter.peek(&fresh).await.unwrap().retry_after().unwrap();
         let promised = limiter.peek(&key).await.unwrap().retry_after().unwrap();
         assert!(promised <= longest, "{before} -> {after}: {promised:?}, an empty bucket refuses for {longest:?}");
+        let quarter = micro * u32::try_from(promised.as_micros() / 4).unwrap();
         for step in 1..=3 {
-            account.1.advance(promised / 4);
+            account.1.advance(quarter);
             let refused = limiter.hit(&key).await.unwrap().retry_after();
-            assert_eq!(refused, Some(promised.saturating_sub(promised / 4 * step)), "{before} -> {after}, step {step}");
+            assert_eq!(refused, Some(promised.saturating_sub(quarter * step)), "{before} -> {after}, step {step}");
         }
-        account.1.advance(promised.saturating_sub(promised / 4 * 3 + micro));
+        account.1.advance(promised.saturating_sub(quarter * 3 + micro));
         assert_eq!(limiter.peek(&key).await.unwrap().retry_after(), Some(micro), "{before} -> {after}");
         account.1.advance(micro);
         assert!(limiter.hit(&key).await.unwrap().is_admitted(), "{before} -> {after}");
     }
 }
 
-/// In a rolling deployment, two quotas decide on one key in turn.
+/// Two quotas that decide on one key in turn, as in a rolling deployment: the one that takes longer
+/// to refill, the other one, and the larger amount per minute, which is that of the other one.
+const IN_TURN: [(&str, &str, u32); 4] = [
+    ("token-bucket 10/minute burst 30", "token-bucket 10/minute burst 20", 10),
+    ("token-bucket 10/minute burst 20", "token-bucket 100/minute burst 20", 100),
+    ("leaky-bucket 10/minute queue 29", "leaky-bucket 10/minute queue 19", 10),
+    ("leaky-bucket 10/minute queue 19", "leaky-bucket 100/minute queue 19", 100),
+];
+
+/// Guards against this defect: each hit under the quota that refills sooner forgives the debt that
+/// only the other one owes, and a client spends 140 units in the first minute instead of 40.
+#[tokio::test]
+async fn quotas_in_turn_admit_no_more_than_the_larger_one() {
+    for (slow, fast, per_minute) in IN_TURN {
+        let (account, unit) = (Account::new(), Duration::from_secs(60) / per_minute);
+        let capacity = account.left(slow).await;
+        account.spend(slow, capacity).await;
+        let mut admitted = capacity;
+        for round in 1..=10 {
+            account.1.advance(unit);
+            for text in [fast, slow] {
+                while account.under(text).hit(&Key::from("a")).await.unwrap().is_admitted() {
+                    admitted += 1;
+                }
+            }
+            let expected = capacity + round - 1..=capacity + round + 1;
+            assert!(expected.contains(&admitted), "{slow} and {fast}: {admitted} units in round {round}");
+        }
+    }
+}
+
+/// Guards against this defect: the first hit after a pause forgives the rest of the debt.
+#[tokio::test]
+async fn hit_on_a_full_bucket_keeps_the_debt_of_the_other_quota() {
+    for (slow, fast, _) in IN_TURN {
+        let (account, key) = (Account::new(), Key::from("a"));
+        account.spend(slow, account.left(slow).await).await;
+        let limiter = account.under(fast);
+        let capacity = limiter.policy().limits()[0].capacity();
+        let until_full = limiter.peek_with_cost(&key, capacity).await.unwrap().retry_after().unwrap();
+        account.1.advance(until_full);
+        let owed = account.left(slow).await;
+        assert_eq!(account.left(fast).await, capacity, "{fast}");
+        account.spend(fast, 1).await;
+        assert_eq!(account.left(fast).await, capacity - 1, "{fast}");
+        let left = account.left(slow).await;
+        assert!((owed.saturating_sub(2)..=owed).contains(&left), "{slow} after {fast}: {left} instead of {owed}");
+    }
+}
+
+#[tokio::test]
+async fn debt_of_the_other_quota_delays_no_refill() {
+    for (slow, fast, per_minute) in IN_TURN {
+        let (account, unit) = (Account::new(), Duration::from_secs(60) / per_minute);
+        account.spend(slow, account.left(slow).await).await;
+        for round in 0..40 {
+            let refused = account.under(fast).hit(&Key::from("a")).await.unwrap();
+            let wait = refused.retry_after().unwrap();
+            assert!(wait <= unit, "{fast} after {slow}: {wait:?} in round {round}");
+            account.1.advance(wait);
+            account.spend(fast, 1).await;
+        }
+        account.1.advance(Duration::from_secs(180));
+        let capacity = account.under(fast).policy().limits()[0].capacity();
+        assert_eq!(account.left(fast).await, capacity, "{fast}");
+    }
+}
+
 #[tokio::test]
 async fn alternating_quotas_do_not_reduce_the_wait() {
     let account = Account::new();

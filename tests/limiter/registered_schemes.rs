@@ -70,3 +70,17 @@ fn unknown_scheme_is_an_error_that_hides_the_rest_of_the_url() {
     assert!(error.contains("unknown scheme \"dynamo\"") && error.contains("AnyStorage::register"), "{error}");
     assert!(!error.contains("secret"), "{error}");
 }
+
+#[test]
+fn text_without_a_scheme_is_an_error_that_hides_the_text() {
+    for text in [
+        "host=db user=app password=secret dbname=x",
+        "host=db password=secret:x",
+        "password=secret://host",
+        "my secret",
+    ] {
+        let error = text.parse::<AnyStorage>().unwrap_err().to_string();
+        assert!(error.contains("the scheme is missing; write memory://"), "{error}");
+        assert!(!error.contains("secret"), "{error}");
+    }
+}

@@ -87,6 +87,27 @@ fn each_policy() -> [Policy; 2] {
     [policy("fixed-window 9/day; moving-window 9/day"), foreign(9)]
 }
 
+/// Guards against this defect: a key of another version of this crate fails its whole page.
+#[test]
+fn keys_of_an_unknown_version_are_not_listed() {
+    let (redis, postgres) = (Server::start(&[]), Postgres::start(&[]));
+    let limiter = |url: &str| {
+        let storage = RUNTIME.block_on(open(url, "rl"));
+        RateLimiter::with_storage(policy("fixed-window 9/day").with_name("p"), storage)
+    };
+    let limiters = [limiter(&redis.url()), limiter(&postgres.url())];
+    redis.ask(&["SET", "rl:{p|t:new}v1", "a value of another format"]);
+    postgres.ask("INSERT INTO tower_ratelimit VALUES ('rl:p|t:new', 'v2;new', 'infinity')");
+    for limiter in limiters {
+        RUNTIME.block_on(async {
+            let _ = limiter.hit(&Key::from("old")).await.unwrap();
+            let error = limiter.hit(&Key::from("new")).await.unwrap_err();
+            assert_eq!(error.kind(), StorageErrorKind::Unsupported);
+            assert_eq!(all(&limiter, "", 10).await.0, BTreeSet::from(["t:old".to_owned()]));
+        });
+    }
+}
+
 #[test]
 fn redis_lists_every_key() {
     for policy in each_policy() {

@@ -1,6 +1,7 @@
 //! Storages with an erased type.
 
 use std::error::Error;
+use std::sync::Arc;
 
 use common::{FAILURE, FakeStorage, counted, failing, memory_with_manual_clock, message, policy, poll, slow};
 use futures_util::FutureExt;
@@ -63,6 +64,23 @@ async fn future_is_not_polled_before_its_caller_polls_it() {
     assert_eq!(counted(&memory, &policy), 0);
     assert!(poll(&mut hit).is_pending());
     assert_eq!(counted(&memory, &policy), 1);
+}
+
+/// Guards against this defect: a storage is not recognized inside an `Arc`.
+#[tokio::test]
+async fn limiters_on_a_storage_and_on_an_arc_of_it_decide_together() {
+    let memory = memory_with_manual_clock().0;
+    let shared: Arc<dyn Storage> = Arc::new(Arc::new(memory.clone()));
+    let [user, tenant, all] = ["user", "tenant", "all"].map(|name| policy("2/minute").with_name(name));
+    let user = RateLimiter::with_storage(user, memory.clone());
+    let tenant = RateLimiter::with_storage(tenant, Arc::new(memory.clone()));
+    let all = RateLimiter::with_storage(all, shared);
+    let key = Key::from("k");
+    let hit = RateLimiter::reserve_all(&[(&user, &key), (&tenant, &key), (&all, &key)], 1).await.unwrap();
+    assert!(!hit.is_refused());
+    for limiter in [user, tenant, all] {
+        assert_eq!(limiter.peek(&key).await.unwrap().remaining(), 1);
+    }
 }
 
 #[tokio::test]

@@ -19,8 +19,8 @@ use tower_ratelimit::storage::{
 };
 use tower_ratelimit::strategy::{Divided, Strategy};
 use tower_ratelimit::{
-    ConfigError, Decision, DecisionSource, FixedWindow, Global, Headers, Key, LeakyBucket, MemoryStorage, OnError, Op,
-    Policy, Quota, RateLimitLayer, RateLimiter, Storage, Timestamp, policy_by,
+    ConfigError, Decision, DecisionSource, FixedWindow, Global, Headers, Key, LeakyBucket, LivePolicy, MemoryStorage,
+    OnError, Op, Policy, Quota, RateLimitLayer, RateLimiter, Storage, Timestamp, policy_by,
 };
 
 const MS: Duration = Duration::from_millis(1);
@@ -633,7 +633,11 @@ async fn nested_breakers_are_rejected() {
     assert_is_not_nestable(RefusalCache::new(breaker()));
     assert_is_not_nestable(Leases::new(breaker(), 2));
     assert_is_not_nestable(AnyStorage::new(RefusalCache::new(AnyStorage::new(breaker()))));
-    let storage = AnyStorage::new(RefusalCache::new(MemoryStorage::new()));
+    assert_is_not_nestable(Arc::new(breaker()));
+    let shared: Arc<dyn Storage> = Arc::new(breaker().fallback(MemoryStorage::new(), 1));
+    assert_is_not_nestable(Arc::clone(&shared));
+    assert_is_not_nestable(AnyStorage::new(Arc::new(RefusalCache::new(shared))));
+    let storage = AnyStorage::new(Arc::new(RefusalCache::new(MemoryStorage::new())));
     assert_eq!(Breaker::new(storage).circuit().state().phase, Phase::Closed);
 }
 
@@ -706,17 +710,49 @@ impl Strategy for CountsDivisions {
 async fn each_policy_is_divided_once_even_if_names_are_equal() {
     let divided = CountsDivisions(Arc::default());
     let breaker = Breaker::new(failing()).fallback(memory_with_manual_clock().0, 2);
-    let tier = |amount| Policy::named("tier").limit(divided.clone(), Quota::per_minute(amount));
+    let amounts = [20, 40];
+    let tiers = amounts.map(|amount| Policy::named("tier").limit(divided.clone(), Quota::per_minute(amount)));
     for _ in 0..10 {
-        for amount in [20, 40] {
-            // Equal policies that are created per request are not divided again.
-            for policy in [tier(amount), tier(amount)] {
-                let hit = breaker.decide(StorageRequest::new(&policy, &Key::global(), Op::Hit, 1)).await.unwrap();
-                assert_eq!(hit.capacity(), amount / 2);
-            }
+        // A clone is not divided again.
+        for (policy, amount) in tiers.clone().iter().zip(amounts) {
+            let hit = breaker.decide(StorageRequest::new(policy, &Key::global(), Op::Hit, 1)).await.unwrap();
+            assert_eq!(hit.capacity(), amount / 2);
         }
     }
     assert_eq!(divided.0.load(Ordering::SeqCst), 2);
+}
+
+/// A fixed window with a share per replica that its text does not contain.
+#[derive(Clone, Debug)]
+struct HasShare(u32);
+
+impl Strategy for HasShare {
+    fn name(&self) -> &'static str {
+        "has-share"
+    }
+
+    common::decides_like_a_fixed_window!();
+
+    fn divide(&self, _: &Quota, _: NonZeroU32) -> Option<Divided> {
+        Some(Divided::new(self.clone(), Quota::per_minute(self.0)))
+    }
+}
+
+/// Guards against this defect: after a live policy was set to another custom strategy of the same
+/// text, the fallback decides by the first one.
+#[tokio::test(start_paused = true)]
+async fn fallback_follows_a_live_policy_to_a_strategy_of_the_same_text() {
+    let of = |share| Policy::named("api").limit(HasShare(share), Quota::per_minute(20));
+    let (first, second) = (of(10), of(5));
+    assert_eq!(first, second);
+    let live = LivePolicy::new(first.clone());
+    let breaker = Breaker::new(failing()).fallback(memory_with_manual_clock().0, 2);
+    let limiter = RateLimiter::with_storage(live.clone(), breaker);
+    for (policy, share) in [(&first, 10), (&second, 5)].into_iter().cycle().take(8) {
+        live.set(policy.clone()).unwrap();
+        assert_eq!(spend(&limiter, 1).await.capacity(), share);
+    }
+    assert_eq!(circuit(&limiter).state().phase, Phase::Open);
 }
 
 #[tokio::test(start_paused = true)]

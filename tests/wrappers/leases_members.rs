@@ -7,7 +7,9 @@ use common::{Behavior, FakeStorage, Inner, memory_with_manual_clock, policy, pol
 use http::Request;
 use tokio::task::JoinSet;
 use tower::Layer;
-use tower_ratelimit::storage::{InOrder, Leases, RefusalCache, StorageError, StorageErrorKind, StorageRequest};
+use tower_ratelimit::storage::{
+    AnyStorage, InOrder, Leases, RefusalCache, StorageError, StorageErrorKind, StorageRequest,
+};
 use tower_ratelimit::{Decision, Global, Header, Key, MemoryStorage, OnError, Op, Policy, RateLimitLayer, Storage};
 
 /// The policies of a user and of all clients.
@@ -195,19 +197,23 @@ async fn storage_that_decides_one_key_needs_in_order_which_adds_no_call() {
 /// A refused client would otherwise cause a call of the server with each request.
 #[tokio::test]
 async fn refusal_by_the_leased_policy_from_a_cache_asks_for_no_other_key() {
-    let (fake, clock) = FakeStorage::in_memory(Behavior::Works);
-    let cache = RefusalCache::new(fake.clone()).clock(clock.clone());
-    let leases = Leases::new(InOrder::new(cache), 100).only("all").clock(clock);
-    let policies = two(["fixed-window 900/minute", "fixed-window 20/minute"]);
-    for round in 0..20 {
-        assert!(are_admitted(&hit(&leases, &policies, 1).await), "round {round}");
+    for is_shared in [false, true] {
+        let (fake, clock) = FakeStorage::in_memory(Behavior::Works);
+        let cache = RefusalCache::new(fake.clone()).clock(clock.clone());
+        let cache = if is_shared { AnyStorage::new(Arc::new(cache)) } else { AnyStorage::new(cache) };
+        let leases = Leases::new(InOrder::new(cache), 100).only("all").clock(clock);
+        let policies = two(["fixed-window 900/minute", "fixed-window 20/minute"]);
+        for round in 0..20 {
+            assert!(are_admitted(&hit(&leases, &policies, 1).await), "round {round}");
+        }
+        for round in 0..50 {
+            fake.take_decisions();
+            let decisions = hit(&leases, &policies, 1).await;
+            let is_refused = decisions[1].is_refused() && decisions.iter().all(|decision| !decision.has_spent());
+            assert!(is_refused, "{decisions:?}");
+            assert!(decisions[0].is_admitted() && decisions[0].statuses().is_empty(), "{decisions:?}");
+            assert!(round == 0 || fake.take_decisions() == 0, "round {round}");
+        }
+        assert_eq!(spent(fake.inner(), &policies[0], &Key::from(1)).await, 20);
     }
-    for round in 0..50 {
-        fake.take_decisions();
-        let decisions = hit(&leases, &policies, 1).await;
-        assert!(decisions[1].is_refused() && decisions.iter().all(|decision| !decision.has_spent()), "{decisions:?}");
-        assert!(decisions[0].is_admitted() && decisions[0].statuses().is_empty(), "{decisions:?}");
-        assert!(round == 0 || fake.take_decisions() == 0, "round {round}");
-    }
-    assert_eq!(spent(fake.inner(), &policies[0], &Key::from(1)).await, 20);
 }

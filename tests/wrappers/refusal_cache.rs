@@ -4,10 +4,12 @@ use std::time::Duration;
 
 use common::random::Numbers;
 use common::{
-    Behavior, FAILURE, FakeStorage, hit, memory_with_manual_clock, message, panic_message, policy, poll, start_hit,
+    Behavior, FAILURE, FakeStorage, Inner, T0, ask, get, hit, memory_with_manual_clock, message, numbers,
+    panic_message, policy, poll, start_hit,
 };
+use tower::Layer;
 use tower_ratelimit::storage::{Clock, ManualClock, RefusalCache, StorageRequest};
-use tower_ratelimit::{Key, MemoryStorage, Op, Storage, Timestamp};
+use tower_ratelimit::{Global, Headers, Key, MemoryStorage, OnError, Op, RateLimitLayer, Storage, Timestamp};
 
 const SECOND: Duration = Duration::from_secs(1);
 
@@ -66,6 +68,39 @@ async fn cached_refusal_reports_the_remaining_wait() {
         cached,
         storage.inner().decide(StorageRequest::new(&policy, &Key::from("a"), Op::Hit, 1)).await.unwrap()
     );
+}
+
+/// A clock that is an hour ahead of the wall clock.
+#[derive(Debug)]
+struct HourAhead(ManualClock);
+
+impl Clock for HourAhead {
+    fn now(&self) -> Timestamp {
+        self.0.now().plus(3_600_000_000)
+    }
+
+    fn ahead_of_wall_clock(&self) -> u32 {
+        3_600
+    }
+}
+
+/// Guards against this defect: the reset of a cached refusal is an hour later than that of the
+/// refusal by the storage.
+#[tokio::test]
+async fn reset_of_a_cached_refusal_is_in_wall_clock_time() {
+    let wall = ManualClock::default();
+    let memory = MemoryStorage::builder().clock(HourAhead(wall.clone())).build().unwrap();
+    let cache = RefusalCache::new(memory).ttl(Duration::from_secs(3_600)).clock(wall.clone());
+    let layer = RateLimitLayer::new(policy("fixed-window 2/minute"), Global::new())
+        .storage(cache.clone(), OnError::Refuse)
+        .headers(Headers::x_rate_limit());
+    let service = layer.layer(Inner::default());
+    for (seconds, status, by_cache) in [(0, 200, 0), (0, 200, 0), (10, 429, 0), (0, 429, 1), (10, 429, 2)] {
+        wall.advance(Duration::from_secs(seconds));
+        let response = ask(&service, get("/")).await;
+        assert_eq!((response.status().as_u16(), cache.local_decisions()), (status, by_cache));
+        assert_eq!(numbers(&response).unwrap()[2], T0 + 60, "{by_cache} refusals by the cache");
+    }
 }
 
 /// A limit whose wait has ended admits, even while another limit refuses.

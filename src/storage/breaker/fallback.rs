@@ -24,7 +24,8 @@ const MAX_CACHED: usize = 1_024;
 pub(super) struct Fallback {
     pub(super) storage: AnyStorage,
     pub(super) replicas: NonZeroU32,
-    /// Pairs of an original policy and its divided policy, by the `hash` of the original.
+    /// Pairs of an original policy and its divided policy, by the `hash` of the original. No two
+    /// originals are equal.
     divided: RwLock<HashMap<u64, Vec<(Policy, Policy)>>>,
 }
 
@@ -34,6 +35,10 @@ impl Fallback {
     }
 
     /// Returns the policy divided by the number of replicas, from the cache if possible.
+    ///
+    /// Equal policies can decide differently, because their text does not contain the settings of a
+    /// custom strategy or the data of a time zone. So a policy that is equal but not interchangeable
+    /// replaces the cached one.
     pub(super) fn divide(&self, policy: &Policy) -> Result<Policy, ConfigError> {
         if self.replicas == NonZeroU32::MIN {
             return Ok(policy.clone());
@@ -41,13 +46,16 @@ impl Fallback {
         let hash = hash(policy);
         let cached = unpoisoned(self.divided.read());
         if let Some((_, divided)) =
-            cached.get(&hash).and_then(|cached| cached.iter().find(|(original, _)| original == policy))
+            cached.get(&hash).and_then(|all| all.iter().find(|(original, _)| original.is_interchangeable_with(policy)))
         {
             return Ok(divided.clone());
         }
         drop(cached);
         let divided = policy.divide(self.replicas)?;
         let mut cached = unpoisoned(self.divided.write());
+        if let Some(all) = cached.get_mut(&hash) {
+            all.retain(|(original, _)| original != policy);
+        }
         if cached.values().map(Vec::len).sum::<usize>() >= MAX_CACHED {
             cached.clear();
         }
@@ -146,6 +154,24 @@ mod tests {
         for undecided in [never.clone().storage_full(), never.contended()] {
             assert_eq!(adjust_retry_after(&original, undecided.clone(), 7), undecided);
         }
+    }
+
+    #[test]
+    fn equal_policies_are_divided_once() {
+        let fallback = Fallback::new(MemoryStorage::new().into(), NonZeroU32::new(2).unwrap());
+        let [first, second] = [(); 2].map(|()| fallback.divide(&"9/minute; shadow 5/day".parse().unwrap()).unwrap());
+        assert_eq!(first.limits().as_ptr(), second.limits().as_ptr());
+    }
+
+    #[cfg(feature = "calendar")]
+    #[test]
+    fn policy_that_is_not_interchangeable_replaces_the_cached_one() {
+        let fallback = Fallback::new(MemoryStorage::new().into(), NonZeroU32::new(2).unwrap());
+        let [first, second] = [(); 2].map(|()| "calendar 9/day in Europe/Berlin".parse::<Policy>().unwrap());
+        let divided = [&first, &second, &second.clone()].map(|policy| fallback.divide(policy).unwrap());
+        let [first, second, clone] = divided.each_ref().map(|divided| divided.limits().as_ptr());
+        assert!(first != second && second == clone);
+        assert_eq!(fallback.divided.read().unwrap().values().map(Vec::len).sum::<usize>(), 1);
     }
 
     #[test]

@@ -16,7 +16,7 @@ pub(super) enum Mode {
     /// stored.
     Admit,
     /// Like `Admit`, but a refused hit is not stored either, because the caller then requests a
-    /// full decision.
+    /// full decision, unless it gets the summary of a refusal that changes nothing.
     TryAdmit,
 }
 
@@ -57,6 +57,10 @@ pub(super) trait Answer {
     /// `None` if the state does not refuse the request any more. `state` is a copy that this method
     /// may change.
     fn refuse_again(&mut self, asked: Asked<'_>, limit: &Limit, state: &mut State) -> Option<Self::Output>;
+
+    /// Leaves the summary blank, because a hit was not stored that changes the states. The caller then
+    /// requests a full decision, which is stored.
+    fn leave_blank(&mut self) {}
 
     /// Returns the result of a decision on `N` limits. `states` are their states after the
     /// decision, and `effects` are the effects of a hit on them, or `None` for a peek.
@@ -113,7 +117,8 @@ impl Answer for DecisionAnswer<'_> {
 }
 
 /// An answer that returns `true` if the hit is admitted without a delay. It then writes the summary
-/// if the caller needs one. With a single limit, it also writes the summary of a refusal.
+/// if the caller needs one. With a single limit, it also writes the summary of a refusal that changes
+/// no state.
 pub(super) struct AdmitAnswer<'a> {
     pub(super) mode: Mode,
     pub(super) summary: Option<&'a mut Summary>,
@@ -139,6 +144,10 @@ impl Answer for AdmitAnswer<'_> {
             cost > 0 && limit.hit(state, asked.now, cost) == Outcome::Refused
         };
         is_refused.then_some(false)
+    }
+
+    fn leave_blank(&mut self) {
+        self.summary = None;
     }
 
     #[inline(always)]

@@ -138,6 +138,8 @@ impl MemoryInner {
                     for i in 0..N {
                         shard.table.get_mut(places[i]).update(&states[i], now, &limits[i], outcomes[i]);
                     }
+                } else if N > 1 || !shard.table.slot(places[0]).is_kept(&states[0], now, &limits[0]) {
+                    answer.leave_blank();
                 }
             }
             effects = outcomes.map(Some);
@@ -238,15 +240,26 @@ impl MemoryInner {
     /// Decides any request: with any number of limits, with new keys and logs, and when the storage
     /// is full.
     #[inline(never)]
-    fn decide_any<A: Answer>(&self, mut locked: LockedKey<'_>, request: &StorageRequest<'_>, answer: A) -> A::Output {
+    fn decide_any<A: Answer>(
+        &self,
+        mut locked: LockedKey<'_>,
+        request: &StorageRequest<'_>,
+        mut answer: A,
+    ) -> A::Output {
         let mode = answer.mode();
         self.keep_key(&locked.shard, locked.number, locked.key, request);
-        let decision = with_states(request.policy, |states| self.decide_loaded(&mut locked, request, mode, states));
+        let mut is_kept = true;
+        let decision =
+            with_states(request.policy, |states| self.decide_loaded(&mut locked, request, mode, states, &mut is_kept));
         self.finish(locked);
+        if !is_kept {
+            answer.leave_blank();
+        }
         answer.by_decision(decision)
     }
 
-    /// Decides on the states of one key, which it loads into `states`, and stores them.
+    /// Decides on the states of one key, which it loads into `states`, and stores them. Sets
+    /// `is_kept` to `false` if it has not stored a hit that may change them.
     #[inline(never)]
     fn decide_loaded(
         &self,
@@ -254,6 +267,7 @@ impl MemoryInner {
         request: &StorageRequest<'_>,
         mode: Mode,
         states: &mut [State],
+        is_kept: &mut bool,
     ) -> Decision {
         let StorageRequest { policy, op, cost, .. } = *request;
         let located @ Located { cell, key, now, .. } = locked.located();
@@ -263,6 +277,9 @@ impl MemoryInner {
         if mode != Mode::Decision {
             let peek = policy.decide(states, now, Op::Peek, cost);
             if !mode.stores(peek.is_refused(), !peek.delay().is_zero()) {
+                // A caller uses the summary of a refusal only if the policy has one limit.
+                let (digest, remaining) = (policy.limit_digests()[0], peek.statuses()[0].remaining());
+                *is_kept = locked.shard.keeps(run.clone(), key, digest, &states[0], now, remaining);
                 mem::forget(log_guard);
                 self.usage.resize(before, locked.shard.save(run, key, policy.limit_digests(), states, now, None));
                 return peek;
@@ -322,8 +339,10 @@ impl MemoryInner {
         with_states(policy, |states| {
             let run = shard.run(key);
             let before = shard.load(run.clone(), key, policy.limit_digests(), states);
+            let log_guard = LogGuard { shared: self, logs: before.logs };
             policy.settle(states, now, decision, actual);
             let peek = policy.decide(states, now, Op::Peek, 1);
+            mem::forget(log_guard);
             let after = shard.save(run, key, policy.limit_digests(), states, now, Some(peek.statuses()));
             self.usage.resize(before, after);
         });

@@ -185,6 +185,11 @@ impl MemoryInner {
         // A sweep never waits for a lock.
         let Some(mut shard) = self.shards[number].try_lock() else { return };
         let swept = shard.sweep(now);
+        if swept.is_at_end
+            && let Some(kept) = &self.kept
+        {
+            kept.clean(number, &shard);
+        }
         drop(shard);
         self.is_clean.store(swept.freed.slots == 0, Ordering::Relaxed);
         self.usage.resize(swept.freed, Size::default());
@@ -211,6 +216,11 @@ impl MemoryInner {
         let mut shard = cell.lock();
         cell.clear_hint(key.hash);
         let freed = shard.clear(key, policy.limit_digests());
+        if let Some(kept) = &self.kept
+            && shard.run(key).is_empty()
+        {
+            kept.remove(number, key);
+        }
         drop(shard);
         self.usage.resize(freed, Size::default());
     }

@@ -1,8 +1,9 @@
 //! The names of the keys, which a storage keeps only if it lists them.
 //!
 //! A name is added when a hit finds no state of its key, and not when a state is stored, so the fast
-//! path does not change. It is not removed with the states. Instead, a shard that has twice as many
-//! names as after the last time removes those without states.
+//! path does not change. It is not removed with the states, unless they are cleared. Instead, a shard
+//! that has twice as many names as after the last time removes those without states. So does a sweep
+//! that reaches the end of a shard, because no hit may add a name after a flood of keys.
 
 use std::collections::BTreeMap;
 use std::ops::Bound;
@@ -57,10 +58,25 @@ impl KeptKeys {
             return;
         }
         if kept.names.len() >= kept.clean_at {
-            kept.names.retain(|&(hash, rest), _| !shard.run(KeyHash { hash, rest }).is_empty());
-            kept.clean_at = 2 * kept.names.len() + FEW;
+            kept.clean(shard);
         }
         kept.names.insert((hash, rest), name.into());
+    }
+
+    /// Removes the names of a shard without states if they are the larger part. Does nothing while
+    /// another thread reads the names.
+    pub(super) fn clean(&self, number: usize, shard: &Shard) {
+        if let Ok(mut kept) = self.0[number].try_lock()
+            && kept.names.len() > FEW
+            && kept.names.len() > 2 * shard.table.keys() + FEW
+        {
+            kept.clean(shard);
+        }
+    }
+
+    /// Removes the name of a key.
+    pub(super) fn remove(&self, number: usize, key: KeyHash) {
+        unpoisoned(self.0[number].lock()).names.remove(&(key.hash, key.rest));
     }
 
     /// Removes all names.
@@ -93,5 +109,13 @@ impl KeptKeys {
             }
         }
         (found, None)
+    }
+}
+
+impl ShardNames {
+    /// Removes the names without states.
+    fn clean(&mut self, shard: &Shard) {
+        self.names.retain(|&(hash, rest), _| !shard.run(KeyHash { hash, rest }).is_empty());
+        self.clean_at = 2 * self.names.len() + FEW;
     }
 }

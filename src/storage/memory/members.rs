@@ -11,6 +11,7 @@ use super::evict::{NoRoom, Search};
 use super::inner::{Located, MemoryInner};
 use super::shard::Shard;
 use super::size::{Need, Size};
+use super::usage::ReservedRoom;
 use crate::decision::Decision;
 use crate::policy::{Member, Op};
 use crate::storage::{MAX_MEMBERS, StorageRequest};
@@ -145,16 +146,19 @@ impl<'a> Locked<'a, '_> {
         let now = self.now;
         let mut log_guard = self.load_all(members);
         let mut all_admit = do_all_admit(members, now);
-        while members.iter_mut().any(|member| self.lacks_room(member, now, all_admit)) {
+        while self.lacks_room(members, now, all_admit) {
             mem::forget(log_guard);
             for member in &mut *members {
                 self.save(member, now, None);
             }
             // Room for one member may be made by an eviction of another one, so all states are loaded
             // again after that.
+            let inner = self.inner;
+            let mut room = ReservedRoom::new(&inner.usage);
             for member in &mut *members {
-                self.make_room(member, now, all_admit);
+                self.make_room(member, now, all_admit, &mut room);
             }
+            drop(room);
             log_guard = self.load_all(members);
             // The states that refused may have been evicted. Then all members need room.
             if all_admit || !do_all_admit(members, now) {
@@ -193,19 +197,24 @@ impl<'a> Locked<'a, '_> {
         member.before.keys == 0 && member.no_room.is_some_and(|no_room| self.inner.is_admitted(no_room))
     }
 
-    /// Returns `true` if the states of the member need more room than there is.
-    fn lacks_room(&self, member: &mut Loaded<'_>, now: Timestamp, all_admit: bool) -> bool {
-        let need = member.need(now, all_admit);
-        !need.is_empty() && self.inner.usage.lack(self.inner.bounds, &need).is_some()
+    /// Returns `true` if the states of all members together need more room than there is.
+    fn lacks_room(&self, members: &mut [Loaded<'_>], now: Timestamp, all_admit: bool) -> bool {
+        let mut size = Size::default();
+        members.iter_mut().any(|member| {
+            let need = member.need(now, all_admit);
+            size = size.plus(need.size);
+            !need.is_empty() && self.inner.usage.lack(self.inner.bounds, &Need { size, ..need }).is_some()
+        })
     }
 
-    /// Makes room for the states of a member, which stay in their shard.
-    fn make_room(&mut self, member: &mut Loaded<'_>, now: Timestamp, all_admit: bool) {
+    /// Makes room for the states of a member, which stay in their shard, and reserves it.
+    fn make_room(&mut self, member: &mut Loaded<'_>, now: Timestamp, all_admit: bool, room: &mut ReservedRoom<'_>) {
         self.load(member);
+        let inner = self.inner;
+        let log_guard = LogGuard { shared: inner, logs: member.before.logs };
+        let need = member.need(now, all_admit);
         member.no_room = None;
-        if self.lacks_room(member, now, all_admit) {
-            let (inner, need) = (self.inner, member.need(now, true));
-            let log_guard = LogGuard { shared: inner, logs: member.before.logs };
+        if !need.is_empty() && inner.usage.lack(inner.bounds, &need).is_some() {
             let Loaded { request, at, place: Place { key, number, .. }, .. } = *member;
             let located = Located { key, cell: &inner.shards[number], number, now };
             member.no_room = loop {
@@ -215,7 +224,10 @@ impl<'a> Locked<'a, '_> {
                     break made.err();
                 }
             };
-            mem::forget(log_guard);
+        }
+        mem::forget(log_guard);
+        if member.no_room.is_none() {
+            room.add(need.size);
         }
         self.save(member, now, None);
     }

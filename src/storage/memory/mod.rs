@@ -73,7 +73,7 @@ use crate::policy::{Op, Policy};
 /// most 128,000,000 bytes in total ([`max_bytes`](MemoryStorageBuilder::max_bytes)). All policies
 /// of a storage share its bounds. The storage exceeds a bound only slightly, by the states of hits
 /// that run at the same time, by those of a decision on [several keys](crate::RateLimitLayer::and), and
-/// by the part of a long log that is decoded.
+/// by logs of more than 128 hits, which can grow a little while their oldest hits expire.
 ///
 /// The keys are divided among shards, each with its own lock. There is about one shard for each
 /// 8,192 keys of `max_keys`, but at least 64 and at most 4,096. Only a storage for fewer than 8,192

@@ -162,6 +162,26 @@ impl Shard {
         }
     }
 
+    /// Returns `true` if storing the refusal of a hit would change nothing: the state that was loaded
+    /// from this run is not ahead of the clock, and its slot refuses unless units remain.
+    pub(super) fn keeps(
+        &self,
+        run: Range<usize>,
+        key: KeyHash,
+        digest: u32,
+        state: &State,
+        now: Timestamp,
+        remaining: u32,
+    ) -> bool {
+        let may_change = match state {
+            State::Fresh => false,
+            State::Counts { .. } => true,
+            State::Log(log) => log.newest().is_some_and(|newest| newest > now),
+        };
+        let refuses = |index| self.table.slot(index).admits_before < f32::INFINITY;
+        !may_change && (remaining > 0 || self.find(run, key.limit_hash(digest)).is_some_and(refuses))
+    }
+
     /// Returns the number of slots of the table.
     #[cfg(test)]
     pub(super) fn slots(&self) -> usize {

@@ -33,6 +33,10 @@ impl Size {
     pub(super) const fn bytes(self) -> usize {
         self.slots * SLOT_BYTES + self.logs
     }
+
+    pub(super) const fn plus(self, other: Self) -> Self {
+        Self { keys: self.keys + other.keys, slots: self.slots + other.slots, logs: self.logs + other.logs }
+    }
 }
 
 /// Returns the bytes of a log in a storage.

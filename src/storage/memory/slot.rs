@@ -90,6 +90,13 @@ impl TableSlot {
         self.admits_before < f32::INFINITY && self.state() == *state
     }
 
+    /// Returns `true` if an [`update`](Self::update) after a refused hit that left this state would
+    /// change nothing: the slot has this state, and refuses unless units remain.
+    #[cold]
+    pub(super) fn is_kept(&self, state: &State, now: Timestamp, limit: &Limit) -> bool {
+        self.refuses(state) || self.state() == *state && limit.check(state, now, 1).remaining() > 0
+    }
+
     #[inline]
     pub(super) fn is_vacant(&self) -> bool {
         self.until == Timestamp::EPOCH

@@ -6,6 +6,7 @@
 use std::future::{Ready, ready};
 use std::io;
 use std::pin::Pin;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex as SyncMutex};
 use std::task::{Context, Poll};
 use std::time::Duration;
@@ -31,11 +32,21 @@ pub(super) struct Canceller {
     address: PeerAddress,
     security: Security,
     turn: Arc<Mutex<()>>,
+    /// `true` while the connection executes statements without a timeout.
+    is_executing: AtomicBool,
 }
 
 impl Canceller {
     pub(super) fn new(token: CancelToken, address: PeerAddress, security: Security) -> Arc<Self> {
-        Arc::new(Self { token, address, security, turn: Arc::default() })
+        Arc::new(Self { token, address, security, turn: Arc::default(), is_executing: AtomicBool::new(false) })
+    }
+
+    pub(super) fn is_executing(&self) -> bool {
+        self.is_executing.load(Ordering::Relaxed)
+    }
+
+    pub(super) fn set_executing(&self, is_executing: bool) {
+        self.is_executing.store(is_executing, Ordering::Relaxed);
     }
 
     /// Waits until the server has handled the cancel request that is in flight, if there is one.

@@ -110,7 +110,7 @@ impl PostgresConnection {
             return Err(error::missing_table(&settings.server));
         }
         if is_missing {
-            let created = connection.client.batch_execute(&settings.table.migration()).await;
+            let created = connection.batch_execute(&settings.table.migration()).await;
             created.map_err(|error| error::at_table(&settings.server, error))?;
         }
         Ok(connection)
@@ -195,6 +195,15 @@ impl PostgresConnection {
         result
     }
 
+    /// Executes statements without a timeout. If the future is dropped, they are cancelled when the
+    /// connection is closed.
+    pub(super) async fn batch_execute(&self, sql: &str) -> Result<(), Error> {
+        self.canceller.set_executing(true);
+        let executed = self.client.batch_execute(sql).await;
+        self.canceller.set_executing(false);
+        executed
+    }
+
     async fn send(&self, query: &Query) -> Result<Option<Row>, Error> {
         let sql = || self.table.sql(query.statement);
         if self.is_pooled {
@@ -232,11 +241,19 @@ struct End {
 
 impl Drop for End {
     fn drop(&mut self) {
-        self.socket.finish();
         let (mut socket, canceller, slot) = (self.socket.clone(), self.canceller.take(), self.slot.take());
-        let Ok(runtime) = Handle::try_current() else { return };
+        let Ok(runtime) = Handle::try_current() else { return socket.finish() };
         runtime.spawn(async move {
             let (until, mut wait) = (Instant::now() + CLOSES_WITHIN, CANCEL_AFTER);
+            // PgBouncer does not cancel the statement of a client that has left, and ignores its cancel
+            // requests.
+            if let Some(canceller) = canceller.as_ref().filter(|canceller| canceller.is_executing())
+                && let Ok(turn) = timeout_at(until, canceller.turn()).await
+            {
+                canceller.cancel(turn);
+                let _ = timeout_at(until, canceller.turn()).await;
+            }
+            socket.finish();
             while timeout(wait, socket.closed()).await.is_err() && Instant::now() < until {
                 if let Some(canceller) = &canceller
                     && let Ok(turn) = timeout_at(until, canceller.turn()).await

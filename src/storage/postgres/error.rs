@@ -63,6 +63,13 @@ pub(super) fn is_cancelled(error: &Error) -> bool {
     error.code() == Some(&SqlState::QUERY_CANCELED)
 }
 
+/// Returns `true` if a cancel request has cancelled the statement. Returns `false` if it was a timeout of
+/// the server, or if the server's messages are in another language.
+#[cfg(feature = "deadpool-postgres")]
+pub(super) fn is_cancelled_by_request(error: &Error) -> bool {
+    is_cancelled(error) && error.as_db_error().is_some_and(|error| error.message().ends_with("due to user request"))
+}
+
 /// Returns `true` if the statement was rolled back because of another transaction.
 pub(super) fn is_serialization_failure(error: &Error) -> bool {
     let code = error.code();

@@ -131,7 +131,7 @@ impl Link {
                 let connection =
                     PostgresConnection::open(ConnectionSettings { if_missing: IfMissing::Ignore, ..settings.clone() })
                         .await?;
-                let executed = connection.client.batch_execute(&sql).await;
+                let executed = connection.batch_execute(&sql).await;
                 executed.map_err(|error| error::of_statement(self.server(), error))
             }
             #[cfg(feature = "deadpool-postgres")]

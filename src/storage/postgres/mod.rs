@@ -170,7 +170,8 @@ const NEED_TLS: [&str; 4] = ["ca", "cert", "key", "sslnegotiation"];
 /// Clones share the connections. Calls need a tokio runtime with time and I/O enabled. The storage
 /// can be created outside of a runtime.
 ///
-/// The storage has at most `connections` + 1 connections to each server. A [migration](Self::migrate)
+/// The storage has at most `connections` + 1 connections to each server: the addresses of a name are
+/// different servers, except for those of this machine. A [migration](Self::migrate)
 /// needs the additional one, and so does a connection that replaces one without replies. A connection
 /// counts until the server has closed it, but at most 30 seconds longer than the storage uses it. If
 /// the server has no room for all connections, calls use those that are open.
@@ -264,7 +265,9 @@ impl PostgresStorage {
     ///   `options` to `-c statement_timeout=75` in the connection settings of the pool, where 75 is
     ///   three quarters of the timeout in milliseconds. The setting applies to all statements on
     ///   these connections.
-    /// - The storage removes a connection from the pool if it does not reply within the timeout.
+    /// - The storage removes a connection from the pool if it does not reply within the timeout: one
+    ///   immediately, and others when they have replied or after 30 seconds. So the server has at most
+    ///   one connection more than the pool's maximum.
     /// - A login that takes longer than the timeout of its call is continued for at most a second, so
     ///   that later calls have the connection.
     /// - The pool keeps prepared statements. If the table was analyzed when it had a few rows and then

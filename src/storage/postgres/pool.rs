@@ -2,10 +2,10 @@
 
 use std::pin::{Pin, pin};
 
-use deadpool_postgres::{Object, Pool, PoolError, Status};
+use deadpool_postgres::{ClientWrapper, Object, Pool, PoolError, Status};
 use tokio::runtime::Handle;
 use tokio::time::{Instant, timeout, timeout_at};
-use tokio_postgres::NoTls;
+use tokio_postgres::{CancelToken, NoTls};
 
 use super::call::{Executed, cancel_at};
 use super::cancel::CLOSES_WITHIN;
@@ -15,11 +15,16 @@ use crate::storage::net::{CONNECT_WITHIN, Gauge};
 use crate::storage::{StorageError, StorageErrorKind};
 
 /// A pool that lends its connections to one statement at a time.
+///
+/// The server has at most one connection more than the pool's maximum: a statement that is not cancelled,
+/// for example because the pool requires TLS, occupies its connection until the server replies.
 #[derive(Clone)]
 pub(super) struct Lender {
     pool: Pool,
     /// The connections that the pool opens although their callers have left.
     opening: Gauge,
+    /// The connections that the pool may replace although the server still executes their statements.
+    replaced: Gauge,
 }
 
 /// The request of a caller to the pool. The pool opens a connection in the future that asks for one, so
@@ -36,11 +41,19 @@ type PoolReply = dyn Future<Output = Result<Object, PoolError>> + Send;
 /// A connection of the pool with a statement in flight. If it is dropped without a reply, the
 /// statement is cancelled, and the connection is removed from the pool, which would lend it to other
 /// callers.
-struct Lent(Option<Object>);
+struct Lent<'a> {
+    lender: &'a Lender,
+    /// `None` after the reply.
+    object: Option<Object>,
+}
+
+/// A connection whose statement was given up. The pool has no other one in its place until the server has
+/// replied.
+struct Abandoned(Option<Object>);
 
 impl Lender {
     pub(super) fn new(pool: Pool) -> Self {
-        Self { pool, opening: Gauge::default() }
+        Self { pool, opening: Gauge::default(), replaced: Gauge::default() }
     }
 
     pub(super) fn status(&self) -> Status {
@@ -67,25 +80,24 @@ impl Lender {
         query: &Query,
         deadline: Instant,
     ) -> Result<Executed, StorageError> {
-        let object = self.connection(deadline).await?;
-        let mut lent = Lent(Some(object));
+        let mut lent = Lent { lender: self, object: Some(self.connection(deadline).await?) };
         let (result, is_idle) = lent.execute(table, query, deadline).await?;
         if is_idle {
-            lent.0 = None;
+            lent.object = None;
         }
         Ok(result)
     }
 
     /// Executes statements without a timeout.
     pub(super) async fn batch_execute(&self, sql: &str) -> Result<(), StorageError> {
-        let mut lent = Lent(None);
-        let executed = lent.0.insert(self.pool.get().await.map_err(of_pool)?).batch_execute(sql).await;
-        lent.0 = None;
+        let mut lent = Lent { lender: self, object: None };
+        let executed = lent.object.insert(self.pool.get().await.map_err(of_pool)?).batch_execute(sql).await;
+        lent.object = None;
         executed.map_err(|error| error::of_statement(PRODUCT, error))
     }
 }
 
-impl Lent {
+impl Lent<'_> {
     /// Executes a statement. Returns its result, and `false` if a cancel request may arrive later.
     async fn execute(
         &self,
@@ -93,7 +105,7 @@ impl Lent {
         query: &Query,
         deadline: Instant,
     ) -> Result<(Executed, bool), StorageError> {
-        let Some(object) = &self.0 else { return Err(StorageError::timed_out(PRODUCT)) };
+        let Some(object) = &self.object else { return Err(StorageError::timed_out(PRODUCT)) };
         let sql = table.sql(query.statement);
         let mut executed = pin!(async {
             let prepared = object.prepare_cached(&sql).await?;
@@ -102,31 +114,66 @@ impl Lent {
         if let Ok(result) = timeout_at(cancel_at(deadline), &mut executed).await {
             return Ok((result, true));
         }
-        cancel(object);
+        let token = object.cancel_token();
+        if let Ok(runtime) = Handle::try_current() {
+            runtime.spawn(cancel(token));
+        }
         let result = timeout_at(deadline, executed).await.map_err(|_| StorageError::timed_out(PRODUCT))?;
-        let is_cancelled = result.as_ref().is_err_and(error::is_cancelled);
+        let is_cancelled = result.as_ref().is_err_and(error::is_cancelled_by_request);
         Ok((result, is_cancelled))
     }
 }
 
-impl Drop for Lent {
+impl Drop for Lent<'_> {
+    fn drop(&mut self) {
+        let Some(object) = self.object.take() else { return };
+        let abandoned = Abandoned(Some(object));
+        let Ok(runtime) = Handle::try_current() else { return };
+        // The server may have died without closing its connections. So one of them is replaced at once.
+        let replaced = self.lender.replaced.enter(1, 1);
+        runtime.spawn(async move {
+            if let Some(replaced) = replaced {
+                let client = abandoned.take();
+                if let Some(client) = &client {
+                    end(client).await;
+                }
+                drop((client, replaced));
+            } else if let Some(object) = &abandoned.0 {
+                end(object).await;
+            }
+        });
+    }
+}
+
+impl Abandoned {
+    /// Removes the connection from the pool.
+    fn take(mut self) -> Option<ClientWrapper> {
+        self.0.take().map(Object::take)
+    }
+}
+
+impl Drop for Abandoned {
     fn drop(&mut self) {
         if let Some(object) = self.0.take() {
-            cancel(&object);
             drop(Object::take(object));
         }
     }
 }
 
-/// Sends a cancel request in a background task. It has no effect if the server requires TLS, because
-/// the pool's TLS settings are unknown.
-fn cancel(object: &tokio_postgres::Client) {
-    let token = object.cancel_token();
-    if let Ok(runtime) = Handle::try_current() {
-        runtime.spawn(async move {
-            let _ = timeout(CLOSES_WITHIN, token.cancel_query(NoTls)).await;
-        });
-    }
+/// Cancels the statement of a connection, and waits until the server has replied to it.
+async fn end(client: &tokio_postgres::Client) {
+    let ended = async {
+        cancel(client.cancel_token()).await;
+        // The server replies in order.
+        client.simple_query("").await
+    };
+    let _ = timeout(CLOSES_WITHIN, ended).await;
+}
+
+/// Sends a cancel request. It has no effect if the server requires TLS, because the pool's TLS settings
+/// are unknown.
+async fn cancel(token: CancelToken) {
+    let _ = timeout(CLOSES_WITHIN, token.cancel_query(NoTls)).await;
 }
 
 impl Drop for Asking<'_> {

@@ -10,7 +10,7 @@ use std::collections::HashMap;
 use std::future::poll_fn;
 use std::hash::{BuildHasher, RandomState};
 use std::io;
-use std::net::{Shutdown, SocketAddr};
+use std::net::{Ipv4Addr, Shutdown, SocketAddr};
 #[cfg(unix)]
 use std::path::PathBuf;
 use std::pin::Pin;
@@ -43,6 +43,16 @@ pub(super) enum PeerAddress {
     Tcp(SocketAddr),
     #[cfg(unix)]
     Unix(PathBuf),
+}
+
+impl PeerAddress {
+    /// Returns the same address for both addresses of `localhost`, which are one server.
+    fn of_server(&self) -> Self {
+        match self {
+            Self::Tcp(address) if address.ip().is_loopback() => Self::Tcp((Ipv4Addr::LOCALHOST, address.port()).into()),
+            other => other.clone(),
+        }
+    }
 }
 
 /// A connected socket. Clones share it. It is closed when the last one is dropped.
@@ -204,12 +214,13 @@ impl BackendSlots {
 
     /// Waits for a free slot of the server.
     pub(super) async fn take(&self, address: &PeerAddress) -> BackendSlot {
+        let address = address.of_server();
         let slots = {
             let mut taken = unpoisoned(self.taken.lock());
             // The addresses of a name can change, so those without a connection are forgotten.
-            taken.retain(|other, slots| other == address || Arc::strong_count(slots) > 1);
+            taken.retain(|other, slots| *other == address || Arc::strong_count(slots) > 1);
             let new = || Arc::new(Semaphore::new(self.count));
-            Arc::clone(taken.entry(address.clone()).or_insert_with(new))
+            Arc::clone(taken.entry(address).or_insert_with(new))
         };
         slots.acquire_owned().await.unwrap_or_else(|_| unreachable!("the semaphore is never closed"))
     }
@@ -232,4 +243,23 @@ pub(super) fn connector(
 ) -> io::Result<<MakeRustlsConnect as MakeTlsConnect<Socket>>::TlsConnect> {
     let connector = MakeTlsConnect::<Socket>::make_tls_connect(&mut MakeRustlsConnect::new(tls.rustls()), name);
     connector.map_err(io::Error::other)
+}
+
+#[cfg(test)]
+mod tests {
+    use futures_util::FutureExt;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn addresses_of_this_machine_share_slots() {
+        let (slots, address) = (BackendSlots::new(1), |text: &str| PeerAddress::Tcp(text.parse().unwrap()));
+        let taken = slots.take(&address("127.0.0.1:5432")).await;
+        assert!(slots.take(&address("[::1]:5432")).now_or_never().is_none());
+        for other in ["127.0.0.1:5433", "192.0.2.1:5432"] {
+            assert!(slots.take(&address(other)).now_or_never().is_some(), "{other}");
+        }
+        drop(taken);
+        assert!(slots.take(&address("[::1]:5432")).now_or_never().is_some());
+    }
 }

@@ -107,8 +107,12 @@ impl CachedRefusal {
     /// Returns the refusal of a hit of this cost. The entry must [answer](Self::answers) it.
     pub(super) fn answer(&self, cost: u32, now: Timestamp) -> Decision {
         let passed = now.since(self.received);
-        let statuses = self.answers_to(cost).map(|answer| answer.after(cost, passed));
-        Decision::from_statuses(self.decision.at().plus(passed), cost, statuses)
+        // A clone keeps the difference between the storage's clock and the wall clock.
+        let mut refusal = self.decision.clone().with_at(self.decision.at().plus(passed)).of_cost(cost);
+        for (status, answer) in refusal.statuses_mut().iter_mut().zip(self.answers_to(cost)) {
+            *status = answer.after(cost, passed);
+        }
+        refusal
     }
 }
 

@@ -404,7 +404,10 @@ impl SqliteUrl {
     fn parse(url: &str) -> Result<Self, ConfigError> {
         let (before, query) = url.split_once('?').unwrap_or((url, ""));
         let wrong = |why: String| ConfigError::new(format!("cannot read the URL {before:?}: {why}"));
-        let Some(path) = before.strip_prefix("sqlite:") else { return Err(wrong(EXAMPLES.to_owned())) };
+        // The URL of a server may contain a password.
+        let Some(path) = before.strip_prefix("sqlite:") else {
+            return Err(ConfigError::new(format!("cannot read the URL: {EXAMPLES}")));
+        };
         let path = decoded(path.strip_prefix("//").unwrap_or(path));
         let path = path.map_err(|why| wrong(why.to_owned()))?;
         checked(&path).map_err(wrong)?;

@@ -51,8 +51,12 @@ fn host(text: &str, port: u16, wrong: &Wrong<'_>) -> Result<Host, ConfigError> {
 }
 
 /// Returns `true` if the host must not be shown, because it may be a login without its `@`: the
-/// text after the colon is neither a port nor an IPv6 address, so it may be a password.
+/// text after the colon is neither a port nor an IPv6 address, so it may be a password. So may the
+/// text after a `=`, in a connection string such as `host=db password=..`.
 pub(super) fn may_be_login(host: &str) -> bool {
+    if host.contains('=') {
+        return true;
+    }
     let is_address = |text: &str| text.parse::<Ipv6Addr>().is_ok();
     let is_port = |text: &str| text.len() <= 5 && text.bytes().all(|byte| matches!(byte, b'0'..=b'9' | b'+' | b'-'));
     if let Some(inside) = host.strip_prefix('[') {

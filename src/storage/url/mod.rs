@@ -79,7 +79,8 @@ pub(super) fn read_options<T>(
 
 impl<'a> UrlParts<'a> {
     fn split(url: &'a str, examples: &str, wrong: &Wrong<'_>) -> Result<Self, ConfigError> {
-        let (scheme, rest) = url.split_once("://").ok_or_else(|| wrong(examples.to_owned()))?;
+        let parts = url.split_once("://").filter(|(scheme, _)| is_scheme(scheme));
+        let (scheme, rest) = parts.ok_or_else(|| wrong(examples.to_owned()))?;
         let (rest, query) = rest.split_once('?').unwrap_or((rest, ""));
         let (authority, path) = rest.find('/').map_or((rest, ""), |at| rest.split_at(at));
         if path.contains('@') || query.contains('@') {
@@ -106,9 +107,15 @@ impl<'a> UrlParts<'a> {
 /// Returns the URL for an error message, without user, password and options.
 ///
 /// If the `@` is missing, the text after the colon may be a password instead of a port. Then the
-/// result contains only the scheme.
+/// result contains only the scheme. A text without a scheme is shown only if it is a host or a path,
+/// because it may be a connection string with a password, such as `host=db password=..`.
 fn without_secrets(url: &str) -> String {
-    let (scheme, rest) = url.split_once("://").map_or(("", url), |(scheme, _)| url.split_at(scheme.len() + 3));
+    let before_options = url.split('?').next().unwrap_or_default();
+    let (scheme, rest) = match url.split_once("://") {
+        Some((scheme, _)) if is_scheme(scheme) => url.split_at(scheme.len() + 3),
+        None if is_host_or_path(before_options) => ("", before_options),
+        _ => return "***".to_owned(),
+    };
     let (hidden, shown) = rest.rsplit_once('@').map_or(("", rest), |(_, shown)| ("***@", shown));
     let shown = shown.split('?').next().unwrap_or_default();
     let authority = shown.split('/').next().unwrap_or_default();
@@ -116,6 +123,16 @@ fn without_secrets(url: &str) -> String {
         return format!("{scheme}***");
     }
     format!("{scheme}{hidden}{shown}")
+}
+
+/// Returns `true` if the text before `://` can be a scheme.
+fn is_scheme(text: &str) -> bool {
+    text.trim().chars().all(|c| c.is_ascii_alphanumeric() || matches!(c, '+' | '-' | '.'))
+}
+
+/// Returns `true` if the text has only the characters of a host, a port and a path.
+fn is_host_or_path(text: &str) -> bool {
+    text.chars().all(|c| c.is_ascii_alphanumeric() || matches!(c, '.' | '-' | '_' | ':' | '/' | '[' | ']' | ','))
 }
 
 impl fmt::Display for Host {
@@ -168,6 +185,11 @@ mod tests {
             "redis://[::1]:secret",
             "me:secret",
             "me:secret/0",
+            "me:secret@host",
+            "host=db user=app password=secret dbname=x",
+            "host=db password=secret://x",
+            "host=db password=x?secret@secret",
+            "redis://host=db password=secret",
         ] {
             let error = error(url);
             assert!(!error.contains("secret") && error.contains("write"), "{url}: {error}");
@@ -185,6 +207,9 @@ mod tests {
             assert_eq!(error.matches(&format!("{host:?}")).count(), 1, "{error}");
             assert!(error.contains(&format!("redis://{host}")), "{error}");
         }
-        assert!(error("localhost:6379").contains("\"localhost:6379\""));
+        for text in ["localhost:6379", "127.0.0.1,[::1]:6379/0", "/var/run/redis.sock"] {
+            assert!(error(text).contains(&format!("{text:?}")), "{}", error(text));
+        }
+        assert!(error("localhost:6379?timeout=1s").contains("\"localhost:6379\""));
     }
 }

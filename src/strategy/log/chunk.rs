@@ -1,5 +1,6 @@
 //! A chunk of a long log: encoded entries.
 
+use std::collections::VecDeque;
 use std::ops::Deref;
 
 use crate::time::Timestamp;
@@ -32,6 +33,35 @@ impl<Data: Deref<Target = [u8]>> Chunk<Data> {
             total += units;
             Entry { at, total }
         })
+    }
+
+    /// Moves entries from the front to the end of `ring`, until it has `most` entries. While the ring
+    /// is empty, skips entries for which the predicate is `true`, and sets `before` to the running
+    /// total after them. Returns the number of bytes of all these entries, which the caller removes
+    /// from the data.
+    pub(super) fn move_first(
+        &mut self,
+        ring: &mut VecDeque<Entry>,
+        most: usize,
+        before: &mut u64,
+        predicate: impl Fn(&Entry) -> bool,
+    ) -> usize {
+        let (mut at, mut total) = (self.base, self.before);
+        let mut reader = Reader(&self.data);
+        while ring.len() < most
+            && let Some((micros, units)) = reader.next()
+        {
+            (at, total) = (at.plus(micros), total + units);
+            let entry = Entry { at, total };
+            if ring.is_empty() && predicate(&entry) {
+                *before = total;
+            } else {
+                ring.push_back(entry);
+            }
+        }
+        let moved = self.data.len() - reader.0.len();
+        (self.base, self.before) = (at, total);
+        moved
     }
 
     /// Removes up to `units` from the entry at `at`. Returns the changed chunk and the number of

@@ -7,8 +7,7 @@ use super::chunk::{Chunk, Entry, LONGEST_ENTRY, encoded_len};
 use crate::time::Timestamp;
 
 // A chunk has a sixteenth of the size of the log, within these bounds. Smaller chunks reduce the
-// memory for the first chunk, which is decoded. Larger chunks reduce the length of the list, which
-// a refund has to update.
+// time to decode one. Larger chunks reduce the length of the list, which a refund has to update.
 
 /// The minimum size of a chunk in bytes.
 const LEAST: usize = 128;
@@ -21,7 +20,8 @@ const LISTED: usize = mem::size_of::<Chunk<Box<[u8]>>>();
 
 /// Encoded [entries](Entry) in chunks, so that no operation touches all of them.
 ///
-/// An operation decodes at most two chunks. A refund also changes one number in each later chunk.
+/// An operation decodes few chunks, or a part of one. A refund also changes one number in each later
+/// chunk.
 #[derive(Clone, Debug)]
 pub(super) struct Chunks {
     /// The chunks that no longer grow. A refund can shrink a chunk, and removes a chunk that
@@ -146,19 +146,43 @@ impl Chunks {
         self.shrink_list();
     }
 
-    /// Moves the entries of the first chunk to the end of `ring`, and restarts the running totals
-    /// there. Returns `true` if no entries remain here.
-    pub(super) fn move_first(&mut self, ring: &mut VecDeque<Entry>) -> bool {
-        let Some(first) = self.sealed.pop_front() else {
-            self.lower(self.open.before);
-            ring.extend(self.iter());
-            return true;
-        };
-        self.bytes -= first.data.len();
-        ring.extend(Chunk { before: 0, ..first }.entries());
-        self.lower(first.before);
+    /// Moves the first entries for which the predicate is `false` to `ring`, which is empty, until it
+    /// has `most` entries. Removes those before them. Returns the running total before the first entry
+    /// of the ring, and `true` if no entries remain here. Then the ring has room for another entry.
+    ///
+    /// Only a part of a chunk is decoded, so the ring never takes more memory than before, except in a
+    /// clone.
+    pub(super) fn move_first(
+        &mut self,
+        ring: &mut VecDeque<Entry>,
+        most: usize,
+        predicate: impl Fn(&Entry) -> bool,
+    ) -> (u64, bool) {
+        ring.reserve_exact(most);
+        let mut before = self.sealed.front().map_or(self.open.before, |first| first.before);
+        while ring.len() < most
+            && let Some(first) = self.sealed.front_mut()
+        {
+            let moved = first.move_first(ring, most, &mut before, &predicate);
+            self.bytes -= moved;
+            if moved == first.data.len() {
+                self.sealed.pop_front();
+            } else {
+                first.data = Box::from(&first.data[moved..]);
+            }
+        }
         self.shrink_list();
-        false
+        if ring.len() < most {
+            let moved = self.open.move_first(ring, most, &mut before, &predicate);
+            self.open.data.drain(..moved);
+        }
+        if ring.len() + 1 >= most {
+            return (before, false);
+        }
+        if !(ring.is_empty() && predicate(&self.last)) {
+            ring.push_back(self.last);
+        }
+        (before, true)
     }
 
     /// Returns `true` if there are at most `most` entries.

@@ -6,6 +6,10 @@
 //!
 //! A log of up to 128 entries stays a ring, because a hit on a ring needs fewer instructions than
 //! one on chunks. In chunks, a log of 1,000 or more entries takes at most six bytes for each.
+//!
+//! The ring before chunks has room for 32 entries, and is filled again when all of them have
+//! expired. A whole chunk can be larger: the logs of a full storage would grow by a third when their
+//! clients return, because a storage does not check the growth of a log whose oldest entry expires.
 
 mod chunk;
 mod chunks;
@@ -28,7 +32,7 @@ use crate::time::Timestamp;
 /// A log of up to 128 entries is a ring, with 16 bytes per entry. In a longer log, only the oldest
 /// entries are in the ring. The others are encoded in chunks, as differences, which take about four
 /// bytes each if hits are at most two minutes apart. The whole log is a ring again when its length
-/// has fallen to 64. Adding an entry, or refunding an old one, touches only a part of the log.
+/// has fallen below 32. Adding an entry, or refunding an old one, touches only a part of the log.
 ///
 /// ```
 /// use tower_ratelimit::Timestamp;
@@ -88,8 +92,8 @@ impl Log {
     ///   makes room.
     /// - Otherwise, a ring doubles its capacity, and a longer log grows by a part of a chunk.
     ///
-    /// The result does not include the memory for decoding a chunk, up to 17 KiB, when the oldest
-    /// entries of a longer log expire.
+    /// In a log of more than 128 entries, an expired entry may make less room than the new one takes.
+    /// So the log can grow by a part of a chunk although the result is 0.
     #[inline]
     pub fn growth_at(&self, now: Timestamp) -> usize {
         let growth = self.entries.growth();
@@ -178,15 +182,16 @@ impl Eq for Log {}
 /// The maximum length of the ring. A longer log is split into a ring and chunks.
 const LONGEST_RING: usize = 128;
 
-/// The number of entries that stay in the ring after a split.
+/// The number of entries that stay in the ring after a split, and the maximum length of a ring before
+/// chunks.
 const FIRST: usize = 32;
 
 /// The entries of a log, oldest first.
 ///
 /// Up to [`LONGEST_RING`] entries are a ring, whose capacity doubles. A longer log has a ring for
-/// its oldest entries only. The later ones are encoded in chunks, which take a quarter of the
-/// memory. The log becomes a ring again when its length falls to half of the maximum. Short logs
-/// are rings because a hit on a ring is faster.
+/// its oldest entries only, up to [`FIRST`]. The later ones are encoded in chunks, which take a
+/// quarter of the memory. The log becomes a ring again when the ring has room for all entries and
+/// another one, so it does not grow. Short logs are rings because a hit on a ring is faster.
 #[derive(Clone, Debug, Default)]
 struct Entries {
     /// The running total before the first entry.
@@ -317,21 +322,21 @@ impl Entries {
         self.drop_from_ring(leading);
     }
 
-    /// Removes the leading chunks in which the predicate is `true` for all entries. `leading` is
-    /// the number of leading entries of the ring for which it is `true`. Returns that number for
-    /// the new ring.
+    /// Removes the leading entries of the chunks for which the predicate is `true`, if it is `true`
+    /// for the whole ring. `leading` is the number of leading entries of the ring for which it is
+    /// `true`. Returns that number for the new ring.
     #[inline(never)]
     fn drop_chunks(&mut self, mut leading: usize, predicate: impl Fn(&Entry) -> bool) -> usize {
         if leading == self.ring.len()
             && let Some(chunks) = &mut self.chunks
         {
             chunks.drop_leading(&predicate);
-            self.next_chunk();
-            leading = self.leading(predicate);
+            self.refill_ring(predicate);
+            leading = 0;
         }
-        // Half of the maximum length, so that a log whose length varies a little is not converted
-        // at each hit.
-        let most = (LONGEST_RING / 2).saturating_sub(self.ring.len());
+        // The ring has room for these entries and the next one. That is a quarter of the maximum
+        // length, so a log whose length varies a little is not converted at each hit.
+        let most = (FIRST - 1).saturating_sub(self.ring.len());
         if let Some(chunks) = self.chunks.take_if(|chunks| chunks.is_short(most)) {
             self.ring.extend(chunks.iter());
         }
@@ -351,22 +356,22 @@ impl Entries {
         if self.ring.is_empty() {
             self.dropped = 0;
         }
-        // Shrinks a log that was much longer. A ring before chunks does not grow, so it needs no
-        // spare room.
-        let (least, room) = if self.chunks.is_some() { (2, 1) } else { (4, 2) };
-        if self.ring.capacity() > 16 && self.ring.len() < self.ring.capacity() / least {
-            self.ring.shrink_to(self.ring.len() * room);
+        // Shrinks a log that was much longer. A ring before chunks keeps its capacity, because it is
+        // filled again.
+        if self.ring.capacity() > 16 && self.ring.len() < self.ring.capacity() / 4 && self.chunks.is_none() {
+            self.ring.shrink_to(self.ring.len() * 2);
         }
     }
 
-    /// Replaces the ring by the entries of the first chunk, and restarts the running totals.
-    fn next_chunk(&mut self) {
-        self.dropped = 0;
+    /// Replaces the ring by the first entries of the chunks for which the predicate is `false`.
+    fn refill_ring(&mut self, predicate: impl Fn(&Entry) -> bool) {
         self.ring.clear();
-        if let Some(chunks) = &mut self.chunks
-            && chunks.move_first(&mut self.ring)
-        {
-            self.chunks = None;
+        if let Some(chunks) = &mut self.chunks {
+            let (before, is_empty) = chunks.move_first(&mut self.ring, FIRST, predicate);
+            self.dropped = before;
+            if is_empty {
+                self.chunks = None;
+            }
         }
     }
 
@@ -399,7 +404,7 @@ impl Entries {
         if let Some(chunks) = &mut self.chunks {
             chunks.lower(taken);
             if self.ring.is_empty() {
-                self.next_chunk();
+                self.refill_ring(|_| false);
             }
         }
     }

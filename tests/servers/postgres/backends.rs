@@ -5,10 +5,17 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use common::certificates::Certificates;
 use common::policy;
 use common::servers::storage::{RUNTIME, failed_check};
-use common::servers::{Postgres, Session, wait_until, with_timeout};
+use common::servers::{PgBouncer, Postgres, Session, wait_until, with_timeout};
+use deadpool_postgres::{Manager, Pool};
+use rustls::crypto::ring;
+use rustls::pki_types::CertificateDer;
+use rustls::pki_types::pem::PemObject;
+use rustls::{ClientConfig, RootCertStore};
 use tokio::task::JoinSet;
+use tokio_postgres_rustls::MakeRustlsConnect;
 use tower_ratelimit::storage::{PostgresStorage, StorageErrorKind};
 use tower_ratelimit::{Key, RateLimiter, Storage};
 
@@ -21,6 +28,12 @@ const MOST: usize = 5;
 /// The time for which each fault is observed.
 const OBSERVED: Duration = Duration::from_secs(10);
 
+/// Makes all migrations wait, until the session ends.
+const LOCK_MIGRATIONS: &str = "BEGIN; SELECT pg_advisory_xact_lock(hashtext('tower_ratelimit'))";
+
+/// Returns the number of migrations that wait.
+const WAITING_MIGRATIONS: &str = "SELECT count(*) FROM pg_locks WHERE NOT granted AND locktype = 'advisory'";
+
 /// Hits 40 times a second, with the default timeout, for several keys.
 struct Traffic {
     limiter: RateLimiter,
@@ -30,7 +43,10 @@ struct Traffic {
 
 impl Traffic {
     fn start(server: &Postgres) -> Self {
-        let storage = PostgresStorage::new(&server.url()).unwrap();
+        Self::on(PostgresStorage::new(&server.url()).unwrap())
+    }
+
+    fn on(storage: PostgresStorage) -> Self {
         let limiter = RateLimiter::with_storage(policy("fixed-window 1000000/day"), storage);
         let (ends, hitting) = (Arc::new(AtomicBool::new(false)), limiter.clone());
         let ended = Arc::clone(&ends);
@@ -87,6 +103,20 @@ fn server() -> Postgres {
     server
 }
 
+/// A pool with the default number of connections, all with TLS.
+fn pool_with_tls(server: &Postgres) -> Pool {
+    let files = Certificates::authority();
+    let [certificate, key, authority] = ["server.pem", "server-key.pem", "authority.pem"].map(|name| files.read(name));
+    server.enable_tls(&certificate, &key, None);
+    let mut roots = RootCertStore::empty();
+    roots.add(CertificateDer::from_pem_slice(&authority).unwrap()).unwrap();
+    let tls = ClientConfig::builder_with_provider(Arc::new(ring::default_provider()));
+    let tls = tls.with_safe_default_protocol_versions().unwrap().with_root_certificates(roots).with_no_client_auth();
+    let url = format!("postgres://postgres@localhost:{}/postgres?sslmode=require", server.port());
+    let manager = Manager::new(url.parse().unwrap(), MakeRustlsConnect::new(tls));
+    Pool::builder(manager).max_size(MOST - 1).build().unwrap()
+}
+
 /// Locks the table before or after the storage has connected, and counts the backends.
 fn check_table_lock(is_connected: bool, lock: impl FnOnce(&Postgres) -> Vec<Session>) {
     let server = server();
@@ -121,6 +151,22 @@ fn exclusively_locked_table_costs_no_further_connections() {
 #[test]
 fn exclusively_locked_table_costs_no_further_connections_at_the_start() {
     check_table_lock(false, |server| lock_table(server, "ACCESS EXCLUSIVE"));
+}
+
+/// Guards against this defect: the storage cannot cancel the statements of a pool that requires TLS, and the
+/// pool replaces each connection that is given up.
+#[test]
+fn exclusively_locked_table_costs_a_pool_with_tls_one_further_connection() {
+    let server = server();
+    let traffic = Traffic::on(PostgresStorage::from_pool(pool_with_tls(&server), "").unwrap());
+    traffic.recovers();
+    let sessions = lock_table(&server, "ACCESS EXCLUSIVE");
+    let most = most_backends(&server, OBSERVED);
+    drop(sessions);
+    traffic.recovers();
+    let after = most_backends(&server, Duration::from_millis(500));
+    assert!(most <= MOST && after <= MOST, "{most} backends, then {after}");
+    traffic.end();
 }
 
 #[test]
@@ -196,19 +242,39 @@ fn migration_that_is_given_up_ends_on_the_server() {
     let server = Postgres::start(&[]);
     let storage = storage(&server);
     let mut session = server.session();
-    session.execute("BEGIN; SELECT pg_advisory_xact_lock(hashtext('tower_ratelimit'))");
-    let waiting = "SELECT count(*) FROM pg_locks WHERE NOT granted AND locktype = 'advisory'";
+    session.execute(LOCK_MIGRATIONS);
     for _ in 0..10 {
         wait_until("a connection is free", || server.backends().len() < MOST);
         let migration = RUNTIME.spawn({
             let storage = storage.clone();
             async move { migrate(&storage).await }
         });
-        wait_until("the migration waits", || server.ask(waiting) != "0");
+        wait_until("the migration waits", || server.ask(WAITING_MIGRATIONS) != "0");
         assert!(server.backends().len() <= MOST);
         migration.abort();
     }
     wait_until("all migrations have ended", || server.backends().is_empty());
+    drop(session);
+    RUNTIME.block_on(migrate(&storage));
+}
+
+/// Guards against this defect: a pooler does not cancel the statement of a client that has left.
+#[test]
+fn migration_that_is_given_up_behind_a_pooler_ends_on_the_server() {
+    let server = Postgres::start(&[]);
+    let pooler = PgBouncer::start(&server, 2);
+    let storage = PostgresStorage::new(&with_timeout(&pooler.url(), LONG)).unwrap();
+    let mut session = server.session();
+    session.execute(LOCK_MIGRATIONS);
+    for _ in 0..4 {
+        let migration = RUNTIME.spawn({
+            let storage = storage.clone();
+            async move { migrate(&storage).await }
+        });
+        wait_until("the migration waits", || server.ask(WAITING_MIGRATIONS) == "1");
+        migration.abort();
+        wait_until("the migration has ended", || server.ask(WAITING_MIGRATIONS) == "0");
+    }
     drop(session);
     RUNTIME.block_on(migrate(&storage));
 }
@@ -218,7 +284,7 @@ fn migration_that_is_given_up_ends_on_the_server() {
 fn creation_of_the_table_that_is_locked_costs_no_further_connections() {
     let server = Postgres::start(&[]);
     let mut session = server.session();
-    session.execute("BEGIN; SELECT pg_advisory_xact_lock(hashtext('tower_ratelimit'))");
+    session.execute(LOCK_MIGRATIONS);
     let traffic = Traffic::start(&server);
     let most = most_backends(&server, OBSERVED);
     drop(session);

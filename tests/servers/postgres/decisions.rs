@@ -205,6 +205,8 @@ fn error_of_an_invalid_url_has_a_correction_and_hides_the_password() {
         ("postgres://a:secret@host/db?sslmode=require&sslrootcert=a.pem", "write ca="),
         ("postgres://a:secret@/db?host=/run/postgresql&sslmode=require", "remove sslmode"),
         ("http://a:secret@host", "write postgres://"),
+        ("host=db user=app password=secret dbname=x", "write postgres://"),
+        ("postgres://host=db user=app password=secret", "user is missing"),
     ];
     for (url, part) in wrong {
         let error = PostgresStorage::new(url).unwrap_err().to_string();

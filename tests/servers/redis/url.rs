@@ -82,6 +82,7 @@ fn error_of_an_invalid_url_hides_the_login() {
         "redis://me:secrethost:6379",
         "redis+cluster://host,:secret",
         "me:secret",
+        "host=db user=app password=secret",
         "redis+cluster://me:secret@host/4",
         "redis+sentinel://host/s?sentinel-password=secret&x=1",
         "redis+sentinel://host/s?sentinel-password=secret%zz",

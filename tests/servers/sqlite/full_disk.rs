@@ -4,7 +4,6 @@
 //! removes both when the process ends.
 
 use std::env;
-use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::process::Command;
 use std::thread;
@@ -22,6 +21,17 @@ use super::{Folder, LONG, open};
 const INSIDE: &str = "TOWER_RATELIMIT_FULL_DISK";
 const NAME: &str = "sqlite::full_disk::expired_rows_make_room_on_a_full_disk";
 
+/// The ways to a mount namespace: of root, in a namespace of users, which some systems forbid, and with the
+/// rights of `sudo`.
+const UNSHARE: [&[&str]; 3] = [
+    &["unshare", "--mount"],
+    &["unshare", "--mount", "--user", "--map-root-user"],
+    &["sudo", "-n", "unshare", "--mount"],
+];
+
+/// Mounts a small file system on a folder.
+const MOUNT: [&str; 6] = ["mount", "-t", "tmpfs", "-o", "size=4m", "none"];
+
 /// The hits that share a transaction.
 const TOGETHER: u32 = 200;
 
@@ -31,17 +41,22 @@ fn expired_rows_make_room_on_a_full_disk() {
         return fill_a_disk(Path::new(&folder));
     }
     let folder = Folder::new();
-    // Root needs no namespace of users, which some systems forbid.
-    let is_root = std::fs::metadata("/proc/self").unwrap().uid() == 0;
-    let flags: &[&str] = if is_root { &["--mount"] } else { &["--mount", "--user", "--map-root-user"] };
-    let mut command = Command::new("unshare");
-    command.args(flags).arg(env::current_exe().unwrap()).args(["--exact", NAME, "--nocapture"]).env(INSIDE, &folder.0);
-    let output = command.output().unwrap();
+    let unshare = UNSHARE.into_iter().find(|words| {
+        let mounted = run(words).args(MOUNT).arg(&folder.0).output();
+        mounted.is_ok_and(|output| output.status.success())
+    });
+    let unshare = unshare.expect("a mount namespace needs root, sudo, or a system that allows namespaces of users");
+    let mut command = run(unshare);
+    command.arg("env").arg(format!("{INSIDE}={}", folder.0.display()));
+    let output = command.arg(env::current_exe().unwrap()).args(["--exact", NAME, "--nocapture"]).output().unwrap();
     let text = [output.stdout, output.stderr].map(|bytes| String::from_utf8_lossy(&bytes).into_owned()).concat();
-    assert!(
-        output.status.success() && text.contains("1 passed"),
-        "the child process failed. It needs root, or a system that allows namespaces of users.\n{text}"
-    );
+    assert!(output.status.success() && text.contains("1 passed"), "the child process failed\n{text}");
+}
+
+fn run(words: &[&str]) -> Command {
+    let mut command = Command::new(words[0]);
+    command.args(&words[1..]);
+    command
 }
 
 fn try_hit(storage: &SqliteStorage, policy: &Policy, key: &str) -> Result<Decision, StorageError> {
@@ -70,7 +85,7 @@ fn fill(storage: &SqliteStorage, policy: &Policy, round: u32) -> (u32, StorageEr
 }
 
 fn fill_a_disk(folder: &Path) {
-    let mounted = Command::new("mount").args(["-t", "tmpfs", "-o", "size=4m", "none"]).arg(folder).status();
+    let mounted = run(&MOUNT).arg(folder).status();
     assert!(mounted.unwrap().success(), "cannot mount a file system");
     let storage = open(&folder.join("limits.db"));
     // A row is kept for five more seconds, because the clocks of two processes may differ.
