@@ -21,7 +21,8 @@
 //!       the aligned [`SlidingWindowCounter`], whose stored instant counts as the start of the next
 //!       bucket. So it adds up to one period. Another one is the [`CalendarWindow`], which keeps
 //!       the end of a window if a window can be so long.
-//!     - A debt that a charge raised above the capacity counts as at most about 1.6 times its size.
+//!     - A debt that a charge raised above the capacity counts as at most about 1.6 times its size, or
+//!       16 times the size of the debt that a larger quota has stored for the key.
 //! 7. Strategies accept any state, cost and instant without a panic. A kind of state that the
 //!    strategy does not use counts as no state.
 //!
