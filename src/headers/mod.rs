@@ -239,6 +239,15 @@ impl Headers {
         })
     }
 
+    /// Returns the values of `X-RateLimit-*` for a refusal, which has a `Retry-After` of its own.
+    #[inline]
+    pub(crate) fn numbers_of_refusal(self, decisions: &[Decision]) -> Option<Numbers> {
+        self.writes_x_rate_limit().then(|| {
+            let decision = &decisions[shown_position(decisions)];
+            self.x_numbers(decision.wall_at(), decision.shown(), 0)
+        })
+    }
+
     /// Returns the values of `X-RateLimit-*` for a limit on requests in flight, or `None` if these fields
     /// are not written without a suffix.
     #[inline]

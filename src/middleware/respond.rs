@@ -41,7 +41,7 @@ impl LayerConfig {
         let wait = fields.retry_after(decision, key);
         let refusal = LimitExceeded::new(decision, policy, key, wait);
         let written = exchange.reject(RejectReason::Limit(refusal));
-        let numbers = fields.numbers_of(decisions, requests);
+        let numbers = fields.numbers_of_refusal(decisions);
         let numbers = if refusal.counts_in_flight { numbers.map(Numbers::without_reset) } else { numbers };
         let other_fields = fields.other_fields_of(decisions, requests);
         headers::write_refused(written, wait, numbers, other_fields);
