@@ -152,8 +152,8 @@ fn several_new_keys_stay_within_the_bound_and_long_logs_still_grow() {
     assert!((0..40).all(|_| hit_vip()));
 }
 
-/// Guards against this defect: a part of each long log is decoded when its client returns, although
-/// there is no room for that.
+/// Guards against this defect: when a client returns, a part of its long log is decoded, and the logs
+/// exceed their bound.
 #[test]
 fn logs_stay_within_their_bound_while_their_oldest_entries_expire() {
     let (storage, clock) = storage(1_000_000, MIB);
