@@ -8,7 +8,7 @@
 -- arguments.
 --
 -- Arguments: the amount (N), the debt of an empty bucket in microseconds and Nths, the debt of the
--- hit in microseconds and Nths, and the largest mark. gcra.rs explains marks. Marks are computed
+-- hit in microseconds and Nths, and the largest mark. mark.rs explains marks. Marks are computed
 -- inline, because Lua creates every function in each call.
 
 -- Returns the functions that few hits need. They are created on first use, because Lua creates

@@ -167,13 +167,7 @@ pub trait Strategy: fmt::Debug + Send + Sync + 'static {
     /// be the same.
     #[inline]
     fn hit(&self, quota: &Quota, state: &mut State, now: Timestamp, cost: u32) -> Outcome {
-        let checked = self.check(quota, state, now, cost);
-        if !checked.is_admitted() {
-            self.refuse(quota, state, now);
-            return Outcome::Refused;
-        }
-        let delay = self.spend(quota, state, now, cost);
-        Outcome::spent(delay, cost < checked.remaining())
+        hit_in_steps(self, quota, state, now, cost)
     }
 
     /// Spends `units`, at least 1, even if fewer remain. Then nothing remains until the excess
@@ -322,6 +316,24 @@ pub struct Script {
     pub arguments: Vec<u64>,
     /// `true` if the script may admit a hit with a delay. Then `NAME_hit` must return the delay.
     pub delays: bool,
+}
+
+/// Checks a hit, and then spends or refuses it.
+#[inline(always)]
+pub(super) fn hit_in_steps<S: Strategy + ?Sized>(
+    strategy: &S,
+    quota: &Quota,
+    state: &mut State,
+    now: Timestamp,
+    cost: u32,
+) -> Outcome {
+    let checked = strategy.check(quota, state, now, cost);
+    if !checked.is_admitted() {
+        strategy.refuse(quota, state, now);
+        return Outcome::Refused;
+    }
+    let delay = strategy.spend(quota, state, now, cost);
+    Outcome::spent(delay, cost < checked.remaining())
 }
 
 /// An extension of [`Strategy`] that is private to the crate.

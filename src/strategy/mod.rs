@@ -52,6 +52,7 @@ mod in_flight;
 mod leaky_bucket;
 mod lockout;
 mod log;
+mod mark;
 mod moving_window;
 mod sliding_window_counter;
 mod state;

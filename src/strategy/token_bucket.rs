@@ -1,4 +1,6 @@
-use super::gcra::{Debt, Mark, script_arguments};
+use super::contract::hit_in_steps;
+use super::gcra::{Debt, script_arguments};
+use super::mark::Mark;
 use super::{Hit, Outcome, Script, State, Status, Strategy};
 use crate::error::ConfigError;
 use crate::quota::{Quota, Span};
@@ -56,13 +58,7 @@ impl TokenBucket {
     /// Decides a hit on a state that a larger bucket or a charge has written.
     #[cold]
     fn hit_under_larger_mark(self, quota: &Quota, state: &mut State, now: Timestamp, cost: u32) -> Outcome {
-        let checked = self.check(quota, state, now, cost);
-        if !checked.is_admitted() {
-            self.refuse(quota, state, now);
-            return Outcome::Refused;
-        }
-        let delay = self.spend(quota, state, now, cost);
-        Outcome::spent(delay, cost < checked.remaining())
+        hit_in_steps(&self, quota, state, now, cost)
     }
 }
 
