@@ -99,7 +99,7 @@ function log_add(log, cost)
   local eighth = log.period / 8
   local this, other = now / eighth, log.newest / eighth
   local is_kept = this - this % 1 == other - other % 1 and not ARGV[NOW]
-  local keep = (log.period + eighth) / 1000 + GRACE
+  local keep = (log.period + eighth) / 1000 + (ARGV[NOW] and 60000 or GRACE)
   keep = keep - keep % 1
   if is_in_place then
     local _, before

@@ -234,7 +234,7 @@ impl RedisStorage {
     }
 
     /// Sets a clock for decisions, for tests. Requires the feature `testing`. Defaults to the
-    /// server's clock, by which keys still expire.
+    /// server's clock, by which keys still expire, but a minute later.
     #[cfg(feature = "testing")]
     #[must_use]
     pub fn clock(self, clock: impl Clock) -> Self {

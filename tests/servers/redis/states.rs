@@ -312,6 +312,25 @@ fn keys_live_as_long_as_their_state() {
     }
 }
 
+/// Guards against this defect: states of one second were removed while a test with a clock of its
+/// own was paused.
+#[test]
+fn states_of_another_clock_live_a_minute_longer() {
+    let server = Server::start(&[]);
+    for text in EVERY_STRATEGY {
+        server.ask(&["FLUSHALL"]);
+        let policy = policy(&text.replace("7 seconds", "second"));
+        let storage = on(&server, ManualClock::default());
+        assert!(hit(&storage, &policy).is_admitted(), "{text}");
+        let Reply::List(keys) = server.ask(&["KEYS", "*"]) else { panic!("no list") };
+        assert!(!keys.is_empty(), "{text}");
+        for key in keys {
+            let lives: u64 = server.ask(&["PTTL", &key.to_string()]).to_string().parse().unwrap();
+            assert!(lives > 55_000, "{text}: {key} lives {lives} ms");
+        }
+    }
+}
+
 /// Guards against this defect: 61 consecutive refusals each had a `retry_after` of 60
 /// s, and the client was admitted after 3,660 s.
 #[test]
