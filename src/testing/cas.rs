@@ -7,7 +7,7 @@ use proptest::test_runner::Config;
 use tokio::task::{JoinSet, yield_now};
 
 use super::concurrency;
-use super::harness::{failed, runtime, runtime_of_threads};
+use super::harness::{ROUNDS, failed, runtime, runtime_of_threads};
 use crate::storage::{CasStorage, Loaded, Swapped};
 use crate::time::{Timestamp, micros};
 
@@ -323,13 +323,17 @@ impl<S: CasStorage> Store<S> {
 
     async fn texts_do_not_expire_early(&self) {
         // A pause of the machine can hide a fault. Then the check starts again with other keys.
-        let mut round = 0;
-        while !self.texts_of_round_do_not_expire_early(round).await {
-            round += 1;
+        for round in 0..ROUNDS {
+            if self.texts_of_round_do_not_expire_early(round).await {
+                return;
+            }
         }
+        self.check(false, || {
+            format!("in {ROUNDS} rounds, the store was too slow to load a text in its last 0.3 s of 1.9 s")
+        });
     }
 
-    /// Returns `false` if no text was loaded shortly before its end.
+    /// Returns `false` if the text that expires in this round was not loaded shortly before.
     async fn texts_of_round_do_not_expire_early(&self, round: u32) -> bool {
         const SECOND: Duration = Duration::from_secs(1);
         // A store that rounds 1.9 seconds down, or expires a fifth too early, is detected.

@@ -22,6 +22,10 @@ const MAX_ATTEMPTS: u32 = 100;
 /// can take longer than the storage allows.
 const CONNECTED_WITHIN: Duration = Duration::from_secs(30);
 
+/// The maximum number of rounds of a check in real time. A round is repeated if the machine paused
+/// for so long that it could not find a fault.
+pub(super) const ROUNDS: u32 = 20;
+
 /// Creates an empty storage that uses the given clock.
 pub(super) type MakeStorage<'a> = dyn Fn(ManualClock) -> AnyStorage + 'a;
 
