@@ -1,6 +1,7 @@
 //! The laws of a compare-and-swap store and of the storage over it.
 
 use std::collections::HashMap;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
@@ -99,6 +100,57 @@ fn storage_that_recalls_texts_obeys_the_laws() {
         })
         .scripts(128)
         .check();
+}
+
+#[test]
+fn store_that_pauses_obeys_the_laws() {
+    let pauses = Arc::<AtomicU32>::default();
+    CasLaws::new(|| Pausing { store: FakeCasStore::default(), pauses: Arc::clone(&pauses) }).check();
+    assert_eq!(pauses.load(Ordering::SeqCst), 2);
+}
+
+/// A store that pauses twice while the law of expiry is checked. Both times, a text expires.
+#[derive(Clone, Debug)]
+struct Pausing {
+    store: FakeCasStore,
+    pauses: Arc<AtomicU32>,
+}
+
+impl Pausing {
+    /// Pauses if this is the pause with this number.
+    async fn pause(&self, number: u32, length: Duration) -> bool {
+        let pauses = self.pauses.compare_exchange(number, number + 1, Ordering::SeqCst, Ordering::SeqCst).is_ok();
+        if pauses {
+            tokio::time::sleep(length).await;
+        }
+        pauses
+    }
+}
+
+impl CasStorage for Pausing {
+    type Error = BoxError;
+    type Version = u64;
+
+    async fn load(&self, key: &str, deadline: Instant) -> Result<Loaded<u64>, BoxError> {
+        if key == "seconds, round 1" && self.store.text(key) == "x" {
+            self.pause(1, Duration::from_secs(2)).await;
+        }
+        self.store.load(key, deadline).await
+    }
+
+    async fn swap(
+        &self,
+        key: &str,
+        version: &u64,
+        text: &str,
+        keep: Duration,
+        deadline: Instant,
+    ) -> Result<Swapped<u64>, BoxError> {
+        if self.store.text(key) == "before" && self.pause(0, Duration::from_millis(1_100)).await {
+            return Ok(Swapped::Lost(None));
+        }
+        self.store.swap(key, version, text, keep, deadline).await
+    }
 }
 
 /// Each process changes the key after the other one has recalled it.
