@@ -9,6 +9,9 @@ use std::time::Duration;
 /// The first bytes of a connection to PostgreSQL that only cancels a statement.
 const CANCEL_REQUEST: [u8; 8] = [0, 0, 0, 16, 0x04, 0xd2, 0x16, 0x2e];
 
+/// The last message of a client of PostgreSQL.
+const TERMINATE: [u8; 5] = [b'X', 0, 0, 0, 4];
+
 /// The fault that the proxy injects.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Mode {
@@ -21,6 +24,8 @@ pub enum Mode {
     SwallowReplies,
     /// Like `SwallowReplies`, but the connection is closed when the server replies.
     CutAtReply,
+    /// The server learns neither from PostgreSQL's protocol nor from TCP that a client has left.
+    HidesLeaving,
     /// Replies are replaced by bytes of another protocol.
     Garbage,
 }
@@ -159,6 +164,7 @@ fn pass(mut from: TcpStream, mut to: TcpStream, shared: &Mutex<Shared>, replies:
         let passed = match (mode, replies) {
             (Mode::SwallowReplies, true) | (Mode::SwallowRequests, false) => Ok(()),
             (Mode::CutAtReply, true) => break,
+            (Mode::HidesLeaving, false) if bytes[..read] == TERMINATE => Ok(()),
             (Mode::Garbage, true) => to.write_all(b"HTTP/1.1 400 Bad Request\r\n\r\n"),
             (Mode::Delay(time), true) => {
                 thread::sleep(time);
@@ -169,6 +175,9 @@ fn pass(mut from: TcpStream, mut to: TcpStream, shared: &Mutex<Shared>, replies:
         if passed.is_err() {
             break;
         }
+    }
+    if !replies && shared.lock().unwrap().mode == Mode::HidesLeaving {
+        return;
     }
     for stream in [from, to] {
         let _ = stream.shutdown(Shutdown::Both);
