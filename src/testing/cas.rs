@@ -276,7 +276,8 @@ impl<S: CasStorage> Store<S> {
 
     async fn swaps_compare_versions(&self) {
         let absent = self.load("k").await.version;
-        self.check(is_stored(&self.swap("k", &absent, "one", LONG).await), || {
+        // As long as in `put`.
+        self.check(is_stored(&self.swap("k", &absent, "one", 60 * LONG).await), || {
             "the first swap was not stored".to_owned()
         });
         let first = self.load("k").await.version;

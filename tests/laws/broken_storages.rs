@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::ops::Bound;
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, OnceLock};
 use std::time::{Duration, Instant};
 
 use common::assert_each_breaks;
@@ -157,13 +157,15 @@ struct Broken {
     replies: Arc<Mutex<VecDeque<Decision>>>,
     decisions: Arc<AtomicU32>,
     latest: Arc<Mutex<Timestamp>>,
+    /// The machine's time, which does not advance: a window that ends during a law would break that law.
+    machines: Arc<OnceLock<Timestamp>>,
 }
 
 impl Broken {
     fn now(&self) -> Timestamp {
         match self.fault {
             StorageFault::CountsMillis => Timestamp::from_micros(self.clock.now().as_micros() / 1_000),
-            StorageFault::ReadsTheMachinesClock => Timestamp::wall_clock(),
+            StorageFault::ReadsTheMachinesClock => *self.machines.get_or_init(Timestamp::wall_clock),
             StorageFault::NeverGoesBack => {
                 let mut latest = self.latest.lock().unwrap();
                 *latest = self.clock.now().max(*latest);
@@ -603,8 +605,8 @@ fn waits_longer(decision: Decision) -> Decision {
 /// Runs the suite on a storage with this fault.
 fn check(fault: StorageFault) {
     let empty = |clock| {
-        let (states, keys, step, handle, replies, decisions, latest) = Default::default();
-        Broken { fault, clock, states, keys, step, handle, replies, decisions, latest }
+        let (states, keys, step, handle, replies, decisions, latest, machines) = Default::default();
+        Broken { fault, clock, states, keys, step, handle, replies, decisions, latest, machines }
     };
     let second_handle = |first: &Broken| Broken { handle: Arc::default(), ..first.clone() };
     // These two faults need the keys and hits of 256 scripts.

@@ -269,7 +269,8 @@ impl PostgresStorage {
     ///   immediately, and others when they have replied or after 30 seconds. So the server has at most
     ///   one connection more than the pool's maximum.
     /// - A login that takes longer than the timeout of its call is continued for at most a second, so
-    ///   that later calls have the connection.
+    ///   that later calls have the connection. Then it is given up, and is one more connection until the
+    ///   server notices that.
     /// - The pool keeps prepared statements. If the table was analyzed when it had a few rows and then
     ///   grows, their plans read the whole table until it is analyzed again, which autovacuum does about
     ///   once a minute. A storage on a URL plans its statements anew each second.
