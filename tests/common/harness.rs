@@ -127,10 +127,16 @@ impl EntryPoints {
         self.hit_as(&Key::global(), || get("/")).await
     }
 
-    /// Asserts that all entry points report a failure of the storage, twice.
+    /// Asserts that all entry points report a failure of the storage, twice. On a busy machine, a hit after
+    /// one that timed out may be refused as contended.
     pub async fn fail(&self) {
         for _ in 0..2 {
-            assert_eq!(self.hit().await, [Answer::Failed; 3]);
+            let mut answers = self.hit().await;
+            while answers.contains(&Answer::Refused) && !self.watch.excess().is_zero() {
+                assert!(!answers.contains(&Answer::Admitted) && self.watch.wall() < EVENTUALLY, "{answers:?}");
+                answers = self.hit().await;
+            }
+            assert_eq!(answers, [Answer::Failed; 3]);
         }
     }
 

@@ -75,7 +75,8 @@ async fn port_without_tls_is_named() {
         let (url, watch) = (format!("{scheme}://127.0.0.1:{port}?ca={}", files.path("ca.pem")), Stopwatch::start());
         let begin = format!("cannot reach 127.0.0.1:{port}: no TLS handshake: ");
         loop {
-            let error = check_error(&url).await;
+            let storage: AnyStorage = with_timeout(&url, LONG).parse().unwrap();
+            let error = message(storage.check().await.unwrap_err());
             if error.starts_with(&begin) {
                 assert!(
                     error.contains("; check that this port speaks TLS, or write the scheme without TLS"),

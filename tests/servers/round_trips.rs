@@ -106,6 +106,7 @@ fn memcached_hit_takes_one_round_trip_or_two_if_the_key_is_not_known() {
         assert_trips(&storage, &policy, count, [2, 1, 1, 1]);
     }
     let other = MemcachedStorage::new(&with_timeout(&server.url(), LONG)).unwrap();
+    RUNTIME.block_on(other.ready(LONG)).unwrap();
     assert_key_of_two_processes_is_loaded(&storage, &other, count, 3);
     // An item that has expired is not a sign of another process.
     server.ask("md rl:shared|t:k");
@@ -133,6 +134,7 @@ fn etcd_hit_takes_one_round_trip_or_two_if_the_key_is_not_known() {
     }
     assert_eq!(trips_of_several_keys(&storage, count), [2, 1, 1, 2]);
     let other = EtcdStorage::new(&with_timeout(&etcd.url(), LONG)).unwrap();
+    RUNTIME.block_on(other.ready(LONG)).unwrap();
     assert_key_of_two_processes_is_loaded(&storage, &other, count, 2);
     RUNTIME.block_on(other.clear(&shared(), &Key::from("k"))).unwrap();
     assert_eq!([(); 3].map(|()| trips_of_hit(&storage, count)), [2, 1, 1]);

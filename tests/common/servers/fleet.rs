@@ -21,10 +21,14 @@ impl Cluster {
                 ["CLUSTER", "ADDSLOTS"].into_iter().chain(slots.iter().map(String::as_str)).collect();
             ok(node, &adding);
             ok(node, &["CLUSTER", "SET-CONFIG-EPOCH", &(epoch + 1).to_string()]);
-            ok(node, &["CLUSTER", "MEET", "127.0.0.1", &nodes[0].port().to_string()]);
             first = end;
         }
         let cluster = Self { nodes };
+        wait_until("the nodes know each other", || {
+            // All of them must have greeted the first one.
+            let met = cluster.nodes[1..].iter().map(|node| meets(node, &cluster.nodes[0], 3)).collect::<Vec<_>>();
+            met == [true, true] && known(&cluster.nodes[0]) == 3
+        });
         cluster.wait_until_complete();
         cluster
     }
@@ -47,13 +51,11 @@ impl Cluster {
     /// Starts a replica of a node. It replaces the node when the node fails.
     pub fn start_replica(&self, of: usize) -> Server {
         let replica = cluster_node();
-        ok(&replica, &["CLUSTER", "MEET", "127.0.0.1", &self.nodes[of].port().to_string()]);
+        wait_until("all nodes know the replica", || {
+            meets(&replica, &self.nodes[of], 4) && self.nodes.iter().all(|node| known(node) == 4)
+        });
         let id = self.id(of);
         wait_until("the replica knows its primary", || replica.ask(&["CLUSTER", "REPLICATE", &id]).to_string() == "OK");
-        wait_until("all nodes know the replica", || {
-            let knows = |node: &Server| node.ask(&["CLUSTER", "INFO"]).to_string().contains("cluster_known_nodes:4");
-            self.nodes.iter().all(knows) && knows(&replica)
-        });
         replica
     }
 
@@ -111,6 +113,21 @@ impl SlotMove<'_> {
     }
 }
 
+/// Returns the number of nodes that a node knows, including itself.
+fn known(node: &Server) -> usize {
+    node.ask(&["CLUSTER", "NODES"]).to_string().lines().filter(|line| !line.contains("handshake")).count()
+}
+
+/// Returns `true` if a node knows all nodes. Otherwise, it greets another one. A handshake that takes longer
+/// than the timeout of the nodes is given up.
+fn meets(node: &Server, other: &Server, nodes: usize) -> bool {
+    let knows = known(node) == nodes;
+    if !knows {
+        ok(node, &["CLUSTER", "MEET", "127.0.0.1", &other.port().to_string()]);
+    }
+    knows
+}
+
 fn cluster_node() -> Server {
     let options = "--cluster-enabled yes --cluster-node-timeout 1000 --cluster-require-full-coverage no \
                    --repl-diskless-sync-delay 0";
@@ -146,7 +163,11 @@ impl Sentinels {
         for sentinel in &all.sentinels {
             wait_until("the sentinels know each other", || {
                 let known = sentinel.ask(&["SENTINEL", "MASTER", "mymaster"]).to_string();
-                known.contains(" num-slaves 1 ") && known.contains(" num-other-sentinels 2 ")
+                let replicas = sentinel.ask(&["SENTINEL", "REPLICAS", "mymaster"]).to_string();
+                known.contains(" num-slaves 1 ")
+                    && known.contains(" num-other-sentinels 2 ")
+                    // The sentinel has asked the replica.
+                    && replicas.contains(" master-link-status ok ")
             });
         }
         wait_until("the replica is in sync", || {

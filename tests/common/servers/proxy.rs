@@ -4,7 +4,7 @@ use std::io::{Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// The first bytes of a connection to PostgreSQL that only cancels a statement.
 const CANCEL_REQUEST: [u8; 8] = [0, 0, 0, 16, 0x04, 0xd2, 0x16, 0x2e];
@@ -45,6 +45,8 @@ struct Shared {
     /// Both sides of each connection.
     open: Vec<TcpStream>,
     connections: usize,
+    /// The number of accepted connections whose client has neither sent a byte nor left.
+    silent: usize,
     attempts: usize,
     /// The address of a connection by [`Proxy::counted`], which is not counted.
     own: Option<SocketAddr>,
@@ -65,7 +67,15 @@ impl Proxy {
     pub fn start(server: u16) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let port = listener.local_addr().unwrap().port();
-        let fresh = Shared { mode: Mode::Pass, unharmed: 0, open: Vec::new(), connections: 0, attempts: 0, own: None };
+        let fresh = Shared {
+            mode: Mode::Pass,
+            unharmed: 0,
+            open: Vec::new(),
+            connections: 0,
+            silent: 0,
+            attempts: 0,
+            own: None,
+        };
         let shared = Arc::new(Mutex::new(fresh));
         let proxy = Self { port, shared: Arc::clone(&shared) };
         thread::spawn(move || {
@@ -80,6 +90,7 @@ impl Proxy {
                 let Ok(server) = TcpStream::connect(("127.0.0.1", server)) else { continue };
                 let mut now = shared.lock().unwrap();
                 now.open.extend([client.try_clone().unwrap(), server.try_clone().unwrap()]);
+                now.silent += 1;
                 drop(now);
                 let (to_server, to_client) = (server.try_clone().unwrap(), client.try_clone().unwrap());
                 let (one, other) = (Arc::clone(&shared), Arc::clone(&shared));
@@ -125,8 +136,9 @@ impl Proxy {
         }
     }
 
-    /// Waits until the proxy has accepted all connections that were opened before. It accepts them
-    /// in order, and closes the one of this method.
+    /// Waits until the proxy has accepted all connections that were opened before, and has read their first
+    /// bytes. It accepts them in order, and closes the one of this method. Waits for the bytes for at most a
+    /// second, because some clients stay silent.
     fn counted(&self) -> MutexGuard<'_, Shared> {
         let mut own = {
             let mut shared = self.shared();
@@ -135,9 +147,12 @@ impl Proxy {
             own
         };
         let _ = own.read(&mut [0]);
-        let mut shared = self.shared();
-        shared.own = None;
-        shared
+        self.shared().own = None;
+        let begun = Instant::now();
+        while self.shared().silent > 0 && begun.elapsed() < Duration::from_secs(1) {
+            thread::sleep(Duration::from_millis(5));
+        }
+        self.shared()
     }
 
     fn shared(&self) -> MutexGuard<'_, Shared> {
@@ -156,8 +171,10 @@ fn pass(mut from: TcpStream, mut to: TcpStream, shared: &Mutex<Shared>, replies:
     let mut bytes = vec![0; 65_536];
     let mut is_counted = replies;
     while let Ok(read @ 1..) = from.read(&mut bytes) {
-        if !is_counted && !bytes[..read].starts_with(&CANCEL_REQUEST) {
-            shared.lock().unwrap().connections += 1;
+        if !is_counted {
+            let mut shared = shared.lock().unwrap();
+            shared.connections += usize::from(!bytes[..read].starts_with(&CANCEL_REQUEST));
+            shared.silent -= 1;
         }
         is_counted = true;
         let mode = shared.lock().unwrap().next_mode(replies);
@@ -175,6 +192,9 @@ fn pass(mut from: TcpStream, mut to: TcpStream, shared: &Mutex<Shared>, replies:
         if passed.is_err() {
             break;
         }
+    }
+    if !is_counted {
+        shared.lock().unwrap().silent -= 1;
     }
     if !replies && shared.lock().unwrap().mode == Mode::HidesLeaving {
         return;

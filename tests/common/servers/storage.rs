@@ -1,5 +1,6 @@
 //! Redis storages with a manual clock, and checks that fail.
 
+use std::fmt;
 use std::sync::LazyLock;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::thread;
@@ -14,13 +15,20 @@ use crate::time::{EVENTUALLY, eventually};
 /// Connections live as long as the runtime on which they were opened.
 pub static RUNTIME: LazyLock<Runtime> = LazyLock::new(|| Runtime::new().unwrap());
 
-/// Checks the storage until the check fails for another reason than a busy machine, on which a call
-/// or an attempt to connect takes too long. Returns the error.
+/// Checks the storage until the check fails for another reason than a busy machine. Returns the error.
 pub async fn failed_check(storage: &impl Storage) -> StorageError {
+    failure(async || storage.check().await).await
+}
+
+/// Repeats a call until it fails for another reason than a busy machine, on which a call, an attempt to
+/// connect or a handshake takes too long. Returns the error.
+pub async fn failure<T: fmt::Debug>(mut call: impl AsyncFnMut() -> Result<T, StorageError>) -> StorageError {
     let mut last = None;
-    eventually("the check fails", async || {
-        let error = storage.check().await.unwrap_err();
-        let is_late = error.is_timeout() || format!("{error:#}").contains("took longer");
+    eventually("the call fails", async || {
+        let error = call().await.unwrap_err();
+        let text = format!("{error:#}");
+        let is_late =
+            error.is_timeout() || ["took longer", "no TLS handshake: timed out"].iter().any(|late| text.contains(late));
         last = Some(error);
         !is_late
     })

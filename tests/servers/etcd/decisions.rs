@@ -96,7 +96,9 @@ fn stored_states_are_as_documented() {
         // The last number is the low 32 bits of the start of the window.
         let first = "v1@1728000000000000[1.fixed-window/60000000 1728000060000000,1,1512833024]";
         assert_eq!(etcd.all(), [("rl:free|t:alice".to_owned(), first.to_owned())]);
-        let both = RateLimiter::with_storage(policy(other).with_name("free"), with_prefix(&etcd, "shop").clock(clock));
+        let shop = with_prefix(&etcd, "shop").clock(clock);
+        shop.ready(LONG).await.unwrap();
+        let both = RateLimiter::with_storage(policy(other).with_name("free"), shop);
         let _ = both.hit(&alice).await.unwrap();
         let log = "[2.moving-window/3600000000 1728003600000000,1728000000000000*1]";
         assert_eq!(etcd.all()[1], ("shop:free|t:alice".to_owned(), format!("{first}{log}")));

@@ -3,9 +3,9 @@
 use common::policy;
 use common::servers::Etcd;
 use tower_ratelimit::storage::{StorageError, StorageErrorKind};
-use tower_ratelimit::{Key, RateLimiter};
+use tower_ratelimit::{Key, RateLimiter, Storage};
 
-use super::storage;
+use super::{LONG, storage};
 
 fn assert_refused(error: &StorageError, may_have_counted: bool) {
     assert_eq!((error.kind(), error.may_have_counted()), (StorageErrorKind::Refused, may_have_counted), "{error:?}");
@@ -17,6 +17,7 @@ fn assert_refused(error: &StorageError, may_have_counted: bool) {
 async fn full_server_refuses_hits_and_counts_none_that_it_has_not_reported() {
     let etcd = Etcd::start_with(1, &["--quota-backend-bytes", "1048576"]);
     let storage = storage(&etcd.url());
+    storage.ready(LONG).await.unwrap();
     // Each hit stores a longer log.
     let limiter = RateLimiter::with_storage(policy("moving-window 1000/day"), storage.clone());
     let key = Key::from("k");

@@ -9,13 +9,13 @@ use common::time::Stopwatch;
 use tokio::time::sleep;
 use tower_ratelimit::{Key, RateLimiter};
 
-use super::storage;
+use super::connected;
 
 /// Guards against this defect: an item with a time to live above 30 days expires at once.
 #[tokio::test]
 async fn items_live_at_least_as_long_as_their_window() {
     let server = Memcached::start(&[]);
-    let storage = storage(&server.url());
+    let storage = connected(&server.url()).await;
     // Expiries are in whole seconds, and the first second may end immediately. Items live for
     // `max_skew` (5 s) longer, and some seconds more if the expiry is an instant of the server's
     // clock.
@@ -48,7 +48,8 @@ async fn items_live_at_least_as_long_as_their_window() {
 #[tokio::test]
 async fn cleared_item_is_removed() {
     let server = Memcached::start(&[]);
-    let limiter = RateLimiter::with_storage(policy("fixed-window 9/day").with_name("p"), storage(&server.url()));
+    let limiter =
+        RateLimiter::with_storage(policy("fixed-window 9/day").with_name("p"), connected(&server.url()).await);
     assert!(limiter.hit(&Key::from("k")).await.unwrap().is_admitted());
     assert_eq!(server.ask("mg rl:p|t:k"), ["HD"]);
     limiter.clear(&Key::from("k")).await.unwrap();
@@ -71,7 +72,7 @@ async fn longest_state_is_stored_under_the_longest_key() {
     const LONGEST: usize = (1 << 20) - 1_024;
     let server = Memcached::start(&[]);
     let prefix = "p".repeat(64);
-    let storage = storage(&with_option(&server.url(), "prefix", &prefix));
+    let storage = connected(&with_option(&server.url(), "prefix", &prefix)).await;
     let limiter = RateLimiter::with_storage(policy("fixed-window 9/day").with_name("p"), storage);
     // The protocol takes at most 250 bytes.
     let longest_key = "k".repeat(250 - prefix.len() - ":p|t:".len());
@@ -96,7 +97,8 @@ async fn longest_state_is_stored_under_the_longest_key() {
 #[tokio::test]
 async fn state_that_the_server_rejects_as_too_large_is_an_error() {
     let server = Memcached::start(&["-I", "512k"]);
-    let limiter = RateLimiter::with_storage(policy("fixed-window 9/day").with_name("p"), storage(&server.url()));
+    let limiter =
+        RateLimiter::with_storage(policy("fixed-window 9/day").with_name("p"), connected(&server.url()).await);
     // The longest state that the server accepts.
     let set = |bytes: usize| {
         let state = format!("v1{}", other_state(bytes - 2));

@@ -25,6 +25,13 @@ fn storage(url: &str) -> MemcachedStorage {
     MemcachedStorage::new(&with_timeout(url, LONG)).unwrap_or_else(|error| panic!("{error}"))
 }
 
+/// A connected storage. On a busy machine, the first attempt may take longer than a hit waits for it.
+async fn connected(url: &str) -> MemcachedStorage {
+    let storage = storage(url);
+    storage.ready(LONG).await.unwrap();
+    storage
+}
+
 /// Returns the URL of these servers.
 fn url_of(servers: &[Memcached]) -> String {
     let hosts: Vec<String> = servers.iter().map(|server| format!("127.0.0.1:{}", server.port())).collect();

@@ -36,13 +36,20 @@ async fn server_that_dies_or_hangs_fails_only_its_own_keys() {
         });
     let names: Vec<String> = (0..12).map(|number| format!("k{number}")).collect();
     let answers = async |name: &String| entry_points.hit_as(&Key::from(&**name), || with("k", name)).await;
+    let all = Stopwatch::start();
     let expect = async |name: &String, expected: Answer| loop {
         let watch = Stopwatch::start();
         let answers = answers(name).await;
         if answers == [expected; 3] {
             return;
         }
-        assert!(expected == Answer::Admitted && watch.excuses(DEADLINE), "{name}: {answers:?} instead of {expected:?}");
+        // A hit that timed out on a busy machine may win its swap late. The limit is out of reach, so a
+        // refusal is contended.
+        let is_contended = !answers.contains(&Answer::Failed) && !all.excess().is_zero();
+        assert!(
+            expected == Answer::Admitted && (watch.excuses(DEADLINE) || is_contended),
+            "{name}: {answers:?} instead of {expected:?}"
+        );
     };
     for name in &names {
         expect(name, Answer::Admitted).await;

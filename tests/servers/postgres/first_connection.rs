@@ -58,7 +58,8 @@ async fn hits_wait_for_the_first_attempt_to_connect_and_for_no_later_one() {
     let error = limiter.hit(&Key::global()).await.unwrap_err();
     watch.assert_below(SECOND + 2 * QUICK, "the first hit fails");
     assert!(watch.wall() >= SECOND && !error.may_have_counted());
-    assert_eq!(error.kind(), StorageErrorKind::Unreachable);
+    // If the thread pauses after the attempt, the hit times out while it waits for the next one.
+    assert!(error.kind() == StorageErrorKind::Unreachable || error.is_timeout() && !watch.excess().is_zero());
     let text = message(error);
     assert!(text.contains("connecting took longer than 1s"), "{text}");
     for _ in 0..5 {

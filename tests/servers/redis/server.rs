@@ -79,6 +79,7 @@ async fn flushed_scripts_are_loaded_again_under_load() {
     let server = Server::start(&[]);
     let policy = policy("fixed-window 400/day; moving-window 500/day");
     let storage = storage_within(&server.url(), LONG);
+    ready(&storage).await;
     let limiter = RateLimiter::with_storage(policy, storage);
     let done = Arc::new(AtomicBool::new(false));
     std::thread::scope(|scope| {

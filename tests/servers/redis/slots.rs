@@ -1,7 +1,7 @@
 //! Slots of requests in flight.
 
 use std::convert::Infallible;
-use std::future::ready;
+use std::future;
 use std::time::Duration;
 
 use common::servers::Server;
@@ -10,13 +10,13 @@ use http::{Request, Response};
 use tower::{Layer, Service, service_fn};
 use tower_ratelimit::{Header, InFlightBody, InFlightLayer, OnError, Permit};
 
-use super::storage;
+use super::{ready, storage};
 
 /// A layer with four slots for each user.
-fn users(server: &Server) -> InFlightLayer {
-    InFlightLayer::new(4, Header::new("x-user"))
-        .time_to_live(Duration::from_secs(60))
-        .storage(storage(&server.url()), OnError::Refuse)
+async fn users(server: &Server) -> InFlightLayer {
+    let storage = storage(&server.url());
+    ready(&storage).await;
+    InFlightLayer::new(4, Header::new("x-user")).time_to_live(Duration::from_secs(60)).storage(storage, OnError::Refuse)
 }
 
 /// A service whose responses hold their slots by the permit in their extensions.
@@ -27,7 +27,7 @@ fn holding(
     layer.layer(service_fn(|request: Request<()>| {
         let mut response = Response::new(String::new());
         response.extensions_mut().insert(request.extensions().get::<Permit>().cloned());
-        ready(Ok::<_, Infallible>(response))
+        future::ready(Ok::<_, Infallible>(response))
     }))
 }
 
@@ -36,7 +36,7 @@ fn holding(
 async fn renewals_of_many_keys_share_messages_to_the_server() {
     const KEYS: u64 = 640;
     let server = Server::start(&[]);
-    let layer = users(&server);
+    let layer = users(&server).await;
     let service = holding(&layer);
     let mut held = Vec::new();
     for user in 0..KEYS {
@@ -61,7 +61,7 @@ async fn renewals_of_many_keys_share_messages_to_the_server() {
 async fn slots_of_an_unknown_format_are_never_overwritten() {
     const KEY: &str = "rl:{in-flight|t:a}slots";
     let server = Server::start(&[]);
-    let service = holding(&users(&server));
+    let service = holding(&users(&server).await);
     let held = ask(&service, with("x-user", "a")).await;
     assert!(held.status() == 200 && server.ask(&["GET", KEY]).to_string().starts_with("slots1 "));
     for unknown in
@@ -82,7 +82,7 @@ async fn slots_of_an_unknown_format_are_never_overwritten() {
 #[tokio::test]
 async fn flushed_scripts_are_sent_again() {
     let server = Server::start(&[]);
-    let service = holding(&users(&server));
+    let service = holding(&users(&server).await);
     for _ in 0..2 {
         server.ask(&["SCRIPT", "FLUSH"]);
         drop(ask(&service, with("x-user", "a")).await);

@@ -188,7 +188,7 @@ fn expired_rows_are_deleted_by_later_writes() {
         let connection = Connection::open(folder.file()).unwrap();
         connection.query_row("SELECT count(*) FROM tower_ratelimit", [], |row| row.get(0)).unwrap()
     };
-    let (short, long) = (policy("fixed-window 3/ms"), policy("fixed-window 3000/day"));
+    let (short, long) = (policy("fixed-window 3/minute"), policy("fixed-window 3000/day"));
     RUNTIME.block_on(async {
         for client in 0..100 {
             let _ = hit(&storage, &short, &format!("short{client}"), 1).await;
@@ -197,7 +197,7 @@ fn expired_rows_are_deleted_by_later_writes() {
         // A state is kept for five more seconds: the clocks of two processes may differ.
         Connection::open(folder.file())
             .unwrap()
-            .execute("UPDATE tower_ratelimit SET gone_at = gone_at - 6000000 WHERE key LIKE '%short%'", [])
+            .execute("UPDATE tower_ratelimit SET gone_at = gone_at - 66000000 WHERE key LIKE '%short%'", [])
             .unwrap();
         assert_eq!(rows(), 200);
         for _ in 0..60 {
