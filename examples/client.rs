@@ -19,7 +19,8 @@ use tokio::net::TcpListener;
 use tokio::time::Instant;
 use tower::{ServiceBuilder, ServiceExt};
 use tower_ratelimit::{
-    BoxError, ClientLimit, ClientLimitLayer, CopyRequest, Global, Policy, Quota, RateLimitLayer, RateLimiter,
+    BoxError, ClientLimit, ClientLimitLayer, CopyRequest, FixedWindow, Global, Policy, Quota, RateLimitLayer,
+    RateLimiter,
 };
 
 type Body = Empty<Bytes>;
@@ -41,7 +42,7 @@ async fn send(client: &LimitedClient<impl CopyRequest<Body>>, uri: &Uri) -> Resu
 
 /// Serves until the listener fails.
 async fn server(listener: TcpListener) -> std::io::Result<()> {
-    let policy = Policy::from(Quota::per_second(3)).with_name("server");
+    let policy = Policy::new(FixedWindow::new(), Quota::per_second(3)).with_name("server");
     let app = Router::new().route("/", get(|| async { "hello" })).layer(RateLimitLayer::new(policy, Global::new()));
     axum::serve(listener, app).await
 }

@@ -41,10 +41,10 @@ impl RateLimiter {
     ///
     /// # #[tokio::main(flavor = "current_thread")]
     /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
-    /// let limiter = RateLimiter::new(Quota::per_second(10).burst(1));
+    /// let limiter = RateLimiter::new(Quota::per_second(2).burst(1));
     /// let host = Key::from("api.example.com");
     /// for _ in 0..3 {
-    ///     // The second and the third call wait for 100 ms each.
+    ///     // The second and the third call wait for 500 ms each.
     ///     assert!(limiter.acquire(&host, Duration::from_secs(5)).await?.is_admitted());
     /// }
     /// assert!(limiter.acquire(&host, Duration::from_millis(1)).await?.is_refused());

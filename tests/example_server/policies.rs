@@ -214,7 +214,7 @@ fn invalid_policies_file_at_reload_keeps_the_old_limits_and_logs_the_reason() {
     let line = log.next().unwrap();
     assert!(line.contains("cannot read"), "{line}");
     assert_eq!(limit(&server, "/", "").as_deref(), Some("1000"));
-    file.write("default = \"fixed-window 2000/hour\"\n");
+    file.replace("default = \"fixed-window 2000/hour\"\n");
     let line = log.next().unwrap();
     assert!(line.contains("INFO") && line.contains("policies reloaded"), "{line}");
     assert_eq!(limit(&server, "/", "").as_deref(), Some("2000"));

@@ -139,7 +139,7 @@ fn breaker_logs_when_it_opens_and_closes() {
 #[test]
 fn outage_with_a_breaker_logs_two_warnings() {
     let lines = log_of(|| {
-        let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_time().start_paused(true).build().unwrap();
         runtime.block_on(async {
             let hour = std::time::Duration::from_secs(3_600);
             let storage = RefusalCache::new(Breaker::new(failing()).failures(2).probe_after(hour, hour));

@@ -334,7 +334,7 @@ async fn dropped_request_spends_nothing_and_does_not_stop_the_look_up() {
 async fn request_waits_for_the_look_up_then_for_a_slow_storage_and_a_delay() {
     let lookup = PolicyLookup::new(tenant_of, |_| async {
         sleep(QUERY).await;
-        Ok::<_, Infallible>(policy("leaky-bucket 1/second queue 5"))
+        Ok::<_, Infallible>(policy("leaky-bucket 1 per 10 seconds queue 5"))
     });
     let layer =
         RateLimitLayer::new(lookup, Header::new("x-tenant")).storage(slow(MemoryStorage::new()), OnError::Refuse);
@@ -456,7 +456,7 @@ fn service(lookup: Lookup) -> tower_ratelimit::RateLimit<Inner> {
 #[test]
 fn request_that_joins_a_look_up_of_a_stalled_runtime_has_its_own_timeout() {
     let database = Database::new();
-    let service = service(database.lookup().timeout(Duration::from_millis(500)));
+    let service = service(database.lookup().timeout(Duration::from_secs(3)));
     let (stalled, running) = (runtime(), runtime());
     let mut first = Box::pin(service.clone().oneshot(from("a")));
     stalled.block_on(async {

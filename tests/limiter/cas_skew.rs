@@ -265,7 +265,7 @@ fn max_skew_above_one_day_panics() {
 #[tokio::test]
 async fn no_instant_is_stored_if_max_skew_is_zero() {
     let clock = ManualClock::default();
-    let store = FakeCasStore::default();
+    let store = FakeCasStore::expiring_by(clock.clone());
     let storage =
         Cas::new(store.clone()).timeout(Duration::from_secs(60)).clock(clock.clone()).max_skew(Duration::ZERO);
     let limiter = RateLimiter::with_storage(policy("fixed-window 10/second").with_name("p"), storage);

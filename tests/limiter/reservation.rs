@@ -211,7 +211,7 @@ async fn breaker_settles_a_reservation_in_the_storage_that_decided() {
 
 #[tokio::test(start_paused = true)]
 async fn call_that_waited_returns_a_reservation() {
-    let limiter = RateLimiter::new(policy("leaky-bucket 1/second queue 4"));
+    let limiter = RateLimiter::new(policy("leaky-bucket 1 per 4 seconds queue 4"));
     let _ = now(limiter.hit(&Key::global()));
     let hit = limiter.acquire(&Key::global(), Duration::from_secs(5)).await.unwrap();
     assert!(hit.is_admitted() && !hit.delay().is_zero());

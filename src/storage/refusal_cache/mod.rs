@@ -30,7 +30,7 @@ use crate::storage::{AnyStorage, Clock, Storage, StorageFuture, StorageRequest, 
 /// # #[tokio::main(flavor = "current_thread")]
 /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
 /// // In production, wrap a storage on a server, such as Redis.
-/// let storage = RefusalCache::new(MemoryStorage::new()).ttl(Duration::from_millis(500));
+/// let storage = RefusalCache::new(MemoryStorage::new()).ttl(Duration::from_secs(5));
 /// let limiter = RateLimiter::with_storage(Quota::per_hour(1), storage.clone());
 /// let alice = Key::from("alice");
 ///
