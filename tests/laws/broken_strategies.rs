@@ -102,7 +102,7 @@ impl Strategy for Broken {
         let delay = CORRECT.spend(&self.quota(quota), state, now, cost);
         if let State::Counts { until, .. } = state {
             match self.0 {
-                Fault::EndsTooEarly => *until = until.minus(quota.period_micros() - quota.period_micros() / 1_000),
+                Fault::EndsTooEarly => *until = until.minus(quota.period_micros() - quota.period_micros() / 10),
                 Fault::EndsTooLate => *until = until.minus(1_000_000),
                 _ => {}
             }

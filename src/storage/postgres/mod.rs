@@ -267,10 +267,9 @@ impl PostgresStorage {
     ///   these connections.
     /// - The storage removes a connection from the pool if it does not reply within the timeout: one
     ///   immediately, and others when they have replied or after 30 seconds. So the server has at most
-    ///   one connection more than the pool's maximum.
+    ///   one connection more than the pool's maximum, apart from those that it is about to close.
     /// - A login that takes longer than the timeout of its call is continued for at most a second, so
-    ///   that later calls have the connection. Then it is given up, and is one more connection until the
-    ///   server notices that.
+    ///   that later calls have the connection. Then it is given up, and the server closes it.
     /// - The pool keeps prepared statements. If the table was analyzed when it had a few rows and then
     ///   grows, their plans read the whole table until it is analyzed again, which autovacuum does about
     ///   once a minute. A storage on a URL plans its statements anew each second.

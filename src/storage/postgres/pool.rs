@@ -1,11 +1,10 @@
 //! The connections of the program's pool.
 
 use std::pin::{Pin, pin};
-use std::time::Duration;
 
 use deadpool_postgres::{ClientWrapper, Object, Pool, PoolError, Status};
 use tokio::runtime::Handle;
-use tokio::time::{Instant, sleep, timeout, timeout_at};
+use tokio::time::{Instant, timeout, timeout_at};
 use tokio_postgres::{CancelToken, NoTls};
 
 use super::call::{Executed, cancel_at};
@@ -15,16 +14,12 @@ use super::table::{Query, StatesTable};
 use crate::storage::net::{CONNECT_WITHIN, Gauge};
 use crate::storage::{StorageError, StorageErrorKind};
 
-/// Ends the backend that executes this statement.
-const EXIT: &str = "SELECT pg_terminate_backend(pg_backend_pid())";
-
-/// The pause before the next look at a connection that the server is closing.
-const CLOSED_AFTER: Duration = Duration::from_millis(5);
-
 /// A pool that lends its connections to one statement at a time.
 ///
 /// The server has at most one connection more than the pool's maximum: a statement that is not cancelled,
-/// for example because the pool requires TLS, occupies its connection until the server replies.
+/// for example because the pool requires TLS, occupies its connection until the server replies. Those
+/// that the server is about to close do not count: connections that have replied, and logins that were
+/// given up.
 #[derive(Clone)]
 pub(super) struct Lender {
     pool: Pool,
@@ -167,16 +162,12 @@ impl Drop for Abandoned {
     }
 }
 
-/// Cancels the statement of a connection, and waits until the server has closed the connection.
+/// Cancels the statement of a connection, and waits until the server has replied to it.
 async fn end(client: &tokio_postgres::Client) {
     let ended = async {
         cancel(client.cancel_token()).await;
-        // After a client has left, its backend still takes some time to exit. So the backend is asked to
-        // exit. It executes statements in order, and a late cancel request can cancel this one.
-        while client.simple_query(EXIT).await.is_err_and(|error| error::is_cancelled_by_request(&error)) {}
-        while !client.is_closed() {
-            sleep(CLOSED_AFTER).await;
-        }
+        // The server replies in order.
+        client.simple_query("").await
     };
     let _ = timeout(CLOSES_WITHIN, ended).await;
 }

@@ -9,9 +9,6 @@ use std::time::{Duration, Instant};
 /// The first bytes of a connection to PostgreSQL that only cancels a statement.
 const CANCEL_REQUEST: [u8; 8] = [0, 0, 0, 16, 0x04, 0xd2, 0x16, 0x2e];
 
-/// The last message of a client of PostgreSQL.
-const TERMINATE: [u8; 5] = [b'X', 0, 0, 0, 4];
-
 /// The fault that the proxy injects.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Mode {
@@ -24,8 +21,6 @@ pub enum Mode {
     SwallowReplies,
     /// Like `SwallowReplies`, but the connection is closed when the server replies.
     CutAtReply,
-    /// The server learns neither from PostgreSQL's protocol nor from TCP that a client has left.
-    HidesLeaving,
     /// Replies are replaced by bytes of another protocol.
     Garbage,
 }
@@ -138,7 +133,7 @@ impl Proxy {
 
     /// Waits until the proxy has accepted all connections that were opened before, and has read their first
     /// bytes. It accepts them in order, and closes the one of this method. Waits for the bytes for at most a
-    /// second, because some clients stay silent.
+    /// tenth of a second, because some clients stay silent.
     fn counted(&self) -> MutexGuard<'_, Shared> {
         let mut own = {
             let mut shared = self.shared();
@@ -149,7 +144,7 @@ impl Proxy {
         let _ = own.read(&mut [0]);
         self.shared().own = None;
         let begun = Instant::now();
-        while self.shared().silent > 0 && begun.elapsed() < Duration::from_secs(1) {
+        while self.shared().silent > 0 && begun.elapsed() < Duration::from_millis(100) {
             thread::sleep(Duration::from_millis(5));
         }
         self.shared()
@@ -181,7 +176,6 @@ fn pass(mut from: TcpStream, mut to: TcpStream, shared: &Mutex<Shared>, replies:
         let passed = match (mode, replies) {
             (Mode::SwallowReplies, true) | (Mode::SwallowRequests, false) => Ok(()),
             (Mode::CutAtReply, true) => break,
-            (Mode::HidesLeaving, false) if bytes[..read] == TERMINATE => Ok(()),
             (Mode::Garbage, true) => to.write_all(b"HTTP/1.1 400 Bad Request\r\n\r\n"),
             (Mode::Delay(time), true) => {
                 thread::sleep(time);
@@ -195,9 +189,6 @@ fn pass(mut from: TcpStream, mut to: TcpStream, shared: &Mutex<Shared>, replies:
     }
     if !is_counted {
         shared.lock().unwrap().silent -= 1;
-    }
-    if !replies && shared.lock().unwrap().mode == Mode::HidesLeaving {
-        return;
     }
     for stream in [from, to] {
         let _ = stream.shutdown(Shutdown::Both);

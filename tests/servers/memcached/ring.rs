@@ -2,7 +2,7 @@
 
 use common::harness::{AGAIN, Answer, DEADLINE, EntryPoints, SECOND};
 use common::servers::{Memcached, with_timeout};
-use common::time::{Stopwatch, eventually};
+use common::time::{EVENTUALLY, Stopwatch, eventually};
 use common::{policy, with};
 use tokio::time::sleep;
 use tower_ratelimit::storage::MemcachedStorage;
@@ -45,7 +45,7 @@ async fn server_that_dies_or_hangs_fails_only_its_own_keys() {
         }
         // A hit that timed out on a busy machine may win its swap late. The limit is out of reach, so a
         // refusal is contended.
-        let is_contended = !answers.contains(&Answer::Failed) && !all.excess().is_zero();
+        let is_contended = !answers.contains(&Answer::Failed) && !all.excess().is_zero() && all.wall() < EVENTUALLY;
         assert!(
             expected == Answer::Admitted && (watch.excuses(DEADLINE) || is_contended),
             "{name}: {answers:?} instead of {expected:?}"

@@ -3,8 +3,8 @@
 use std::time::{Duration, Instant};
 
 use common::policy;
+use common::servers::Postgres;
 use common::servers::storage::RUNTIME;
-use common::servers::{Mode, Postgres, Proxy};
 use common::time::{Stopwatch, eventually};
 use deadpool_postgres::tokio_postgres::NoTls;
 use deadpool_postgres::{Hook, Manager, Pool};
@@ -97,30 +97,6 @@ fn connection_that_hangs_is_removed_from_the_pool() {
         while limiter.hit(&Key::global()).await.is_err() {
             assert!(started.elapsed() < LONG);
         }
-    });
-}
-
-/// Guards against this defect: the pool replaces a connection that was given up although the server's
-/// process of another one has not ended yet.
-#[test]
-fn connection_that_is_given_up_counts_until_the_server_has_closed_it() {
-    let server = Postgres::start(&[]);
-    let proxy = Proxy::start(server.port());
-    let url = format!("postgres://postgres@127.0.0.1:{}/postgres", proxy.port());
-    let pool = Pool::builder(Manager::new(url.parse().unwrap(), NoTls)).max_size(1).build().unwrap();
-    let (limiter, patient) = (limiter(within(&pool, QUICK)), limiter(within(&pool, LONG)));
-    RUNTIME.block_on(async {
-        within(&pool, LONG).migrate().await.unwrap();
-        proxy.set(Mode::HidesLeaving);
-        for _ in 0..4 {
-            let _ = patient.hit(&Key::global()).await.unwrap();
-            server.stop_backends();
-            assert!(limiter.hit(&Key::global()).await.unwrap_err().is_timeout());
-            server.resume();
-            eventually("a hit has a connection", async || limiter.hit(&Key::global()).await.is_ok()).await;
-            assert!(server.backends().len() <= 2, "{:?}", server.backends());
-        }
-        eventually("the others are closed", async || server.backends().len() == 1).await;
     });
 }
 

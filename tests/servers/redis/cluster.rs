@@ -115,7 +115,7 @@ async fn node_that_dies_or_hangs_fails_only_its_own_keys() {
                 let is_admitted = answers == [Answer::Admitted; 3];
                 // A node that pauses for a second counts as dead, and then the majority is lost.
                 let is_down = !watch.excess().is_zero()
-                    && cluster.nodes[alive[0]].ask(&["CLUSTER", "INFO"]).to_string().contains("cluster_state:fail");
+                    && cluster.nodes[node].ask(&["CLUSTER", "INFO"]).to_string().contains("cluster_state:fail");
                 assert!(is_admitted || watch.excuses(DEADLINE) || is_down, "{answers:?} after {:?}", killed.elapsed());
                 slowest = slowest.max(watch.wall() / 3);
             }

@@ -219,7 +219,10 @@ async fn one_server_is_proved_once_per_connection() {
         let storage = storage(&url);
         // The server caches the script of a single hit. On a busy machine, the first attempt to connect may
         // take too long.
-        eventually("a hit is admitted", async || hit(&storage, &policy, CLIENTS).await.is_ok()).await;
+        eventually("a hit is admitted", async || {
+            hit(&storage, &policy, CLIENTS).await.is_ok_and(|hit| hit.is_admitted())
+        })
+        .await;
         let evals = server.calls("eval");
         eventually("hits are combined", async || {
             let before = server.calls("evalsha");
@@ -262,7 +265,8 @@ fn hit_outside_of_a_runtime_beside_others_is_an_error() {
     let server = Server::start(&[]);
     let (storage, policy, runtime) = (storage(&server.url()), policy("10/day"), runtime());
     let _others = runtime.block_on(async {
-        eventually("a hit is admitted", async || hit(&storage, &policy, 0).await.is_ok()).await;
+        eventually("a hit is admitted", async || hit(&storage, &policy, 0).await.is_ok_and(|hit| hit.is_admitted()))
+            .await;
         let mut hits: Vec<Hit> = (0..4).map(|client| hit(&storage, &policy, client)).collect();
         for hit in &mut hits {
             assert!(poll_immediate(hit).await.is_none());

@@ -107,28 +107,32 @@ fn two_processes_admit_exactly_the_minimum_over_users_tenants_and_all() {
         let flags = ["--policies", file.to_str().unwrap(), "--key", "header:x-user", "--storage", &url];
         let flags = [&flags[..], &["--on-error", "refuse", "--timeout", "60s"]].concat();
         let processes = [ExampleServer::start(&flags), ExampleServer::start(&flags)];
+        // A request whose connection takes too long gets 503, and counts nothing.
+        let connect = |process: &ExampleServer| {
+            let mut status = 503;
+            wait_until("the process has connected", || {
+                status = process.status("/", "x-user: u0\r\nx-tenant: t0\r\n");
+                status != 503
+            });
+            assert_eq!(status, 200);
+            0
+        };
+        let first = processes.each_ref().map(connect);
         let ask = |thread: u64| {
             let (mut numbers, mut admitted) = (Numbers(0x9abc_def0 + thread), Vec::new());
             for request in 0..REQUESTS / THREADS {
                 let user = numbers.below(USERS);
                 let fields = format!("x-user: u{user}\r\nx-tenant: t{}\r\n", user % TENANTS);
-                let process = &processes[usize::try_from((thread + request) % 2).unwrap()];
-                let mut status = 503;
-                // A request whose connection takes too long gets 503, and counts nothing.
-                wait_until("the request is decided", || {
-                    status = process.status("/", &fields);
-                    status != 503
-                });
-                match status {
+                match processes[usize::try_from((thread + request) % 2).unwrap()].status("/", &fields) {
                     200 => admitted.push(user),
-                    _ => assert_eq!(status, 429),
+                    status => assert_eq!(status, 429),
                 }
             }
             admitted
         };
         let admitted: Vec<u64> = thread::scope(|scope| {
             let threads: Vec<_> = (0..THREADS).map(|thread| scope.spawn(move || ask(thread))).collect();
-            threads.into_iter().flat_map(|thread| thread.join().unwrap()).collect()
+            first.into_iter().chain(threads.into_iter().flat_map(|thread| thread.join().unwrap())).collect()
         });
         assert_eq!(admitted.len() as u64, expected);
         let storage = storage(&url);
